@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, Judgment
 
@@ -36,3 +38,15 @@ def with_texts(episode: Episode, observations: Sequence[str], final: str = "", *
         for turn, text in zip(episode.turns, observations, strict=True)
     ]
     return replace(episode, turns=tuple(changed), final_observation=final)
+
+
+def whispered(episodes: Sequence[Episode]) -> list[Episode]:
+    """Prompts with the last two ids of the observation said once more, as if somebody had pointed at them."""
+    found = []
+    for episode in episodes:
+        turns = [
+            turn if turn.hint is None else replace(turn, hint_prompt_ids=np.repeat(episode.prompt_ids(turn), 2)[-9:])
+            for turn in episode.turns
+        ]
+        found.append(replace(episode, turns=tuple(turns)))
+    return found

@@ -37,7 +37,30 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 NAMES = {"maximum": "minimum", "max": "min", "min": "max", "any": "all", "all": "any", "mean": "sum", "sum": "mean"}
-TWINS = {"logp_n": "sampled_logp_n", "sampled_logp_n": "logp_n", "teacher": "reference", "reference": "teacher"}
+TWINS = {
+    "logp_n": "sampled_logp_n",
+    "sampled_logp_n": "logp_n",
+    "reference_logp_n": "behavior_logp_n",
+    "teacher": "reference",
+    "reference": "teacher",
+    "student": "teacher",
+    "reward_E": "success_E",
+    "success_E": "truncated_E",
+    "truncated_E": "success_E",
+    "short_E": "truncated_E",
+    "episode_return": "score",
+    "score": "episode_return",
+    "row_N": "episode_N",
+    "label_N": "predictor_N",
+    "tokens": "rows",
+    "response_span": "prompt_span",
+    "response_length": "begun",
+    "begun": "index",
+    "advantage_N": "return_N",
+    "return_N": "value_N",
+    "value_N": "return_N",
+    "survivors_T": "tokens_T",
+}
 """Fields that are easily mistaken for one another; tests whose inputs give both the same value cannot tell."""
 COLUMNS = ("group_E", "episode_N", "turn_N", "off_policy_N", "source_E")
 """Columns of a batch of which a test may have one value only: the mutant has zeros."""

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import untimed
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
-from turngym.trainers.metrics import SOME_METRICS, read_metrics
+from turngym.trainers.metrics import SOME_METRICS
 from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, Synchronous, WeightSnapshot, frozen_copy
 from turngym.trainers.train_loop import Trainer, TrainLoop
 
@@ -45,11 +46,6 @@ def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Tr
     algorithm = AsyncConfig(staleness=staleness).corrected(made.algorithm)
     order = AsyncRollout(staleness=staleness, last=steps, snapshot=played.snapshot)
     return replace(made, algorithm=algorithm, collect=played, order=order), played
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 def train_rows(run: Path) -> list[dict[str, Any]]:

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import break_off, save_tiny, untimed
 
 from turngym.agents.executor import options as automatic
 from turngym.agents.executor.processes import ExecutorError
 from turngym.agents.executor.workers import CancellableRollout
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import read_episodes
 from turngym.scripts import train
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import build_trainer
 from turngym.trainers.schedule import AsyncRollout
 
@@ -29,11 +26,8 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
     for seed, name in enumerate(("student", "teacher")):
-        save_model(tiny_qwen3(len(tokenizer), width=32, layers=1, heads=2, max_length=512, seed=seed), folder / name)
-        tokenizer.save_pretrained(str(folder / name))
-        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folder / name)
+        save_tiny(folder / name, seed=seed)
     return folder
 
 
@@ -53,11 +47,6 @@ def command(models: Path, out: Path, *more: str) -> list[str]:
     ]
     rest = ["--device", "cpu", "--no-tensorboard", "--checkpoint-every", "1", "--optimizer.lr", "1e-2"]
     return [*named, *small, *rest, "--eval-every", "0", "--out", str(out), *more]
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 def close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
@@ -80,11 +69,11 @@ def close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
 def test_workers_and_threads_play_ahead_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
     train.main(command(models, tmp_path / "thread", "--staleness", "1"))
     train.main(command(models, tmp_path / "process", "--staleness", "1", "--workers", "1"))
-    close(rows(tmp_path / "process"), rows(tmp_path / "thread"))
-    assert [row["staleness_max"] for row in rows(tmp_path / "thread")] == [0, 1, 1]
+    close(untimed(tmp_path / "process"), untimed(tmp_path / "thread"))
+    assert [row["staleness_max"] for row in untimed(tmp_path / "thread")] == [0, 1, 1]
     train.main(command(models, tmp_path / "plain"))
-    assert rows(tmp_path / "plain")[0]["loss"] == pytest.approx(rows(tmp_path / "thread")[0]["loss"])
-    assert [row["staleness_max"] for row in rows(tmp_path / "plain")] == [0, 0, 0]
+    assert untimed(tmp_path / "plain")[0]["loss"] == pytest.approx(untimed(tmp_path / "thread")[0]["loss"])
+    assert [row["staleness_max"] for row in untimed(tmp_path / "plain")] == [0, 0, 0]
 
 
 @pytest.mark.long
@@ -107,8 +96,8 @@ def test_workers_that_nobody_asked_for_play_the_same_episodes_and_a_run_goes_on_
     assert 'players = "2 workers (2 cores, 12 episodes)"' in (there / "config.toml").read_text()
     train.main(command(models, there, *kept, "--resume", "--workers", "0"))
     assert ids(there) == ids(tmp_path / "here")
-    assert [row["step"] for row in rows(there)] == [1, 2, 3]
-    close(rows(there), rows(tmp_path / "here"))
+    assert [row["step"] for row in untimed(there)] == [1, 2, 3]
+    close(untimed(there), untimed(tmp_path / "here"))
 
 
 def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, tmp_path: Path) -> None:
@@ -116,18 +105,9 @@ def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, 
     options = command(models, tmp_path / "stopped", "--staleness", "1")
     made = build_trainer(train.parse(options))
     assert isinstance(made.order, AsyncRollout)
-    source = made.collect
-
-    def interrupted(request: RolloutRequest) -> Any:
-        if request.step == 2:
-            raise KeyboardInterrupt
-        return source(request)
-
-    made.collect = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        made.train()
+    break_off(made, 2)
     train.main([*options, "--resume"])
-    assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
     with pytest.raises(TurngymError, match=r"algorithm\.staleness: checkpoint 1, now 2"):
         train.main([*command(models, tmp_path / "stopped", "--staleness", "2"), "--resume"])
 

@@ -134,6 +134,19 @@ def test_each_segment_with_supervised_tokens_is_a_row(make_episode):
     assert batch.turn_N.tolist() == [0, 2]
 
 
+def test_rows_of_one_episode_are_told_apart_from_episodes(ragged, make_episode):
+    """The second episode has two rows, so that rows and episodes are numbered differently."""
+    two = make_episode([([1, 2], [3]), ([4], [5, 6])], segments=[0, 1])
+    batch = pack([ragged[1], two])
+    assert (batch.row_N.tolist(), batch.episode_N.tolist()) == ([0, 0, 1, 2, 2], [0, 0, 1, 1, 1])
+    micro = micro_batch(batch, np.array([1, 0, 2]))
+    assert micro.tokens.tolist() == [2, 0, 1, 3, 4]
+    padded = pad_rows(batch, micro)
+    assert padded.input_ids_RL.tolist() == [[1, 2, 3, 0], [5, 6, 20, 21], [4, 5, 6, 0]]
+    # the tokens before 3, before 20 and 21, and before 5 and 6
+    assert padded.predictor_n.tolist() == [1, 5, 6, 8, 9]
+
+
 def test_a_row_is_that_of_the_segment_that_is_trained_on(make_episode):
     pieces, origins = [([1], [2]), ([3, 4], [5]), ([6], [7])], ["noise", "policy", "policy"]
     for segments in ([0, 1, 1], [0, 1, 2]):

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scorers import Slope
 
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage, combined_advantage
 from turngym.trainers.batch import pack
 from turngym.trainers.targets import TargetError
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A scorer for which id i has log-probability `slope` times i."""
-
-    slope: float
-
-    def topk(self, ids: Any, positions: Any, k: int) -> Any:
-        raise AssertionError("nobody asks for this")
-
-    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
-        return [self.slope * row[place].astype(np.float32) for row, place in zip(ids, positions, strict=True)]
 
 
 def one_group(make_episode: Callable[..., Episode]) -> list[Episode]:

@@ -23,6 +23,7 @@ from distributed_cases import CASES, difference, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_world import in_world
+from tiny_runs import untimed
 
 from turngym.agents.sglang.fleet import WeightVersions
 from turngym.agents.sglang.weights import SyncedPolicy
@@ -32,7 +33,6 @@ from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed import SharedCollect, blocks, shared_scorer, update_servers, world_of
-from turngym.trainers.metrics import read_metrics
 from turngym.trainers.microbatch import micro_batches, split_rows
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import (
@@ -256,11 +256,6 @@ def test_a_world_ends_with_its_threads(runs: Path) -> None:
     names = [json.loads((runs / f"threads-{rank}.json").read_text()) for rank in (0, 1)]
     assert all("python" in own or "pt_main_thread" in own for own in names)
     assert not [name for own in names for name in own if "gloo" in name]
-
-
-def untimed(folder: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(folder)]
 
 
 def close(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> bool:

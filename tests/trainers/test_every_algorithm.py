@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import pytest
 import torch
+from tiny_runs import save_tiny
 
 import turngym.envs
 from turngym.agents.collect import SharedEnv
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
@@ -21,7 +21,6 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import known_metric, read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -59,12 +58,8 @@ class Recorded(NamedTuple):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer that reads and writes single bytes: student and teacher of every environment."""
-    folder = tmp_path_factory.mktemp("model")
-    words = build_phrase_tokenizer(["<action>", "</action>", "Do the task."])
-    save_model(tiny_qwen3(len(words), width=16, layers=1, heads=2, max_length=16384, seed=0), folder)
-    words.save_pretrained(str(folder))
-    ChatSettings(system="Do the task.", max_new_tokens=2, max_context=16384).save(folder)
-    return folder
+    words = ("<action>", "</action>", "Do the task.")
+    return save_tiny(tmp_path_factory.mktemp("model"), words=words, width=16, length=16384, new_tokens=2)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import untimed
 
 from turngym.agents.models import load_model
 from turngym.envs.core.errors import full_disk, is_disk_full
 from turngym.envs.core.protocols import EvalPoint
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
-from turngym.trainers.metrics import read_metrics
 from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)
@@ -31,11 +31,6 @@ def limited() -> Iterator[Any]:
         yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 @pytest.fixture(scope="module")

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
+from tiny_runs import break_off, save_tiny, untimed
 
 from turngym.agents.judges.judges import make_judge
 from turngym.agents.options import JudgeOptions
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.judged import JudgedCollect
-from turngym.trainers.metrics import known_metric, read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -31,21 +26,11 @@ COMMON = (*COMMON, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained student that reads and writes single bytes, too."""
-    folder = tmp_path_factory.mktemp("model")
-    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
-    save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=8192, seed=0), folder)
-    words.save_pretrained(str(folder))
-    ChatSettings(system="Do the task.", max_new_tokens=3, max_context=8192).save(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("model"), length=8192)
 
 
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     return ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON, *more]
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +51,7 @@ def test_training_with_the_judges_that_need_no_model(
 ) -> None:
     words = [str(model) if word == "MODEL" else word for word in more]
     train.main(command(model, tmp_path / "run", algorithm, *words))
-    found = rows(tmp_path / "run")
+    found = untimed(tmp_path / "run")
     assert [row["step"] for row in found] == [1, 2]
     assert all(known_metric(name) for row in found for name in row)
     for row in found:
@@ -83,41 +68,13 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
     train.main(command(model, tmp_path / "whole", "prm-rl", *judge))
     words = command(model, tmp_path / "stopped", "prm-rl", *judge)
     made = build_trainer(train.parse(words))
-    source = made.collect
-
-    def interrupted(request: RolloutRequest) -> Any:
-        if request.step == 2:
-            raise KeyboardInterrupt
-        return source(request)
-
-    made.collect = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        made.train()
+    break_off(made, 2)
     train.main([*words, "--resume"])
-    whole = rows(tmp_path / "whole")
-    assert rows(tmp_path / "stopped") == whole
+    whole = untimed(tmp_path / "whole")
+    assert untimed(tmp_path / "stopped") == whole
     assert [(row["judge/votes"], row["judge/votes_unread"]) for row in whole] == [(24, 24)] * 2
     with pytest.raises(TurngymError, match=r"judge"):
         train.main([*words, "--resume", "--judge-votes", "3"])
-
-
-@pytest.mark.parametrize("env", [name for name in sorted(gym.registry) if name.startswith("turngym/")])
-@pytest.mark.parametrize("algorithm", ["prm-rl", "opd-hints"])
-def test_every_environment_trains_with_a_judge(model: Path, tmp_path: Path, env: str, algorithm: str) -> None:
-    options = train.parse(command(model, tmp_path / "run", algorithm, "--env", env, "--env-kwargs", "{}", *SPLITS[env]))
-    build_trainer(options).train()
-    for row in rows(tmp_path / "run"):
-        assert row["judge/votes"] == 12
-        assert row["judge/votes_failed"] == 0
-        if algorithm == "opd-hints":
-            assert row["judge/hints"] == 12
-
-
-SPLITS: dict[str, tuple[str, ...]] = {
-    "turngym/ALFWorld-v0": (),
-    "turngym/WebShop-v0": ("--split", "train"),
-    "turngym/Search-v0": ("--split", "train"),
-}
 
 
 def test_recorded_episodes_are_judged_and_trained_on(model: Path, tmp_path: Path) -> None:
@@ -133,7 +90,7 @@ def test_recorded_episodes_are_judged_and_trained_on(model: Path, tmp_path: Path
     train.main(command(model, tmp_path / "again", "prm-rl", "--steps", "1", "--traces", str(bare)))
     drop = ("turn/", "depth/")
     live, again = (
-        {k: v for k, v in rows(tmp_path / name)[0].items() if not k.startswith(drop)} for name in ("live", "again")
+        {k: v for k, v in untimed(tmp_path / name)[0].items() if not k.startswith(drop)} for name in ("live", "again")
     )
     assert live["judge/score"] == again["judge/score"]
     assert again["loss"] == pytest.approx(live["loss"], abs=1e-6)
@@ -167,6 +124,6 @@ def test_a_judge_that_rambles_ends_the_run(model: Path, tmp_path: Path) -> None:
     said = r"have no valid \\boxed\{\} \(\d+ votes ended at --judge-max-tokens: give it more\)"
     with pytest.warns(UserWarning, match=f"step 1: .* {said}"), pytest.raises(TurngymError, match=f"step 3: .* {said}"):
         train.main(command(model, tmp_path / "run", "prm-rl", *judge))
-    read = [row for row in rows(tmp_path / "run") if row["kind"] == "train"]
+    read = [row for row in untimed(tmp_path / "run") if row["kind"] == "train"]
     assert [row["step"] for row in read] == [1, 2]
     assert all(row["judge/votes_unread"] == row["judge/votes"] == row["judge/votes_cut"] > 0 for row in read)

@@ -176,6 +176,8 @@ SAME = {
     "TruncatedImportance.__call__: (tokens.behavior_logp_n < least_n).float() -> tokens.behavior_logp_n < least_n": (
         "where() with NaN makes it a float"
     ),
+    "RolloutBatch.tokens: self.label_N -> self.predictor_N": "one of each per supervised token",
+    "RolloutBatch.episodes: self.reward_E -> self.success_E": "one of each per episode",
     "learning_rate: 1 -> 2 (3)": "the divisor only guards a warm-up as long as the run, after which nothing falls",
     "_stack: 1 -> 2": "any negative length is the one to be worked out",
     "_bucket_mean: np.unique(bucket_N, return_inverse=True, return_counts=True) -> "

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import judged as tools
-import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import break_off
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutRequest
-from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
@@ -36,43 +33,17 @@ def test_where_a_response_may_be_cut() -> None:
             opd_hints.OpdHintsConfig(reject_below=wrong)
 
 
-def test_both_losses_hold_the_policy_to_its_start() -> None:
-    logp = torch.tensor([math.log(0.25)], requires_grad=True)
-    tokens = Tokens(
-        logp_n=logp,
-        sampled_logp_n=logp,
-        behavior_logp_n=logp.detach(),
-        topk_logp_nK=torch.tensor([[math.log(0.5), math.log(0.25)]]),
-        teacher_logp_nK=torch.tensor([[math.log(0.25), math.log(0.5)]]),
-        advantage_n=torch.tensor([2.0]),
-        reference_logp_n=torch.tensor([math.log(0.5)]),
-        off_policy_n=torch.zeros(1, dtype=torch.bool),
-        entropy_n=torch.full((1,), 0.7),
-    )
-    held = 0.02 * (2 - 1 - math.log(2))
-    sampled = opd_hints.build(opd_hints.OpdHintsConfig(), DISTILL, RUN)
-    assert sampled.token_loss(tokens).loss_n.tolist() == pytest.approx([-2.0 + held])
-    # bins 0.5 0.25 0.25 against 0.25 0.5 0.25
-    topk = opd_hints.build(opd_hints.OpdHintsConfig(form="topk"), DISTILL, RUN)
-    losses = topk.token_loss(tokens)
-    assert losses.loss_n.tolist() == pytest.approx([0.25 * math.log(2) + held], abs=1e-6)
-    assert losses.diagnostics["kl_reference"].tolist() == pytest.approx([1 - math.log(2)])
-    free = opd_hints.build(opd_hints.OpdHintsConfig(form="topk", kl_coef=0.0), DISTILL, RUN, teacher=True)
-    assert free.needs_teacher
-    assert not free.needs_reference
-    assert opd_hints.build(opd_hints.OpdHintsConfig(kl_coef=0.0), DISTILL, RUN).needs_reference
+def test_who_teaches_and_who_is_stayed_near() -> None:
+    def needs(kl_coef: float, teacher: bool) -> tuple[bool, bool]:
+        made = opd_hints.build(opd_hints.OpdHintsConfig(kl_coef=kl_coef), DISTILL, RUN, teacher=teacher)
+        return made.needs_teacher, made.needs_reference
 
-
-def whispered(episodes: Sequence[Episode]) -> list[Episode]:
-    """Prompts with the last two ids of the observation said once more, as if somebody had pointed at them."""
-    found = []
-    for episode in episodes:
-        turns = [
-            turn if turn.hint is None else replace(turn, hint_prompt_ids=np.repeat(episode.prompt_ids(turn), 2)[-9:])
-            for turn in episode.turns
-        ]
-        found.append(replace(episode, turns=tuple(turns)))
-    return found
+    # without a teacher the initial policy teaches
+    assert [needs(*given) for given in ((0.0, True), (0.1, True), (0.0, False))] == [
+        (True, False),
+        (True, True),
+        (False, True),
+    ]
 
 
 def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
@@ -82,7 +53,7 @@ def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
     return Trainer(
         model=student,
         algorithm=opd_hints.build(opd_hints.OpdHintsConfig(form=form), DISTILL, RUN, teacher=teacher),
-        collect=JudgedCollect(collect=toy.Sampled(student), judge=judge, kind="hint", enhance=whispered),
+        collect=JudgedCollect(collect=toy.Sampled(student), judge=judge, kind="hint", enhance=tools.whispered),
         out=out,
         run=RUN,
         optimizer=OptimizerConfig(lr=3e-3),
@@ -95,16 +66,7 @@ def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
 def test_a_stopped_run_resumes_to_the_same_rows(tmp_path: Path, form: str, teacher: bool) -> None:
     trainer(tmp_path / "whole", form, teacher).train()
     stopped = trainer(tmp_path / "stopped", form, teacher)
-    source = stopped.collect
-
-    def interrupted(request: RolloutRequest) -> list[Episode]:
-        if request.step == 3:
-            raise KeyboardInterrupt
-        return source(request)
-
-    stopped.collect = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        stopped.train()
+    break_off(stopped, 3)
     trainer(tmp_path / "stopped", form, teacher).train(resume=True)
     clock = ("time/", "tokens_per_s")
     whole, again = (

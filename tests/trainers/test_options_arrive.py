@@ -249,6 +249,8 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     # prm-rl
     (PRM, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (PRM, "kl_coef", 0.3, "target_fn.target_fn", TurnScore()),
+    (PRM, "kl_coef", 0.0, "needs_reference", False),
+    (PRM, "weight", "turn_mean", "needs_reference", True),
     (PRM, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM, "mask_neutral", True, "select.mask_neutral", ITSELF),
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),

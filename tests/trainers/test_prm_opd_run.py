@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import judged as tools
-import numpy as np
 import pytest
 import torch
 import toy_run as toy
 
 from turngym.agents.judges.judges import BothQuestions
-from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
@@ -25,18 +21,6 @@ from turngym.trainers.train_loop import Trainer
 torch.set_num_threads(1)
 RUN = RunConfig(steps=2, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)
 DISTILL = DistillConfig(top_k=8)
-
-
-def whispered(episodes: Sequence[Episode]) -> list[Episode]:
-    """Prompts with the last two ids of the observation said once more, as if somebody had pointed at them."""
-    found = []
-    for episode in episodes:
-        turns = [
-            turn if turn.hint is None else replace(turn, hint_prompt_ids=np.repeat(episode.prompt_ids(turn), 2)[-9:])
-            for turn in episode.turns
-        ]
-        found.append(replace(episode, turns=tuple(turns)))
-    return found
 
 
 def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
@@ -51,7 +35,10 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
         model=student,
         algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), DISTILL, RUN),
         collect=JudgedCollect(
-            collect=toy.Sampled(student), judge=BothQuestions(score=judge, hint=judge), kind="both", enhance=whispered
+            collect=toy.Sampled(student),
+            judge=BothQuestions(score=judge, hint=judge),
+            kind="both",
+            enhance=tools.whispered,
         ),
         out=out,
         run=RUN,

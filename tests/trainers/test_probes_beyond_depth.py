@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import save_tiny
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.trainers.algorithms.turnopd import effective_depth
 from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import train
 
 torch.set_num_threads(1)
@@ -22,14 +20,8 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random weights: they never solve anything, and each is another."""
-    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
-    folders = {}
-    for seed, name in enumerate(("student", "teacher")):
-        folders[name] = tmp_path_factory.mktemp(name)
-        save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed), folders[name])
-        words.save_pretrained(str(folders[name]))
-        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folders[name])
-    return folders
+    names = ("student", "teacher")
+    return {name: save_tiny(tmp_path_factory.mktemp(name), seed=seed) for seed, name in enumerate(names)}
 
 
 def played(models: dict[str, Path], out: Path, **depth: Any) -> list[dict[str, Any]]:

@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_runs import save_tiny, untimed
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.scripts import train as verb
 from turngym.trainers import OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
-from turngym.trainers.metrics import known_metric, read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.metrics import known_metric
 
 torch.set_num_threads(1)
 SMALL_RUN: dict[str, Any] = {"steps": 2, "episodes": 4, "max_turns": 3, "threads": 1, "device": "cpu"}
@@ -30,11 +28,8 @@ QUIET: dict[str, Any] = {"tensorboard": False, "eval_every": 0, "progress": Fals
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
     for seed, name in enumerate(("student", "teacher")):
-        save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed), folder / name)
-        words.save_pretrained(str(folder / name))
-        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folder / name)
+        save_tiny(folder / name, seed=seed)
     return folder
 
 
@@ -47,11 +42,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-loo\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[turngym.algorithms]\nloo = my_loo:LOO\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 def test_train_in_a_few_lines_is_what_the_command_does(models: Path, tmp_path: Path) -> None:

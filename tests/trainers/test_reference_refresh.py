@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import untimed
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
-from turngym.trainers.metrics import read_metrics
 from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
 from turngym.trainers.train_loop import Trainer
 from turngym.trainers.world import SINGLE, World
@@ -47,20 +47,15 @@ def trainer(out: Path, every: int, steps: int = 5) -> Trainer:
     )
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
-
-
 def test_a_step_after_the_reference_became_the_student_has_no_divergence(tmp_path: Path) -> None:
     trainer(tmp_path / "kept", 0).train()
-    kept = [row["kl_reference"] for row in rows(tmp_path / "kept")]
+    kept = [row["kl_reference"] for row in untimed(tmp_path / "kept")]
     assert kept[0] == pytest.approx(0.0, abs=1e-6)
     assert all(value > 1e-5 for value in kept[1:])
     told: list[int] = []
     made = replace(trainer(tmp_path / "run", 2), on_update=told.append)
     made.train()
-    found = [row["kl_reference"] for row in rows(tmp_path / "run")]
+    found = [row["kl_reference"] for row in untimed(tmp_path / "run")]
     # replaced after steps 2 and 4: steps 1, 3 and 5 begin at the reference
     assert [value < 1e-6 for value in found] == [True, False, True, False, True]
     assert found[:2] == kept[:2]
@@ -81,7 +76,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int) -> N
     with pytest.raises(KeyboardInterrupt):
         replace(made, collect=interrupted).train()
     trainer(tmp_path / "run", 2).train(resume=True)
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
 
 
 def test_what_cannot_be_had_is_said() -> None:

@@ -8,23 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import untimed
 
 from turngym.agents.models import load_model
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.metrics import read_metrics
 
 torch.set_num_threads(1)
 STEPS = 10
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 def kill_after(run: Path, lines: int, *words: str) -> None:

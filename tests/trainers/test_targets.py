@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from scorers import Slope
 
 from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
@@ -21,6 +22,7 @@ from turngym.trainers.targets import (
     TargetError,
     TeacherTopK,
     WithReference,
+    demonstrated,
     label_logprobs,
     rewards,
     rows,
@@ -30,28 +32,6 @@ Make = Callable[..., Episode]
 ROWS = [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21]]
 LABELS = [[3, 4, 6], [2, 3]]
 """Where the labels 10, 11, 12 and 20, 21 stand."""
-
-
-@dataclass(frozen=True)
-class Slope:
-    """Id i has log-probability `slope` times i; the likeliest ids at position p are `first` + p and those after it."""
-
-    slope: float
-    first: int = 0
-    asked: list[Any] = field(default_factory=list)
-
-    def _note(self, ids: Sequence[Any], positions: Sequence[Any]) -> None:
-        assert all(row.dtype == np.int32 for row in ids)
-        self.asked.append(([row.tolist() for row in ids], [where.tolist() for where in positions]))
-
-    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
-        self._note(ids, positions)
-        return [(self.slope * row[where]).astype(np.float32) for row, where in zip(ids, positions, strict=True)]
-
-    def topk(self, ids: Sequence[Any], positions: Sequence[Any], k: int) -> list[TopK]:
-        self._note(ids, positions)
-        found = [(self.first + where[:, None] + np.arange(k)).astype(np.int32) for where in positions]
-        return [TopK(ids=top, logp=(self.slope * top).astype(np.float32)) for top in found]
 
 
 @dataclass(frozen=True)
@@ -90,6 +70,21 @@ def test_rows_and_the_places_of_their_labels(ragged: list[Episode]) -> None:
     ids, places = rows(pack(ragged))
     assert [row.tolist() for row in ids] == ROWS
     assert [where.tolist() for where in places] == LABELS
+
+
+def test_each_segment_of_an_episode_is_a_row(make_episode: Make) -> None:
+    pieces = [([1], [2]), ([3, 4], [5, 6]), ([7], [8])]
+    ids, places = rows(pack([make_episode(pieces, segments=[0, 1, 1])]))
+    assert [row.tolist() for row in ids] == [[1, 2], [3, 4, 5, 6, 7, 8]]
+    assert [where.tolist() for where in places] == [[1], [2, 3, 5]]
+
+
+def test_who_began_with_a_demonstration(make_episode: Make) -> None:
+    own = make_episode([([1], [2, 3]), ([4], [5, 6])])
+    first, second = own.turns
+    begun = replace(own, turns=(first, replace(second, begun=1)))
+    shown = replace(own, turns=(replace(first, origin="demonstration"), second))
+    assert [demonstrated(episode) for episode in (own, begun, shown)] == [False, True, True]
 
 
 def test_sampled_advantage_is_teacher_minus_student(ragged: list[Episode]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scorers import Slope
 
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, Targets
@@ -28,22 +29,6 @@ from turngym.trainers.critic import explained_variance, value_loss
 from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
 
 
-@dataclass(frozen=True)
-class Slope:
-    """A scorer for which id i has log-probability `slope` times i."""
-
-    slope: float
-    lost: int = 0
-    """How many answers of the last row it loses."""
-
-    def topk(self, ids: Any, positions: Any, k: int) -> Any:
-        raise AssertionError("nobody asks for this")
-
-    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
-        found = [self.slope * row[place].astype(np.float32) for row, place in zip(ids, positions, strict=True)]
-        return [*found[:-1], found[-1][self.lost :]]
-
-
 class Flat:
     """A critic with fixed values."""
 
@@ -52,9 +37,9 @@ class Flat:
 
 
 def one_group(make_episode: Callable[..., Episode]) -> list[Episode]:
-    """One group: A with labels 10, 11 | 12, which failed, and B with 20, 21, which succeeded (return 1)."""
-    a = make_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7)
-    return [a, make_episode([([5, 6], [20, 21])], number=1, group=7, success=True)]
+    """One group: A with labels 10, 11 | 12 and return 0, B with 20, 21 and return 1. Success is the other way round."""
+    a = make_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7, success=True, episode_return=0.0)
+    return [a, make_episode([([5, 6], [20, 21])], number=1, group=7, episode_return=1.0)]
 
 
 SCORERS = Scorers(student=Slope(-0.05), teacher=Slope(-0.1), critic=Flat())  # type: ignore[arg-type]

@@ -13,10 +13,11 @@ import torch
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from openai_fake import FakeOpenAI, served
+from tiny_runs import save_tiny
 
 from turngym.agents import play_episodes
 from turngym.agents.models import load_policy
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer, renderer_of
+from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
@@ -26,7 +27,6 @@ from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import train
 from turngym.trainers.batch import BatchError
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -37,12 +37,8 @@ ANSWERS = ({"content": "<action>look", "reasoning_content": "where am I"}, {"con
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer that reads and writes single bytes."""
-    folder = tmp_path_factory.mktemp("model")
-    words = build_phrase_tokenizer(["<action>", "</action>", "<think>", "</think>", "Do the task."])
-    save_model(tiny_qwen3(len(words), width=16, layers=1, heads=2, max_length=16384, seed=0), folder)
-    words.save_pretrained(str(folder))
-    ChatSettings(max_new_tokens=2, max_context=16384).save(folder)
-    return folder
+    words = ("<action>", "</action>", "<think>", "</think>", "Do the task.")
+    return save_tiny(tmp_path_factory.mktemp("model"), words=words, width=16, length=16384, new_tokens=2, system=None)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_runs import break_off, save_tiny, untimed
 
 from turngym.agents.collect import LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
 from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import rollout
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
@@ -26,7 +26,6 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
-from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -39,25 +38,15 @@ COMMON = (*COMMON, "--threads", "1", "--device", "cpu")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`student` and `teacher`, untrained, and `other` with another vocabulary."""
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
-    chat = ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512)
-    other = build_phrase_tokenizer(["go to shelf 1", "<action>"])
-    for seed, (name, words) in enumerate({"student": tokenizer, "teacher": tokenizer, "other": other}.items()):
-        model = tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed)
-        save_model(model, folder / name)
-        words.save_pretrained(str(folder / name))
-        chat.save(folder / name)
+    for seed, name in enumerate(("student", "teacher")):
+        save_tiny(folder / name, seed=seed)
+    save_tiny(folder / "other", seed=2, words=("go to shelf 1", "<action>"))
     return folder
 
 
 def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     teacher = () if algorithm == "sft" else ("--teacher", str(models / "teacher"))
     return ["--algorithm", algorithm, "--student", str(models / "student"), *teacher, "--out", str(out), *COMMON, *more]
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 @pytest.mark.parametrize(
@@ -146,16 +135,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     options = command(models, stopped, "turnopd", *evaluated, "--checkpoint-every", "1")
     parsed = train.parse(options)
     made = build_trainer(parsed)
-    source = made.collect
-
-    def interrupted(request: RolloutRequest) -> Any:
-        if request.step == 3:
-            raise KeyboardInterrupt
-        return source(request)
-
-    made.collect = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        made.train()
+    break_off(made, 3)
     with pytest.raises(TurngymError, match="already holds a run"):
         train.main(options)
     train.main([*options, "--resume"])

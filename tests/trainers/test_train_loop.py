@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from tiny_runs import untimed
 
 from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Status
@@ -204,11 +205,6 @@ def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finish
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     toy.trainer(tmp_path / "run", steps=8).train(resume=True)
     assert untimed(tmp_path / "run") == untimed(finished)
-
-
-def untimed(run: Path) -> list[dict[str, Any]]:
-    clock = ("time/", "tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
 @pytest.mark.usefixtures("heeded")

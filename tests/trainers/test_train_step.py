@@ -379,7 +379,7 @@ def test_a_critic_learns_only_from_returns(ragged: list[Episode], monkeypatch: p
         weight=lambda part, **_: np.ones(part.tokens), token_loss=None, origins=("policy",), terms=()
     )
     schedule = Schedule(config=OptimizerConfig(), step=1, total_steps=1)
-    for targets in (Targets(return_N=ONES), Targets(value_N=ONES), Targets()):
+    for targets in (Targets(return_N=np.arange(5, dtype=np.float32)), Targets(value_N=ONES), Targets()):
         critic: Any = Critic()
         done = run_epochs(None, None, pack(ragged), ragged, targets, algorithm, schedule, Forward(), critic)  # type: ignore[arg-type]
         assert (critic.taught, list(done.critic_losses), done.critic_explained) == ([], [], None)

@@ -48,13 +48,15 @@ def loss(found: Projected, entropy: bool = True) -> Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("vocab", [None, 9])
 @pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("matrix", [True, False])
 def test_values_and_gradients_are_those_of_the_dense_formula(
-    chunk: int, temperature: float, vocab: int | None, entropy: bool
+    chunk: int, temperature: float, vocab: int | None, entropy: bool, matrix: bool
 ) -> None:
     leaves, label, ids = inputs()
     hidden, weight, bias = leaves
     wanted = {"temperature": temperature, "chunk": chunk, "vocab": vocab, "entropy": True, "entropy_gradient": entropy}
-    found = project(hidden, (weight, bias), label, ids, **wanted)  # type: ignore[arg-type]
+    head = (weight, bias) if matrix else by_autograd(weight, bias)
+    found = project(hidden, head, label, ids, **wanted)  # type: ignore[arg-type]
     logp = ((hidden @ weight.T + bias)[:, :vocab] / temperature).log_softmax(-1)
     total = -(logp.exp() * logp).sum(-1)
     dense = Projected(logp_N=logp.gather(1, label[:, None])[:, 0], topk_logp_NK=logp.gather(1, ids), entropy_N=total)

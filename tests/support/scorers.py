@@ -1,0 +1,36 @@
+"""Scorers with log-probabilities that can be worked out in the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from turngym.envs.core.episode import TopK
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Id i has log-probability `slope` times i; the likeliest ids at position p are `first` + p and those after it."""
+
+    slope: float
+    first: int = 0
+    lost: int = 0
+    """How many answers of the last row it loses."""
+    asked: list[Any] = field(default_factory=list)
+
+    def _note(self, ids: Sequence[Any], positions: Sequence[Any]) -> None:
+        assert all(row.dtype == np.int32 for row in ids)
+        self.asked.append(([row.tolist() for row in ids], [where.tolist() for where in positions]))
+
+    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
+        self._note(ids, positions)
+        found = [(self.slope * row[where]).astype(np.float32) for row, where in zip(ids, positions, strict=True)]
+        return [*found[:-1], found[-1][self.lost :]]
+
+    def topk(self, ids: Sequence[Any], positions: Sequence[Any], k: int) -> list[TopK]:
+        self._note(ids, positions)
+        found = [(self.first + where[:, None] + np.arange(k)).astype(np.int32) for where in positions]
+        return [TopK(ids=top, logp=(self.slope * top).astype(np.float32)) for top in found]

@@ -1,0 +1,53 @@
+"""What tests of training runs share: tiny models on disk, rows without their times, and a run that is broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.protocols import RolloutRequest
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+
+
+def save_tiny(
+    folder: Path,
+    *,
+    seed: int = 0,
+    words: Sequence[str] = (*vocabulary(SMALL), "<action>", "</action>", "Do the task."),
+    width: int = 32,
+    length: int = 512,
+    new_tokens: int = 3,
+    system: str | None = "Do the task.",
+) -> Path:
+    """An untrained model of one layer with its tokenizer; by default it speaks the words of the generated games."""
+    tokenizer = build_phrase_tokenizer(list(words))
+    save_model(tiny_qwen3(len(tokenizer), width=width, layers=1, heads=2, max_length=length, seed=seed), folder)
+    tokenizer.save_pretrained(str(folder))
+    ChatSettings(system=system, max_new_tokens=new_tokens, max_context=length).save(folder)
+    return folder
+
+
+def untimed(run: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The rows of a run (of one `kind`) without what the clock says."""
+    rows = [row for row in read_metrics(run) if kind in ("", row["kind"])]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "tokens_per_s"))} for row in rows]
+
+
+def break_off(trainer: Any, step: int, **train: Any) -> None:
+    """Train until Ctrl-C comes while `step` is played."""
+    source = trainer.collect
+
+    def collect(request: RolloutRequest) -> Any:
+        if request.step == step:
+            raise KeyboardInterrupt
+        return source(request)
+
+    trainer.collect = collect
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(**train)
