@@ -1,137 +1,31 @@
-"""Runs the `turngym train` commands of a study: finished runs are skipped, killed ones are resumed.
+"""Runs the commands of a study or of the quickstart: finished runs are skipped, killed ones are resumed.
 
-A `Job` is one training run in a folder and a process of its own. A `Cell` is a job of `study turnopd`: world x method x
-seed. `Runner` works through jobs, some of which need others first. Cells have locks, so that several processes and
-machines can share one folder of them.
+A `Job` is a `turngym train` or `turngym eval` in a folder and a process of its own. A `Cell` is a job of `study
+turnopd`: world x method x seed. `Runner` works through jobs, some of which need others first. It locks each job that it
+runs, so that several processes and machines can share one folder of them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from turngym.agents.executor.options import SHARE
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.scripts.options import distill_argv
 from turngym.scripts.study.settings import GROUPS, Method, StudyOptions, chosen_methods
-
-# Locks on a shared folder: several processes, on one machine or many, share cells, and none works on two hands.
-
-STALE = 300.0
-"""Seconds without a heartbeat after which a lock counts as that of a machine that is gone."""
-
-
-@dataclass(slots=True)
-class FolderLock:
-    """The file `path` belongs to whoever created it; its owner touches it now and then.
-
-    A lock whose process has died on this machine, or that nobody has touched for `stale` seconds, is taken over. Times
-    are those of the file system, so that clocks of machines need not agree.
-    """
-
-    path: Path
-    stale: float = STALE
-    _token: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
-
-    def acquire(self) -> bool:
-        """Whether the lock is now ours."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self._create():
-            return True
-        if not self._abandoned():
-            return False
-        # renaming succeeds for one process only: two that find the same dead lock do not both take it
-        grave = self.path.with_name(f"{self.path.name}.{self._token}")
-        try:
-            os.rename(self.path, grave)
-        except OSError:
-            return False
-        grave.unlink(missing_ok=True)
-        return self._create()
-
-    def name_child(self, pid: int) -> None:
-        """The work is done by this process of ours: as long as it lives, the lock is not abandoned on this machine."""
-        scratch = self.path.with_name(f"{self.path.name}.{self._token}.new")
-        scratch.write_text(self._content(child=pid))
-        os.replace(scratch, self.path)
-
-    def beat(self) -> bool:
-        """Say that we are alive; False if the lock is no longer ours."""
-        if not self.held:
-            return False
-        os.utime(self.path)
-        return True
-
-    def release(self) -> None:
-        """Give it back, if it is still ours."""
-        if self.held:
-            self.path.unlink(missing_ok=True)
-
-    @property
-    def held(self) -> bool:
-        return (owner := _owner(self.path)) is not None and owner.get("token") == self._token
-
-    def _create(self) -> bool:
-        # linked into place when complete, so that nobody reads half a lock; linking fails where there is one
-        scratch = self.path.with_name(f"{self.path.name}.{self._token}.new")
-        scratch.write_text(self._content())
-        try:
-            os.link(scratch, self.path)
-        except FileExistsError:
-            return False
-        finally:
-            scratch.unlink(missing_ok=True)
-        return True
-
-    def _content(self, **more: int) -> str:
-        return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self._token, **more})
-
-    def _abandoned(self) -> bool:
-        owner = _owner(self.path)
-        if owner is None:
-            return False
-        if owner.get("host") == socket.gethostname():
-            return not any(_alive(int(owner[name])) for name in ("pid", "child") if name in owner)
-        now = self.path.with_name(f"{self.path.name}.{self._token}.now")
-        try:
-            now.touch()
-            return now.stat().st_mtime - self.path.stat().st_mtime > self.stale
-        except OSError:
-            return False
-        finally:
-            now.unlink(missing_ok=True)
-
-
-def _owner(path: Path) -> dict[str, str] | None:
-    try:
-        owner: dict[str, str] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return owner
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
 
 # --- Jobs
 
@@ -143,23 +37,25 @@ RECORD = "cell.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training run."""
+    """One training run, or one evaluation of a model."""
 
     name: str
     folder: Path
     words: tuple[str, ...]
-    """Arguments of `turngym train`, without --out and --resume."""
+    """Arguments of the verb, without --out and --resume."""
     steps: int
+    """Training steps; episodes of an evaluation."""
+    verb: Literal["train", "eval"] = "train"
     needs: Job | None = None
     """Must be finished before this one can start."""
     evaluates: bool = False
-    """Ends with an evaluation."""
+    """A training run that ends with an evaluation."""
     same_start: str | None = None
     """Runs with the same value begin with the same evaluation: it is played once."""
 
     @property
     def command(self) -> str:
-        return shlex.join(["turngym", "train", *self.words, "--out", str(self.folder)])
+        return shlex.join(["turngym", self.verb, *self.words, "--out", str(self.folder)])
 
     @property
     def model(self) -> Path:
@@ -167,14 +63,17 @@ class Job:
         return self.folder / "checkpoints" / f"step_{self.steps:06d}" / "model"
 
     @property
-    def trained(self) -> bool:
-        """A run that is interrupted in its last evaluation has its last checkpoint, but not that evaluation."""
+    def ended(self) -> bool:
+        """Whether the command has done its work."""
+        if self.verb == "eval":
+            return (self.folder / "results.json").exists()
+        # a run that is interrupted in its last evaluation has its last checkpoint, but not that evaluation
         return self.model.exists() and (not self.evaluates or self.steps in evaluated(self.folder))
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self.trained
+        return self.ended
 
     @property
     def begun(self) -> bool:
@@ -183,11 +82,6 @@ class Job:
     @property
     def log(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.log")
-
-    @property
-    def lock(self) -> FolderLock | None:
-        """The lock of a job that others may work on too."""
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,22 +101,6 @@ class Cell(Job):
         """The record is written last, so a cell that was killed before that goes on."""
         return self.record.exists()
 
-    @property
-    def lock(self) -> FolderLock:
-        # beside the folder: a run that begins wants its folder empty
-        return FolderLock(self.folder.with_name(f"{self.folder.name}.lock"))
-
-
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """A process that trains a job."""
-
-    job: Job
-    process: subprocess.Popen[bytes]
-    lock: FolderLock | None
-    beaten: float
-    """When the lock was last touched."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
@@ -230,13 +108,16 @@ class Runner:
 
     jobs: Sequence[Job]
     finish: Callable[[Any], None] = lambda job: None
-    """Is called with each job whose training is over."""
+    """Is called with each job whose command has ended well."""
     parallel: int = 2
+    cores: int = 1
+    """Cores that `--workers auto` of a job may use."""
     poll: float = 0.5
     """Seconds between looks at the processes."""
     patience: float = 5.0
     """Seconds that an interrupted run is given to end by itself before it is told to."""
-    _running: list[Running] = field(default_factory=list, init=False)
+    _running: list[tuple[Job, subprocess.Popen[bytes], ExitStack]] = field(default_factory=list, init=False)
+    """Jobs with their processes and locks."""
     _failed: list[Job] = field(default_factory=list, init=False)
 
     def run(self) -> None:
@@ -253,12 +134,11 @@ class Runner:
                 while self._begin(board) or self._running:
                     time.sleep(self.poll)
                     self._watch(board)
-                    board.update({running.job.name for running in self._running})
+                    board.update({job.name for job, *_ in self._running})
             except BaseException:
-                for running in self._running:
-                    stop(running.process, self.patience)
-                    if running.lock is not None:
-                        running.lock.release()
+                for _, process, held in self._running:
+                    stop(process, self.patience)
+                    held.close()
                 raise
         if self._failed:
             names = ", ".join(job.name for job in self._failed)
@@ -273,49 +153,36 @@ class Runner:
                 break
             # a job that needs a failed one never starts
             ready = job.needs is None or job.needs.finished
-            if not ready or job.finished or job in self._failed or any(one.job is job for one in self._running):
+            if not ready or job.finished or job in self._failed or any(one is job for one, *_ in self._running):
                 continue
-            lock = job.lock
-            if lock is not None and not lock.acquire():
-                continue
-            # another process may have finished it between the look and the lock
-            if lock is not None and job.finished:
-                lock.release()
-                continue
-            borrow_start(job, self.jobs)
-            board.say(f"{'goes on' if job.begun else 'begins'}: {job.name}")
-            process = launch(job)
-            if lock is not None:
-                lock.name_child(process.pid)
-            self._running.append(Running(job=job, process=process, lock=lock, beaten=time.monotonic()))
-            begun = True
+            with ExitStack() as held:
+                try:
+                    # beside the folder: a run that begins wants its folder empty
+                    held.enter_context(locked_file(job.folder))
+                except FolderInUseError:
+                    continue
+                # another process may have finished it between the look and the lock
+                if job.finished:
+                    continue
+                borrow_start(job, self.jobs)
+                board.say(f"{'goes on' if job.begun else 'begins'}: {job.name}")
+                self._running.append((job, launch(job, self.cores), held.pop_all()))
+                begun = True
         return begun
 
     def _watch(self, board: Board) -> None:
-        """Takes note of the runs that ended, and keeps the locks of the others alive."""
+        """Takes note of the runs that ended."""
         for running in list(self._running):
-            if running.process.poll() is not None:
-                self._running.remove(running)
-                self._end(running, board)
-            elif running.lock is not None and time.monotonic() - running.beaten > STALE / 10:
-                running.beaten = time.monotonic()
-                if not running.lock.beat():
-                    # this machine slept too long: another process has the cell now
-                    self._running.remove(running)
-                    stop(running.process, 0.0)
-                    board.say(f"lost to another process: {running.job.name}", always=True)
-
-    def _end(self, running: Running, board: Board) -> None:
-        job, lock = running.job, running.lock
-        try:
-            if not job.trained:
-                self._failed.append(job)
-                board.say(f"failed: {job.name}", always=True)
-            elif lock is None or lock.held:
-                self.finish(job)
-        finally:
-            if lock is not None:
-                lock.release()
+            job, process, held = running
+            if process.poll() is None:
+                continue
+            self._running.remove(running)
+            with held:
+                if job.ended:
+                    self.finish(job)
+                else:
+                    self._failed.append(job)
+                    board.say(f"failed: {job.name}", always=True)
 
 
 def check_command(job: Job) -> None:
@@ -327,14 +194,14 @@ def check_command(job: Job) -> None:
         )
 
 
-def launch(job: Job) -> subprocess.Popen[bytes]:
+def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
     """Starts or resumes a run, which writes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
     argv = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
     argv += ["--resume"] if job.begun else []
     # jobs run side by side
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: str(cores)}
     with job.log.open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
@@ -425,6 +292,9 @@ def state(job: Job) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
     from turngym.trainers.progress import describe
 
+    if job.verb == "eval":
+        trace = job.folder / "trace.jsonl"
+        return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"
     latest: dict[str, object] = {"step": 0}
     for row in metric_rows(job.folder):
         latest.update(row)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.tables import Table, print_table
+from turngym.envs.core.tables import print_table
 from turngym.scripts.options import distill_argv
 from turngym.scripts.study.grid import replaced, shown
 from turngym.scripts.study.learn import write_text
@@ -216,25 +215,11 @@ def find_recipe(name: str) -> PaperRun:
     return RECIPES[name]
 
 
-# The result of an embedded recipe: each method's evaluation, and the CPU seconds of its commands.
-
-
-def result_table(run: PaperRun, out: Path, spent: Mapping[str, float]) -> Table:
-    """A row per method, that of the teacher's training first; `spent`: --out of a command -> its CPU seconds."""
-    found = [("grpo", "teacher (GRPO)")] if run.has_teacher else []
-    rows = []
-    for name, label in [*found, *((method.name, method.name) for method in run.methods)]:
-        folder = out / name
-        seconds = [f"{spent[str(at)]:.0f}" if str(at) in spent else "-" for at in (folder, folder / "final")]
-        rows.append([label, accuracy(folder / "final" / "results.json"), *seconds])
-    rows.append(["all of it", "", f"{sum(spent.values()):.0f}", ""])
-    return ["", "Avg@4 [95 %]", "training, CPU s", "evaluation, CPU s"], rows
+# The result of an embedded recipe: each method's evaluation.
 
 
 def accuracy(path: Path) -> str:
-    """The mean success in a results.json with its interval; `-` without one."""
-    if not path.exists():
-        return "-"
+    """The mean success in a results.json with its interval."""
     average = json.loads(path.read_text(encoding="utf-8"))["scores"]["overall"]["avg"]
     return str(Interval(**average))
 
@@ -256,11 +241,6 @@ class Step:
     why: str
     loop: bool = False
     """Whether it runs once for each GPU N of the machine, all at the same time."""
-
-    @property
-    def out(self) -> str:
-        """The folder that the command writes to; empty if it has no --out."""
-        return self.words[self.words.index("--out") + 1] if "--out" in self.words else ""
 
     @property
     def line(self) -> str:
@@ -455,31 +435,16 @@ def main(argv: Sequence[str]) -> int:
     if options.print:
         print(render(run, paper_steps(run, str(options.out))))
         return 0
+    world = load_world(run.place.world)
+    here = at_home(options, world)
     if run.has_text:
-        world = load_world(run.place.world)
-        write_text(world, Path(at_home(options, world).text))
-    spent: dict[str, float] = {}
-    for step in planned(options):
+        write_text(world, Path(here.text))
+    for step in embedded_steps(run, here):
         print(f"# {step.why}\n{step.line}", flush=True)
-        before = children_cpu()
         execute(step)
-        spent[step.out] = children_cpu() - before
-    print_table(
-        result_table(run, options.out, spent), f"{run.name}: {options.steps} steps of {options.episodes} episodes"
-    )
+    rows = [[method.name, accuracy(options.out / method.name / "final" / "results.json")] for method in run.methods]
+    print_table((["", "Avg@4 [95 %]"], rows), f"{run.name}: {options.steps} steps of {options.episodes} episodes")
     return 0
-
-
-def children_cpu() -> float:
-    """CPU seconds of all commands that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def planned(options: RecipeOptions) -> list[Step]:
-    """The steps of --embedded."""
-    run = find_recipe(options.name or "")
-    return embedded_steps(run, at_home(options, load_world(run.place.world)))
 
 
 def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,10 +14,11 @@ from typing import Any
 import pytest
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_file
 from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.scripts.study import grid as running
-from turngym.scripts.study.grid import Cell, FolderLock, Runner, cells_of
+from turngym.scripts.study.grid import Cell, Runner, cells_of
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
@@ -132,59 +132,6 @@ def test_bad_options_are_one_line(
     assert re.search(said, error)
 
 
-def test_a_lock_has_one_owner(tmp_path: Path) -> None:
-    first, second = FolderLock(tmp_path / "a.lock"), FolderLock(tmp_path / "a.lock")
-    assert first.acquire()
-    assert not second.acquire()
-    assert (first.held, second.held, first.beat(), second.beat()) == (True, False, True, False)
-    second.release()  # not theirs to release
-    assert first.held
-    first.release()
-    assert second.acquire()
-    assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
-
-
-def test_the_lock_of_a_dead_process_is_taken_over_unless_its_run_lives(tmp_path: Path) -> None:
-    path = tmp_path / "a.lock"
-    take = "from pathlib import Path; from turngym.scripts.study.grid import FolderLock; "
-    take += f"l = FolderLock(Path({str(path)!r}));"
-    subprocess.run([sys.executable, "-c", f"{take} assert l.acquire()"], check=True)
-    assert path.exists()
-    assert FolderLock(path).acquire()
-    path.unlink()
-    # its owner died, but what it started still writes into the folder
-    subprocess.run([sys.executable, "-c", f"{take} l.acquire(); l.name_child({os.getpid()})"], check=True)
-    assert not FolderLock(path).acquire()
-
-
-def test_the_lock_of_a_silent_machine_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "a.lock"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "t"}))
-    assert not FolderLock(path, stale=60.0).acquire()
-    old = path.stat().st_mtime - 61
-    os.utime(path, (old, old))
-    mine = FolderLock(path, stale=60.0)
-    assert mine.acquire()
-    assert mine.held
-
-
-def test_of_two_that_find_a_dead_lock_one_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.lock"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "t"}))
-    first, second = FolderLock(path), FolderLock(path)
-
-    def abandoned(lock: FolderLock) -> bool:
-        if lock is first:
-            # between the first one's look and its grip the second one is faster
-            monkeypatch.setattr(FolderLock, "_abandoned", lambda lock: True)
-            assert second.acquire()
-            monkeypatch.setattr(FolderLock, "_abandoned", lambda lock: False)
-        return True
-
-    monkeypatch.setattr(FolderLock, "_abandoned", abandoned)
-    assert first.acquire() != second.held or not first.held
-
-
 class Fake:
     """Stands in for `turngym train`: a process that makes the files of a finished run, or fails."""
 
@@ -192,7 +139,7 @@ class Fake:
         self.started: list[str] = []
         self.fails = fails
 
-    def __call__(self, job: Any) -> subprocess.Popen[bytes]:
+    def __call__(self, job: Any, cores: int) -> subprocess.Popen[bytes]:
         self.started.append(job.name)
         row = json.dumps({"step": job.steps, "kind": "eval"})
         model = job.folder / "checkpoints" / f"step_{job.steps:06d}" / "model"
@@ -221,20 +168,17 @@ def test_a_cell_is_run_once(work: Any) -> None:
     run()
     assert sorted(fake.started) == sorted(cell.name for cell in cells)
     assert all(cell.finished for cell in cells)
-    assert not [path for cell in cells for path in cell.folder.parent.glob("*.lock*")]
+    assert not [path for cell in cells for path in cell.folder.parent.glob(".*.lock")]
     run()
     assert len(fake.started) == 4
 
 
 def test_a_cell_of_somebody_else_is_left_alone(work: Any) -> None:
     fake, cells, run = work()
-    theirs = cells[1].lock
-    assert theirs.acquire()
-    run()
-    assert cells[1].name not in fake.started
-    assert [cell.finished for cell in cells] == [True, False, True, True]
-    assert theirs.held
-    theirs.release()
+    with locked_file(cells[1].folder):
+        run()
+        assert cells[1].name not in fake.started
+        assert [cell.finished for cell in cells] == [True, False, True, True]
     run()
     assert cells[1].finished
 
@@ -245,4 +189,5 @@ def test_a_failed_cell_is_named_and_the_others_finish(work: Any) -> None:
         run()
     assert [cell.finished for cell in cells] == [True, True, False, True]
     assert fake.started.count("alfworld/opd/seed1") == 1
-    assert cells[2].lock.acquire()
+    with locked_file(cells[2].folder):
+        pass  # its lock is free again

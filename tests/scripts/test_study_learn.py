@@ -157,7 +157,7 @@ def test_what_a_world_asks_for_comes_after_what_all_have() -> None:
 def fake_train(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Runs are a few lines of shell: $1 is the run's folder."""
 
-    def launch(job: Job) -> subprocess.Popen[bytes]:
+    def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
         job.folder.mkdir(parents=True, exist_ok=True)
         words = ["sh", "-ec", script, "sh", str(job.folder), "--resume" if job.begun else "new"]
         return subprocess.Popen(words, stdin=subprocess.DEVNULL)

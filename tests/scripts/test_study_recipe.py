@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
 from turngym.scripts.serve_policy import ServePolicy
 from turngym.scripts.study import recipe as verb
-from turngym.scripts.study.recipe import RECIPES, Step, paper_steps, render, result_table
+from turngym.scripts.study.recipe import RECIPES, Step, paper_steps, render
 
 SHELL = {"$PLAY": "http://a:1,http://b:2", "$SCORE": "http://a:1,http://b:2", "$JUDGES": "http://j:1/v1"}
 """What the script's head sets."""
@@ -162,9 +163,11 @@ def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "search-2b: Qwen/Qwen3.5-2B from Qwen/Qwen3.5-9B" in capsys.readouterr().out
 
 
-def test_the_embedded_path_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_embedded_path_is_the_same_and_ends_with_its_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done: list[Step] = []
-    monkeypatch.setattr(verb, "execute", done.append)
+    monkeypatch.setattr(verb, "execute", played(done))
     words = ["study", "recipe", "webshop-4b", "--embedded", "--steps", "3", "--episodes", "8", "--out", str(tmp_path)]
     assert main(words) == 0
     configs = [config for step in done if (config := trained(step)) is not None]
@@ -175,47 +178,23 @@ def test_the_embedded_path_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all((config.optimizer.lr, config.optimizer.lr_warmup) == (2e-4, 0) for config in configs)
     evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
     assert [(given.panel, given.workers.workers) for given in evals] == [("webshop-quickstart", 2)] * 3
+    rows = re.findall(r"\b(opd|tcod|turnopd)\b\W+([\d.]+) \[0\.0, 100\.0\]", capsys.readouterr().out)
+    assert rows == [("opd", "10.0"), ("tcod", "20.0"), ("turnopd", "30.0")]
 
 
-def test_it_ends_with_its_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter(range(100))
+def played(done: list[Step]) -> Callable[[Step], None]:
+    """Stands in for `execute`: notes the steps; the first evaluation has 10 % success, the second 20, the third 30."""
 
     def execute(step: Step) -> None:
-        # a command that takes a second more than the one before
-        for _ in range(len(seen)):
-            next(clock)
-        seen.append(step.out)
+        done.append(step)
         if step.words[1] == "eval":
-            value = {"mean": 0.25 * len(seen), "low": 0.0, "high": 1.0, "tasks": 8}
-            Path(step.out).mkdir(parents=True)
-            (Path(step.out) / "results.json").write_text(json.dumps({"scores": {"overall": {"avg": value}}}))
+            folder = Path(step.words[step.words.index("--out") + 1])
+            folder.mkdir(parents=True)
+            count = sum(step.words[1] == "eval" for step in done)
+            value = {"mean": count / 10, "low": 0.0, "high": 1.0, "tasks": 8}
+            (folder / "results.json").write_text(json.dumps({"scores": {"overall": {"avg": value}}}))
 
-    seen: list[str] = []
-    monkeypatch.setattr(verb, "execute", execute)
-    monkeypatch.setattr(verb, "children_cpu", lambda: float(next(clock)))
-    assert main(["study", "recipe", "openclaw-search", "--embedded", "--out", str(tmp_path)]) == 0
-    assert seen == [str(tmp_path / name) for name in ("prm-rl", "prm-rl/final", "opd-hints", "opd-hints/final")]
-    table = capsys.readouterr().out.partition("openclaw-search: 4 steps of 16 episodes")[2]
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
-    assert rows == [
-        ["prm-rl", "50.0 [0.0, 100.0]", "1", "2"],
-        ["opd-hints", "100.0 [0.0, 100.0]", "3", "4"],
-        ["all of it", "", "10", ""],
-    ]
-
-
-def test_a_teachers_training_is_a_row_and_what_was_not_run_is_none(tmp_path: Path) -> None:
-    header, rows = result_table(RECIPES["search-2b"], tmp_path, {str(tmp_path / "grpo"): 7.4})
-    assert len(header) == 4
-    assert rows[:2] == [["teacher (GRPO)", "-", "7", "-"], ["opd", "-", "-", "-"]]
-
-
-def test_cpu_seconds_are_those_of_the_commands() -> None:
-    before = verb.children_cpu()
-    verb.execute(Step(where="here", words=("turngym", "study", "recipe"), why="a try"))
-    assert verb.children_cpu() - before > 0.1
+    return execute
 
 
 @pytest.mark.long
@@ -225,7 +204,7 @@ def test_every_embedded_path_is_one_that_our_verbs_take(
 ) -> None:
     done: list[Step] = []
     texts: list[Path] = []
-    monkeypatch.setattr(verb, "execute", done.append)
+    monkeypatch.setattr(verb, "execute", played(done))
     monkeypatch.setattr(verb, "write_text", lambda world, path: texts.append(path))
     assert main(["study", "recipe", name, "--embedded", "--steps", "2", "--out", str(tmp_path)]) == 0
     run = RECIPES[name]
