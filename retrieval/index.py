@@ -264,27 +264,27 @@ class BuildPlan:
     """What to build from which corpus."""
 
     corpus: Path
-    """JSONL file, plain or .gz."""
+    """JSONL, plain or .gz: {"id", "contents"} or {"id", "title", "text"} per line."""
     out: Path
     """Folder of the index; must not exist yet."""
     kind: Kind = "bm25"
-    """bm25, dense, or hybrid: both, by reciprocal rank fusion."""
+    """Words, vectors, or both by reciprocal rank fusion."""
     encoder: str = "hashing"
-    """hashing, hf:MODEL (a folder or a hub name), or an encoder of another package (see `encoders.find_encoder`)."""
+    """hashing (no model), hf:MODEL, a folder or hub name, or an encoder of yours as `package.module:name`."""
     style: str | None = None
-    """e5, bge, dpr or plain; by default what the model's name says."""
+    """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says."""
     passage_model: str | None = None
     """Second model, where passages have their own (dpr)."""
     device: str = "cpu"
-    """Device of a Hugging Face encoder."""
+    """Where a Hugging Face encoder runs."""
     dim: int = 1024
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"
-    """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ..."""
+    """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """faiss search settings to store (nprobe, efSearch); by default what suits the factory."""
+    """faiss search settings to store, such as nprobe 64 or efSearch 128; by default what suits the factory."""
     shard_rows: int = 65_536
-    """Passages per shard; a kill costs at most one shard."""
+    """Passages per shard: what a kill can cost."""
 
     def same_build(self) -> dict[str, Any]:
         """What must be equal for an unfinished build to continue."""

@@ -33,11 +33,9 @@ from turngym.retrieval.lucene_postings import (
     rank_ids,
     write_manifest,
 )
-from turngym.retrieval.lucene_text import ANALYSIS, TermMemo, words
+from turngym.retrieval.lucene_text import ANALYSIS, term_of, words
 from turngym.retrieval.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 
-_MEMO = 1 << 19
-"""Words whose terms are remembered from one run to the next."""
 RUN_TOKENS = 1 << 23
 """Words of a run on disk; sorting one takes about 300 MB of memory."""
 _PROGRESS = 1000
@@ -79,13 +77,12 @@ class Run:
 class _Numbers(dict[str, int]):
     """The number of each word's term; -1 for words without one (stop words)."""
 
-    def __init__(self, memo: TermMemo) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.terms: dict[str, int] = {}
-        self._memo = memo
 
     def __missing__(self, word: str) -> int:
-        term = self._memo[word]
+        term = term_of(word)
         number = self[word] = self.terms.setdefault(term, len(self.terms)) if term else -1
         return number
 
@@ -93,10 +90,8 @@ class _Numbers(dict[str, int]):
 class RunBuilder:
     """Collects documents for a `Run`."""
 
-    def __init__(self, memo: TermMemo | None = None) -> None:
-        self.memo = TermMemo(_MEMO) if memo is None else memo
-        """Is handed to the builder of the next run."""
-        self._numbers = _Numbers(self.memo)
+    def __init__(self) -> None:
+        self._numbers = _Numbers()
         self._flat = array("i")
         self._ends = array("q", [0])
         self._ids: list[bytes] = []
@@ -298,7 +293,7 @@ def _write_runs(
         scratch = _fresh(work / "new")
         builder.finish().save(scratch)
         runs.append(scratch.rename(work / _run_name(len(runs), content)))
-        builder = RunBuilder(builder.memo)
+        builder = RunBuilder()
 
     def forget() -> None:
         while left:

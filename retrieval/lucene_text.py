@@ -10,7 +10,7 @@ The parts stand in this file from the end of that chain to its beginning: `stem`
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 # Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as in Lucene's PorterStemFilter.
@@ -344,23 +344,9 @@ _STOPS = (
     "to was will with"
 )
 STOP_WORDS = frozenset(_STOPS.split())
-_MEMO_LIMIT = 1 << 17
 
 
-class TermMemo(dict[str, str]):
-    """The term of each word, "" if it has none; remembers up to `limit` words. Threads may share it."""
-
-    def __init__(self, limit: int = _MEMO_LIMIT) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def __missing__(self, word: str) -> str:
-        if len(self) >= self._limit:
-            self.clear()
-        term = self[word] = term_of(word)
-        return term
-
-
+@lru_cache(1 << 18)
 def term_of(word: str) -> str:
     """The term that one word is indexed as; "" for a stop word."""
     if word[-1] in "sS" and word[-2:-1] in ("'", "\u2019", "\uff07"):
@@ -376,9 +362,6 @@ def lowered(word: str) -> str:
     return "".join("i" if letter == "\u0130" else letter.lower() for letter in word)
 
 
-_memo = TermMemo()
-
-
 def analyze(text: str) -> list[str]:
     """The terms of `text` in order, repeats included."""
-    return [term for word in words(text) if (term := _memo[word])]
+    return [term for word in words(text) if (term := term_of(word))]

@@ -4,17 +4,17 @@ Examples:
     turngym index build --corpus wiki.jsonl --kind bm25 --out wiki-bm25
     turngym index build --corpus wiki.jsonl --kind dense --encoder hf:models/e5-base-v2 --factory IVF4096,SQ8 --out wiki
     turngym index verify wiki
-    turngym index plan --passages 21000000 --dim 768 --html plan.html
+    turngym index plan --passages 21000000 --dim 768
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
@@ -22,6 +22,8 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
+from turngym.retrieval.plan import plan_table
 from turngym.scripts.options import run_verb
 
 
@@ -29,28 +31,7 @@ from turngym.scripts.options import run_verb
 class Build:
     """Build an index folder from a corpus; after a kill the same command goes on where it was."""
 
-    corpus: Path
-    """JSONL, plain or .gz: {"id", "contents"} or {"id", "title", "text"} per line."""
-    out: Path
-    """Folder of the index; must not exist yet."""
-    kind: Literal["bm25", "dense", "hybrid"] = "bm25"
-    """Words, vectors, or both by reciprocal rank fusion."""
-    encoder: str = "hashing"
-    """hashing (no model), hf:MODEL, a folder or hub name, or an encoder of yours as `package.module:name`."""
-    style: str | None = None
-    """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says."""
-    passage_model: str | None = None
-    """Second model, where passages have their own (dpr)."""
-    device: str = "cpu"
-    """Where a Hugging Face encoder runs."""
-    dim: int = 1024
-    """Dimensions of the hashing encoder."""
-    factory: str = "Flat"
-    """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
-    set: tuple[str, ...] = ()
-    """Search settings to store, for example nprobe=64 or efSearch=128; by default what suits the factory."""
-    shard_rows: int = 65_536
-    """Passages per shard: what a kill can cost."""
+    plan: tyro.conf.OmitArgPrefixes[BuildPlan]
     restart: bool = False
     """Throw an unfinished build away instead of going on with it."""
     force: bool = False
@@ -81,8 +62,6 @@ class Plan:
     """Passages of the corpus."""
     dim: int = 768
     """Dimensions of the encoder."""
-    html: Path | None = None
-    """Write one self-contained page here instead of printing."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,33 +74,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(options: Build) -> int:
-    from turngym.retrieval.index import BuildPlan, build_index
-
-    plan = BuildPlan(
-        corpus=options.corpus,
-        out=options.out,
-        kind=options.kind,
-        encoder=options.encoder,
-        style=options.style,
-        passage_model=options.passage_model,
-        device=options.device,
-        dim=options.dim,
-        factory=options.factory,
-        parameters=_settings(options.set),
-        shard_rows=options.shard_rows,
-    )
     try:
-        with locked_file(options.out), _bars() as progress:
-            build_index(plan, progress=progress, restart=options.restart, force=options.force)
+        with locked_file(options.plan.out), _bars() as progress:
+            build_index(options.plan, progress=progress, restart=options.restart, force=options.force)
     except KeyboardInterrupt:
-        print(f"stopped; the same command goes on from {options.out}.building", file=sys.stderr)
+        print(f"stopped; the same command goes on from {options.plan.out}.building", file=sys.stderr)
         return 130
-    return _inspect(Inspect(folder=options.out))
+    return _inspect(Inspect(folder=options.plan.out))
 
 
 def _inspect(options: Inspect | Verify) -> int:
-    from turngym.retrieval.index import check_files, describe_index, read_manifest
-
     manifest = read_manifest(options.folder)
     rows = [["index", str(options.folder)], *describe_index(manifest)]
     # Lines, not a table: hashes and fingerprints must not be cut to the width of the terminal.
@@ -136,27 +98,10 @@ def _inspect(options: Inspect | Verify) -> int:
 
 
 def _plan(options: Plan) -> int:
-    from turngym.retrieval.plan import plan_page, plan_table
-
-    if options.html is not None:
-        options.html.write_text(plan_page(options.passages, options.dim), encoding="utf-8")
-        print(options.html)
-        return 0
     table, notes = plan_table(options.passages, options.dim)
     print_table(table, title=f"{options.passages:,} passages, {options.dim} dimensions")
     print("\n".join(notes))
     return 0
-
-
-def _settings(pairs: Sequence[str]) -> Mapping[str, float]:
-    found = {}
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise TurngymError(f"--set {pair!r}: write NAME=NUMBER, for example nprobe=64") from None
-    return found
 
 
 @contextmanager

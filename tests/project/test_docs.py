@@ -18,7 +18,6 @@ import re
 import shlex
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,13 +180,9 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
 
     monkeypatch.setattr(tyro, "cli", dry)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", ".* is now .*", FutureWarning)  # an old name of an option
-            status = command.main(words)
+        status = command.main(words)
     except Parsed:
         return None
-    except FutureWarning as warning:
-        return str(warning)
     except SystemExit as end:
         return None if end.code in (0, None) else f"exit status {end.code}"
     finally:

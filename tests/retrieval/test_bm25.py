@@ -9,31 +9,13 @@ import pytest
 
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever
-from turngym.retrieval.corpus import read_corpus
-from turngym.retrieval.mapped import BlobStore, BlobWriter
+from turngym.retrieval.corpus import PassageStore, read_corpus
 
 PASSAGES = [
     Passage(id="7", title="Lake Orta", text="A lake in Piedmont. Its island is San Giulio."),
     Passage(id="3", title="San Giulio", text="An island with a basilica."),
     Passage(id="5", title="Piedmont", text="A region of Italy."),
 ]
-
-
-class Stored:
-    """Passages decoded when asked for, as a store on disk does."""
-
-    def __init__(self, path: Path) -> None:
-        self._blobs = BlobStore(path)
-        self.closed = 0
-
-    def __len__(self) -> int:
-        return len(self._blobs)
-
-    def __getitem__(self, row: int) -> Passage:
-        return Passage(**json.loads(self._blobs[row]))
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def found(retriever: Retriever, *queries: str, k: int = 3) -> list[list[str]]:
@@ -57,11 +39,8 @@ def test_any_iterable_of_passages() -> None:
 
 
 def test_the_index_on_disk_finds_the_same(tmp_path: Path) -> None:
-    with BlobWriter(tmp_path / "passages") as writer:
-        for passage in PASSAGES:
-            writer.append(json.dumps({"id": passage.id, "title": passage.title, "text": passage.text}).encode())
     LuceneIndex.build(indexed_documents(PASSAGES), tmp_path / "index").close()
-    store = Stored(tmp_path / "passages")
+    store = PassageStore.build(PASSAGES, tmp_path / "passages")
     memory, disk = BM25Retriever.from_passages(PASSAGES), BM25Retriever.open(tmp_path / "index", store)
     queries = ["lake piedmont", "san giulio island"]
     assert memory.search(queries, 3) == disk.search(queries, 3)
@@ -69,7 +48,8 @@ def test_the_index_on_disk_finds_the_same(tmp_path: Path) -> None:
     assert memory.fingerprint.startswith("bm25:")
     disk.close()
     disk.close()
-    assert store.closed
+    with pytest.raises(ValueError, match="closed"):
+        store[0]
     with pytest.raises(RetrievalError, match="closed"):
         disk.search(["lake"], 1)
 

@@ -24,7 +24,6 @@ from turngym.retrieval.dense import load_faiss, make_index, read_index, train_in
 from turngym.retrieval.index import (
     BuildPlan,
     IndexFolderError,
-    IndexManifest,
     build_index,
     check_files,
     describe_index,
@@ -364,10 +363,3 @@ def test_names_of_retrievers(corpus: Path, tmp_path: Path) -> None:
     build_index(plan(corpus, tmp_path / "b", kind="bm25"))
     with pytest.raises(RetrievalError, match="takes no encoder"):
         open_retriever(tmp_path / "b", encoder=Coarse())
-
-
-def test_manifest_survives_writing(tmp_path: Path, built: Path) -> None:
-    manifest = read_manifest(built)
-    manifest.save(tmp_path)
-    assert read_manifest(tmp_path) == manifest
-    assert isinstance(manifest, IndexManifest)

@@ -22,18 +22,17 @@ def corpus(tmp_path: Path) -> Path:
 def test_build_inspect_verify(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "index"
     build = ["index", "build", "--corpus", str(corpus), "--out", str(out), "--kind", "dense"]
-    assert main([*build, "--factory", "IVF4,Flat", "--set", "nprobe=4"]) == 0
+    assert main([*build, "--factory", "IVF4,Flat", "--parameters", "nprobe", "4"]) == 0
     assert "nprobe=4" in capsys.readouterr().out
     assert main(["index", "verify", str(out)]) == 0
     assert "files are as built" in capsys.readouterr().out
     with (out / "passages" / "passages.bin").open("r+b") as file:
         file.write(b"!")
+    assert main(["index", "inspect", str(out)]) == 0
     assert main(["index", "verify", str(out)]) == 1
     assert "passages/passages.bin has other bytes than were built" in capsys.readouterr().err
     assert main(build) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main([*build, "--set", "nprobe"]) == 2
-    assert "write NAME=NUMBER" in capsys.readouterr().err
 
 
 def test_interrupted_build_says_how_to_go_on(

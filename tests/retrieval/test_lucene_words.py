@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from turngym.retrieval.lucene_text import (
     LONGEST,
     STOP_WORDS,
-    TermMemo,
     _ascii_words,
     _unicode_words,
     analyze,
@@ -115,12 +114,6 @@ def test_terms(text: str, expected: str) -> None:
 def test_stop_words() -> None:
     assert len(STOP_WORDS) == 33
     assert analyze(" ".join(STOP_WORDS).upper()) == []
-
-
-def test_a_full_memo_starts_again() -> None:
-    memo = TermMemo(limit=2)
-    assert [memo[word] for word in ("shirts", "the", "shoes", "shirts")] == ["shirt", "", "shoe", "shirt"]
-    assert len(memo) <= 2
 
 
 @given(st.text(max_size=8))
