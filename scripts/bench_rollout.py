@@ -2,9 +2,8 @@
 
 First the engine alone. All sides play the same made-up episodes with the same random model and greedy decoding: every
 turn adds an observation, every response has its own length. The peers are `generate` with its cache carried from turn
-to turn (left padding, a stopping criterion for each row; the fastest of the `--keeping` ways counts) and, on a few
-turns, `generate` on the whole history. Times are CPU seconds of this process, so that other work on the machine does
-not decide, and the sides take turns.
+to turn (left padding, a stopping criterion for each row) and, on a few turns, `generate` on the whole history. Times
+are CPU seconds of this process, so that other work on the machine does not decide, and the sides take turns.
 
 Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
 history, engine and number of processes, and the share of time spent in environments.
@@ -18,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tyro
@@ -99,7 +98,6 @@ def build_model(shape: Shape, positions: int, seed: int) -> Any:
 # --- The peers
 
 Ids = NDArray[np.int32]
-Keeping = Literal["packed", "dynamic", "static"]
 
 
 def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
@@ -154,18 +152,15 @@ class KeptCache:
     """`generate` on one batch of conversations, only what is new in a turn fed: its cache goes from call to call.
 
     Rows grow by different amounts, so there are holes between a short response and the next observation, which the
-    attention mask hides. `packed` closes them after every turn (one copy of the cache); `dynamic` leaves them; `static`
-    leaves them in a cache of fixed size, which every step reads to its end.
+    attention mask hides. They are closed after every turn, by one copy of the cache: faster than to leave them, and
+    than a cache of fixed size, which every step reads to its end.
     """
 
-    def __init__(self, model: Any, rows: int, capacity: int, keeping: Keeping) -> None:
+    def __init__(self, model: Any, rows: int) -> None:
         import torch
-        from transformers import DynamicCache, StaticCache
+        from transformers import DynamicCache
 
-        static = keeping == "static"
-        self._model, self._keeping = model, keeping
-        self._cache: Any = StaticCache(config=model.config, max_cache_len=capacity) if static else DynamicCache()
-        self._rows = rows
+        self._model, self._rows, self._cache = model, rows, DynamicCache()
         self._ids = torch.zeros(rows, 0, dtype=torch.int64)
         self._mask = torch.zeros_like(self._ids)
 
@@ -194,8 +189,7 @@ class KeptCache:
         out = generate(self._model, ids, mask, limits, self._cache)
         drawn = torch.arange(out.shape[1] - width)[None] < torch.tensor(limits)[:, None]
         self._ids, self._mask = out, torch.cat((mask, drawn.long()), 1)
-        if self._keeping == "packed":
-            self._pack()
+        self._pack()
         return new_ids(out, width, limits)
 
     def _pack(self) -> None:
@@ -250,18 +244,13 @@ class Tally:
     turns: int
     batch: int
     engine: Side = field(default_factory=Side)
-    kept: dict[Keeping, Side] = field(default_factory=dict)
-    """`generate` with its cache kept, by the way it is kept."""
+    kept: Side = field(default_factory=Side)
+    """`generate` with its cache kept."""
     history: Side = field(default_factory=Side)
     responses: int = 0
     equal: int = 0
     gap: float = 0.0
     """Largest difference of the two best logits where a response first differs; if it is tiny, rounding decided."""
-
-    @property
-    def best(self) -> tuple[Keeping, Side]:
-        """The fastest way of keeping the cache."""
-        return max(self.kept.items(), key=lambda item: item[1].speed)
 
     def ratio(self, peer: Side) -> float:
         """How many times as many tokens per CPU second the engine draws."""
@@ -269,7 +258,7 @@ class Tally:
 
 
 def positions(lengths: RolloutBench, turns: int) -> int:
-    """Largest number of columns of an episode, including the holes of a peer that keeps them."""
+    """Largest number of ids of an episode."""
     return lengths.system + turns * (lengths.observation[1] + lengths.response[1])
 
 
@@ -304,26 +293,20 @@ class Turn:
         ]
 
 
-def duel(model: Any, shape: Shape, lengths: RolloutBench, turns: int, batch: int, keeping: Sequence[Keeping]) -> Tally:
-    """Plays all turns with the engine and the peers that keep a cache, and some with the peer that does not."""
+def duel(model: Any, shape: Shape, lengths: RolloutBench, turns: int, batch: int) -> Tally:
+    """Plays all turns with the engine and the peer that keeps its cache, and some with the peer that does not."""
     from turngym.agents.local_engine.engine import LocalEngine
 
-    tally, engine = Tally(turns, batch), LocalEngine(model, max_batch=batch)
-    tally.kept = {way: Side() for way in keeping}
-    most = positions(lengths, turns)
-    peers = {way: KeptCache(model, batch, most, way) for way in keeping}
-    together = {way: np.ones(batch, bool) for way in keeping}
-    sampled, everywhere = _spread(shape.history_turns, turns), np.ones(batch, bool)
+    tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
+    sampled, together, everywhere = _spread(shape.history_turns, turns), np.ones(batch, bool), np.ones(batch, bool)
     rng = np.random.default_rng(lengths.seed)
     system = _random_ids(rng, lengths.system, shape.vocab)
-    for way, peer in peers.items():
-        tally.kept[way].timed(partial(peer.begin, system), 0)
+    tally.kept.timed(partial(peer.begin, system), 0)
     for number, turn in enumerate(_turns(rng, lengths, shape.vocab, turns, [system] * batch)):
         drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), turn.tokens)]
         turn.answers.extend(drawn)
-        for way, peer in peers.items():
-            theirs = tally.kept[way].timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
-            together[way] &= ~_compare(model, turn.prompts, drawn, theirs, together[way], tally)
+        theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
+        together &= ~_compare(model, turn.prompts, drawn, theirs, together, tally)
         if number in sampled:
             again = tally.history.timed(partial(whole_history, model, turn.prompts, turn.limits), turn.tokens)
             _compare(model, turn.prompts, drawn, again, everywhere, tally)
@@ -577,8 +560,6 @@ class RolloutBench:
     """One whose matrix products outweigh the overhead of each call."""
     half_billion: Shape = HALF_BILLION
     """The shape of a model of 0.5B parameters, with its vocabulary."""
-    keeping: tuple[Keeping, ...] = ("packed", "static")
-    """How the peer keeps its cache: holes closed after every turn, holes left (dynamic), a fixed size (static)."""
     system: int = 150
     """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
     observation: tuple[int, int] = (20, 30)
@@ -600,7 +581,6 @@ HEADER = [
 
 def cells(tally: Tally) -> list[str]:
     """One row of the table."""
-    way, kept = tally.best
     history = (
         (f"{tally.history.speed:.0f}", f"{tally.ratio(tally.history):.1f}x") if tally.history.tokens else ("-", "-")
     )
@@ -612,8 +592,8 @@ def cells(tally: Tally) -> list[str]:
         str(tally.turns),
         str(tally.batch),
         f"{tally.engine.speed:.0f}",
-        f"{kept.speed:.0f} ({way})",
-        f"{tally.ratio(kept):.2f}x",
+        f"{tally.kept.speed:.0f}",
+        f"{tally.ratio(tally.kept):.2f}x",
         *history,
         equal,
     ]
@@ -625,7 +605,7 @@ def measure(shape: Shape, config: RolloutBench) -> list[Tally]:
     tallies = []
     for turns in shape.turns:
         for batch in shape.batches:
-            tallies.append(duel(model, shape, config, turns, batch, config.keeping))
+            tallies.append(duel(model, shape, config, turns, batch))
             print("  " + "  ".join(cells(tallies[-1])), flush=True)
     return tallies
 

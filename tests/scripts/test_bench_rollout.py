@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 from turngym.scripts.bench_rollout import (
     HEADER,
     TINY,
-    Keeping,
     KeptCache,
     PlayedWay,
     Side,
@@ -34,17 +33,16 @@ def test_bench_prints_ratios_to_both_peers_and_equal_ids(capsys: pytest.CaptureF
     assert "tiny (1 layers, width 32)" in out
     assert "larger" not in out
     assert "tokens per CPU second" in out
-    # two ways of keeping the cache on every turn, the whole history on two
-    assert "12/12" in out
-    assert "16/16" in out
+    # the kept cache on every turn, the whole history on two
+    assert "8/8" in out
+    assert "10/10" in out
 
 
-@pytest.mark.parametrize("keeping", ["packed", "dynamic", "static"])
-def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new(keeping: Keeping) -> None:
+def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new() -> None:
     model = build_model(replace(TINY, layers=1, width=32, vocab=50), 64, 0)
     fed: list[tuple[int, ...]] = []
     model.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: fed.append(tuple(inputs[0].shape)))
-    peer, rng = KeptCache(model, 2, 64, keeping), np.random.default_rng(0)
+    peer, rng = KeptCache(model, 2), np.random.default_rng(0)
     history = [np.empty(0, np.int32)] * 2
     for turn, (counts, limits) in enumerate((((9, 4), (2, 5)), ((3, 5), (4, 1)), ((2, 2), (3, 3)))):
         new = [rng.integers(0, 50, count).astype(np.int32) for count in counts]
@@ -58,9 +56,8 @@ def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new(keeping: Keeping) 
 
 
 def test_cells_by_hand() -> None:
-    tally = Tally(3, 8, engine=Side(100, 2.0), responses=9, equal=9)
-    tally.kept = {"static": Side(100, 8.0), "packed": Side(100, 5.0)}
-    assert cells(tally) == ["3", "8", "50", "20 (packed)", "2.50x", "-", "-", "9/9"]
+    tally = Tally(3, 8, engine=Side(100, 2.0), kept=Side(100, 5.0), responses=9, equal=9)
+    assert cells(tally) == ["3", "8", "50", "20", "2.50x", "-", "-", "9/9"]
     assert len(cells(tally)) == len(HEADER)
     tally.history, tally.equal, tally.gap = Side(30, 3.0), 8, 2e-7
     assert cells(tally)[5:] == ["10", "5.0x", "8/9 (gap 2e-07)"]
