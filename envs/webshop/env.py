@@ -346,12 +346,14 @@ class ShopSession:
         num_prev_obs: int = 0,
         num_prev_actions: int = 0,
         session: int | str | None = None,
+        session_prefix: str = "",
     ) -> None:
         self.shop = shop
         self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
         self.quirks = quirks
         self.views = views_of(shop, show_attributes=show_attrs, endless_pages=quirks.endless_pages)
         self.history = History(num_prev_obs, num_prev_actions)
+        self.prefix = session_prefix
         self.state = State()
         # the original has one global generator: sessions draw from it where the shuffle of the goals left it
         self._rng = shuffled(len(shop.goals))[1]
@@ -360,7 +362,8 @@ class ShopSession:
 
     def reset(self, session: int | str | None = None) -> tuple[str, None]:
         """Begin: an int is a goal's index, another id draws a goal once and keeps it, None makes up an id."""
-        self.session = "".join(self._rng.choices(string.ascii_lowercase, k=10)) if session is None else str(session)
+        name = "".join(self._rng.choices(string.ascii_lowercase, k=10)) if session is None else str(session)
+        self.session = self.prefix + name
         if self.session not in self._goals:
             if isinstance(session, int) and not 0 <= session < len(self.shop.goals):
                 raise TaskError(f"goal {session} does not exist; this shop has goals 0 to {len(self.shop.goals) - 1}")
