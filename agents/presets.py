@@ -13,6 +13,7 @@ from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import content_hash, plain_id
 from turngym.envs.guard import OnInvalid
+from turngym.envs.reading import Reading
 
 CHAT = ("channel", "system", "observation_role", "memory")
 """What a preset says of the agent; fields of `AgentOptions` and of `ChatSettings`."""
@@ -40,6 +41,8 @@ class Preset:
     show_admissible: bool = False
     on_invalid: OnInvalid = "reject"
     """What an action does that cannot be read or is not possible."""
+    reading: Reading = "strict"
+    """How responses are read."""
     tool: str
     """The name under which the tool is published."""
     argument: str
@@ -55,6 +58,8 @@ class Preset:
         named |= {"tool_name": self.tool, "tool_argument": self.argument}
         if self.show_admissible:
             named["show_admissible"] = True
+        if self.reading != "strict":
+            named["reading"] = self.reading
         return {**named, **self.env_kwargs, **(given or {})}
 
     def chat(self, make: Mapping[str, Any], channel: str = "auto") -> dict[str, Any]:
@@ -167,6 +172,11 @@ _VERL_AGENT_DIFFERS = (
     "role and form of answers stand in a system message instead of every user message; the reward of invalid actions "
     "(a penalty of {} in training) is not part of it"
 )
+_FOLDED = (
+    "; there the response is lower-cased before it is read, here the letter case of tags and actions does not count "
+    "(reading folded), which is the same where actions are in lower case; there an action without a thought is played "
+    "but marked invalid, here it is valid"
+)
 _REACT = "ReAct (arXiv:2210.03629; github.com/ysymyth/ReAct, {})"
 _REACT_DIFFERS = "no examples in the prompt; a chat message instead of a text to continue; {}"
 _ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
@@ -207,9 +217,11 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         **_ON_ALFWORLD,
         name="verl-agent",
+        reading="folded",
         about="verl-agent's (GiGPO's) ALFWorld: 50 turns, one prompt a turn with the last 2 turns and all actions",
         sources=(_VERL_AGENT.format("alfworld", "alfworld"),),
         differs=_VERL_AGENT_DIFFERS.format(0.1)
+        + _FOLDED
         + "; its list leaves out `help`; a response without tags is sent to the game there, here it is not",
         max_turns=50,
         system=VERL_AGENT_ALFWORLD,
@@ -220,9 +232,11 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         **_ON_WEBSHOP,
         name="verl-agent",
+        reading="folded",
         about="verl-agent's (GiGPO's) WebShop: 15 turns, one prompt a turn with the last 2 turns and all actions",
         sources=(_VERL_AGENT.format("webshop", "webshop"),),
         differs=_VERL_AGENT_DIFFERS.format(0.1)
+        + _FOLDED
         + "; pages keep their instruction, which is cut out there; its list has a click on the search button",
         max_turns=15,
         system=VERL_AGENT_WEBSHOP,
@@ -233,9 +247,12 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         **_ON_SEARCH,
         name="verl-agent",
+        reading="folded",
         about="verl-agent's (GiGPO's) Search: 4 turns, one prompt a turn with the last 4 turns",
         sources=(_VERL_AGENT.format("search", "search"),),
-        differs=_VERL_AGENT_DIFFERS.format(0.01) + "; the last turn cannot search",
+        differs=_VERL_AGENT_DIFFERS.format(0.01)
+        + "; tags are read in any letter case, as there; a response with both a search and an answer is invalid there; "
+        "the last turn cannot search",
         max_turns=4,
         system=VERL_AGENT_SEARCH,
         memory="window:4",
@@ -313,10 +330,11 @@ def find_preset(name: str | Preset | None, env_id: str) -> Preset | None:
 
 def preset_table() -> Table:
     """What each preset sets, one row each."""
-    header = ["preset", "environment", "turns", "actions", "role", "memory", "list", "a mistake", "tool(argument)"]
+    header = ["preset", "environment", "turns", "actions", "reading", "role", "memory", "list", "a mistake"]
+    header.append("tool(argument)")
     rows = []
     for preset in PRESETS:
-        cells = [preset.name, preset.env_id.rpartition("/")[2], str(preset.max_turns), preset.channel]
+        cells = [preset.name, preset.env_id.rpartition("/")[2], str(preset.max_turns), preset.channel, preset.reading]
         cells += [preset.observation_role, preset.memory, "shown" if preset.show_admissible else "-"]
         rows.append([*cells, preset.on_invalid, f"{preset.tool}({preset.argument})"])
     return header, rows

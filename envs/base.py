@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, did_you_mean
+from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import UnicodeText, printable
 
@@ -160,6 +160,11 @@ class TextEnv(gym.Env[str, str], ABC):
         if admissible is None or action in admissible:
             return None
         return f"{quote(action)} is not possible now"
+
+    def suggestion(self, action: str) -> str | None:
+        """The possible action that is most like one that is not; None if none is near."""
+        near = nearest(action, self.admissible() or ())
+        return near[0] if near else None
 
     def canonical(self, action: str) -> str:
         """The form in which actions are judged and played: stripped here; subclasses may add aliases."""

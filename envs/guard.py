@@ -10,8 +10,9 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.core.errors import TurngymError, checked_choice, checked_int, finite, nearest
+from turngym.envs.core.errors import TurngymError, checked_choice, checked_int, finite
 from turngym.envs.core.task import Task, ToolSpec, Verdict
+from turngym.envs.reading import Reading, read_action
 from turngym.envs.spaces import printable
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
@@ -36,6 +37,9 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     With `show_admissible`, every observation that waits for an answer ends with the list of possible actions, one a
     line; refusals then do not list them again. Environments with open actions have no such list.
+
+    `reading` says how much a response is forgiven (`turngym.envs.reading`). With another one than `strict`, `info` has
+    the key `reading`: by which one the action was found, None before the first turn.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         penalty: float = -0.1,
         list_admissible: bool = True,
         show_admissible: bool = False,
+        reading: Reading = "strict",
     ) -> None:
         RecordConstructorArgs.__init__(
             self,
@@ -56,6 +61,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             penalty=penalty,
             list_admissible=list_admissible,
             show_admissible=show_admissible,
+            reading=reading,
         )
         gym.Wrapper.__init__(self, env)
         base = env.unwrapped
@@ -75,6 +81,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.penalty = penalty if on_invalid == "penalize" else 0.0
         self.list_admissible = list_admissible
         self.show_admissible = show_admissible
+        self.reading: Reading = checked_choice("reading", reading, get_args(Reading))
         base.speak_through(self.channel)
         self._turn = 0
         self._over = True
@@ -84,7 +91,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         observation, info = self.env.reset(seed=seed, options=options)
         self._turn = 0
         self._over = False
-        return observation + self._shown(), info
+        return observation + self._shown(), self._noted(info, None)
 
     def step(self, action: str) -> Step:
         """Judges one response and plays its action if that is valid. Raises ResetNeeded outside an episode."""
@@ -95,15 +102,15 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         action = str.__str__(action)
         # before it is parsed, because a reward may judge the form of malformed responses too
         self.base.on_response(action)
-        parsed = self.read(action)
+        parsed, found = read_action(action, self.channel, self.base, self.reading)
         if parsed.action is None:
-            return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.")
+            return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.", None)
         canonical = self.base.canonical(parsed.action)
         reason = self.base.check(canonical)
         if reason is not None:
-            return self._answer(Verdict.INADMISSIBLE, canonical, f"Invalid action: {reason}.")
+            return self._answer(Verdict.INADMISSIBLE, canonical, f"Invalid action: {reason}.", found)
         observation, reward, terminated, truncated, info = self.env.step(canonical)
-        return self._count(observation, float(reward), terminated, truncated, info)
+        return self._count(observation, float(reward), terminated, truncated, self._noted(info, found))
 
     def close(self) -> None:
         """Closes the environment. Twice is fine, stepping it afterwards is not."""
@@ -111,10 +118,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.env.close()
 
     def read(self, response: str) -> Parsed:
-        """The action in the agent's text: parsed by the channel, or the text itself if there is no channel."""
-        if self.channel is not None:
-            return self.channel.parse(response)
-        return Parsed(action=response) if response.strip() else Parsed(reason="the action is empty")
+        """The action in the agent's text, as `step` would read it now."""
+        return read_action(response, self.channel, self.base, self.reading)[0]
 
     def render(self) -> str | None:  # type: ignore[override]
         """The environment's frame, and the list of admissible actions if that is shown."""
@@ -144,7 +149,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     def describe(self) -> dict[str, Any]:
         """A fresh `info` for the present state, as `reset` gives it."""
-        return self.base.describe() | {"turn": self._turn}
+        return self._noted(self.base.describe() | {"turn": self._turn}, None)
 
     def task_ids(self) -> Sequence[str]:
         return self.base.task_ids()
@@ -179,10 +184,13 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     def score(self) -> float:
         return self.base.score
 
-    def _answer(self, verdict: Verdict, action: str | None, reason: str) -> Step:
+    def _noted(self, info: dict[str, Any], found: Reading | None) -> dict[str, Any]:
+        return info if self.reading == "strict" else info | {"reading": found}
+
+    def _answer(self, verdict: Verdict, action: str | None, reason: str, found: Reading | None) -> Step:
         # first, because the environment may change what is admissible next
         self.base.on_refusal()
-        info = self.base.describe(verdict, action)
+        info = self._noted(self.base.describe(verdict, action), found)
         observation = self.base.invalid_observation if self.on_invalid == "noop" else self._advice(reason, action)
         if self.base.render_mode is not None:
             self.base.show(observation, action or "")
@@ -199,8 +207,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         admissible = self.base.admissible()
         if not admissible:
             return f"{reason} Nothing was done."
-        near = nearest(action, admissible) if action else []
-        lines = [f"{reason} Nothing was done." + (f" Did you mean {quote(near[0])}?" if near else "")]
+        near = self.base.suggestion(action) if action else None
+        lines = [f"{reason} Nothing was done." + ("" if near is None else f" Did you mean {quote(near)}?")]
         if self.list_admissible and not self.show_admissible:
             lines.append(f"Possible actions: {', '.join(admissible)}.")
         return "\n".join(lines)

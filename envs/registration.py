@@ -13,6 +13,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
+from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
 
 
@@ -49,6 +50,7 @@ def make_env(
     penalty: float = -0.1,
     list_admissible: bool = True,
     show_admissible: bool = False,
+    reading: Reading = "strict",
     tool_name: str | None = None,
     tool_argument: str | None = None,
     **options: Any,
@@ -71,6 +73,7 @@ def make_env(
         penalty=penalty,
         list_admissible=list_admissible,
         show_admissible=show_admissible,
+        reading=reading,
     )
 
 

@@ -27,6 +27,7 @@ from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import print_table
+from turngym.envs.reading import Reading
 from turngym.scripts.options import list_presets, parse, say_channel
 
 
@@ -65,6 +66,9 @@ class EvalOptions:
     """Turns before an episode is cut; by default the preset's limit, else the panel's, else the environment's (50)."""
     show_admissible: Literal["on", "off"] | None = None
     """Whether every observation ends with the list of admissible actions; by default as the preset says, else not."""
+    reading: Reading | None = None
+    """How responses are read: `strict` as the channel says, `folded` whatever the letter case, `lenient` in any form
+    that holds a possible action (a bare line, `Action: ...`, a fence); by default as the preset says, else strict."""
     env_kwargs: str = "{}"
     """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
     servers: Annotated[PolicyServer, tyro.conf.arg(name="")] = field(default_factory=PolicyServer)
@@ -118,6 +122,7 @@ def run(options: EvalOptions, command: Sequence[str], *, progress: bool = True) 
     """Play, and write the files if a folder was named."""
     assert options.panel is not None
     shown = {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
+    shown |= {} if options.reading is None else {"reading": options.reading}
     result = evaluate(
         options.panel,
         options.player.agent,

@@ -30,7 +30,7 @@ from turngym.envs.core.settings import FILE, to_table, write_config
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.panels import Panel, load_panel, verify_panel
 
-AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
+AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
 """Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
 what is trained on; a panel brings its own."""
 

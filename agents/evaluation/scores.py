@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference, pass_at_k
-from turngym.envs.core.episode import SHORT, Episode, Status
+from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
@@ -28,7 +28,7 @@ class EvaluationError(TurngymError):
 
 
 V = TypeVar("V")
-EACH = ("error", "goal_rate", "usage", SHORT)
+EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in an episode's `meta` whose values differ from episode to episode."""
 _STATUSES = tuple(Status)
 _UNKNOWN = -1

@@ -14,6 +14,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import json_object
 from turngym.envs.guard import guard_of
+from turngym.envs.reading import Reading
 from turngym.envs.registration import require_env
 
 
@@ -79,12 +80,15 @@ class EnvOptions:
     """What an invalid action does; by default: reject."""
     show_admissible: Literal["on", "off"] | None = None
     """Whether every observation ends with the list of admissible actions; by default not."""
+    reading: Reading | None = None
+    """How responses are read: `strict` as the channel says (default), `folded` whatever the letter case, `lenient` in
+    any form that holds a possible action (a bare line, `Action: ...`, a fence). It is part of the result's identity."""
     env_kwargs: str = "{}"
     """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
 
     def kwargs(self) -> dict[str, Any]:
         """Arguments for gym.make: only what was asked for."""
-        named = {name: getattr(self, name) for name in ("split", "data", "max_turns", "on_invalid")}
+        named = {name: getattr(self, name) for name in ("split", "data", "max_turns", "on_invalid", "reading")}
         if self.show_admissible is not None:
             named["show_admissible"] = self.show_admissible == "on"
         return {**json_object("--env-kwargs", self.env_kwargs), **{k: v for k, v in named.items() if v is not None}}

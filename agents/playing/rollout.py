@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
-from turngym.envs.core.episode import SHORT, Episode, Status, Turn
+from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
 from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
@@ -106,6 +106,8 @@ class EpisodeRunner:
         self.episode_return += reward
         self.success, self.score = bool(info["success"]), float(info["score"])
         self.goal_rate = info.get("goal_rate")
+        if info.get("reading") == "lenient":
+            conversation.notes[LENIENT] = conversation.notes.get(LENIENT, 0) + 1
         admissible = info["admissible_actions"]
         channel = conversation.channel
         conversation.past.append(

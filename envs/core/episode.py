@@ -47,6 +47,8 @@ class Status(StrEnum):
 
 SHORT = "short_turns"
 """Key in `meta` for the depth cap of an episode that had a smaller one than its step (TurnOPD's partial probes)."""
+LENIENT = "read_leniently"
+"""Key of `meta`: in how many turns only a lenient reading found the action (`turngym.envs.reading`)."""
 
 
 class EpisodeError(TurngymError):

@@ -173,6 +173,11 @@ class WebShopEnv(TextEnv):
     def check(self, action: str) -> str | None:
         return self._refusal(action) if self.strict_admissible else None
 
+    def suggestion(self, action: str) -> str | None:
+        # the template of searches is nothing that can be done
+        near = action.lower() if self._refusal(action.lower()) is None else super().suggestion(action)
+        return None if near == SEARCH_TEMPLATE else near
+
     def expert_action(self) -> str | None:
         return oracle_action(self.scene, self.oracle_query)
 
@@ -245,6 +250,8 @@ class WebShopEnv(TextEnv):
     def _refusal(self, action: str) -> str | None:
         """Why the page does not offer a canonical action."""
         parsed = parse_action(action)
+        if parsed is not None and parsed[0] not in (SEARCH, CLICK) and parsed[0].lower() in (SEARCH, CLICK):
+            return f"{quote(action)} begins with {parsed[0]}, which must be in lower case: {parsed[0].lower()}[...]"
         if parsed is None or parsed[0] not in (SEARCH, CLICK):
             return f"{quote(action)} is neither search[keywords] nor click[label]"
         name, argument = parsed
