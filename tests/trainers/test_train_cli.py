@@ -245,8 +245,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     teacher = base.index("--teacher") + 1
     for change, text in (
         ({teacher: str(models / "other")}, "different vocabularies"),
-        ({teacher: str(models / "none")}, "no model in"),
-        ({student: str(tmp_path)}, "no model in"),
+        ({teacher: str(models / "none")}, "there is no folder .*none"),
+        ({student: str(tmp_path)}, "holds no model"),
     ):
         words = [change.get(place, word) for place, word in enumerate(base)]
         with pytest.raises(TurngymError, match=text):
