@@ -14,6 +14,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,7 +29,8 @@ from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, has_checksum, iter_trace
 from turngym.envs.spaces import printable
 from turngym.scripts.options import run_verb
-from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder, write_page
+from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, write_page
+from turngym.scripts.trace_prompt import Prompts
 
 # `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
 
@@ -172,8 +174,8 @@ class Select:
         )
 
 
-def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
-    """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error.
+def selected(paths: Sequence[Path], select: Select) -> Iterator[tuple[Path, Episode]]:
+    """The chosen episodes of the files in order, each with its file; damaged lines are reported on standard error.
 
     Raises TurngymError at once, before anything is written: for no file, or for one in which no line is an episode.
     """
@@ -195,7 +197,7 @@ def _check_trace(path: Path) -> None:
         raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")
 
 
-def _chosen(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
+def _chosen(paths: Sequence[Path], select: Select) -> Iterator[tuple[Path, Episode]]:
     taken = 0
     for path in paths:
         for item in iter_trace(path):
@@ -205,7 +207,7 @@ def _chosen(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
                 print(f"{path}: skipped {item}", file=sys.stderr)
             elif select.takes(item):
                 taken += 1
-                yield item
+                yield path, item
 
 
 # `turngym trace verify`: compares the checksum of every line.
@@ -264,7 +266,8 @@ class View:
     files: tyro.conf.Positional[tuple[str, ...]]
     """Trace files, PATH or NAME=PATH; two of them are shown side by side on one task."""
     tokenizer: str | None = None
-    """Folder or name of the tokenizer, to show the text of each token."""
+    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played, by the config.toml
+    beside the trace."""
     port: int = 8321
     """Port on this machine; 0 takes a free one. Only this machine can connect."""
     browser: bool = False
@@ -274,7 +277,7 @@ class View:
 def view(command: View) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     runs = open_runs(command.files)
-    app = create_app(runs, None if command.tokenizer is None else load_decoder(command.tokenizer))
+    app = create_app(runs, command.tokenizer)
     server = DrainingServer(page_front(app, threads=4), host=HOST, port=command.port)
     server.stop_on_signals()
     print(f"ready: {server.url}, {sum(map(len, runs.values())):,} episodes; Ctrl-C ends it", flush=True)
@@ -317,6 +320,11 @@ class Print:
     select: Flat
     turns: bool = False
     """Print every turn: observation, response, verdict, reward."""
+    prompt: bool = False
+    """Print before every response the whole prompt as the model read it: system message and memory included."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer, for prompts; by default that of the model that played, by the config.toml beside the
+    trace."""
     width: int = 2000
     """Longest text printed of one observation or response, in characters."""
 
@@ -356,7 +364,8 @@ class Html:
     """The page; must not exist unless --overwrite is given."""
     select: Flat
     tokenizer: str | None = None
-    """Folder or name of the tokenizer, to show the text of each token beside its log-probability."""
+    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played, by the config.toml
+    beside the trace."""
     title: str = "Episodes"
     """Heading of the page."""
     overwrite: bool = False
@@ -379,10 +388,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _print(command: Print) -> int:
     episodes = won = 0
-    for episode in selected(command.files, command.select):
+    prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
+    for path, episode in selected(command.files, command.select):
         print(printable(episode_line(episode)))
-        if command.turns:
-            print(printable("\n".join(turn_lines(episode, command.width))))
+        if command.turns or command.prompt:
+            lines = turn_lines(episode, command.width, prompts_of(path) if command.prompt else None)
+            print(printable("\n".join(lines)))
         episodes += 1
         won += episode.success
     print(f"{episodes} episodes, {won} won")
@@ -393,7 +404,7 @@ def _filter(command: Filter) -> int:
     _must_be_new(command.out)
     episodes, count = selected(command.files, command.select), 0
     with TraceWriter(command.out) as writer:
-        for episode in episodes:
+        for _, episode in episodes:
             writer.write(episode)
             count += 1
     print(f"{count} episodes in {command.out}")
@@ -407,7 +418,7 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     _must_be_new(command.out)
-    episodes = selected(command.files, command.select)
+    episodes = (episode for _, episode in selected(command.files, command.select))
     if command.rows == "trajectories":
         from turngym.trainers.adapters.datasets import write_parquet
 
@@ -428,9 +439,9 @@ def _parquet(command: Parquet) -> int:
 def _html(command: Html) -> int:
     if not command.overwrite:
         _must_be_new(command.out)
-    decode = None if command.tokenizer is None else load_decoder(command.tokenizer)
-    episodes = selected(command.files, command.select)
-    count, size = write_page(command.out, episodes, title=command.title, decode=decode)
+    prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
+    episodes = ((episode, prompts_of(path)) for path, episode in selected(command.files, command.select))
+    count, size = write_page(command.out, episodes, title=command.title)
     print(f"{count} episodes in {command.out} ({size / 1e6:.1f} MB); open it in a browser")
     return 0
 
@@ -442,11 +453,16 @@ def episode_line(episode: Episode) -> str:
     return f"{head}  {episode.task.category:<8} {episode.task.task_id} sample {episode.sample}"
 
 
-def turn_lines(episode: Episode, width: int) -> list[str]:
-    """Yields the observations and responses of an episode as lines for a terminal."""
+def turn_lines(episode: Episode, width: int, prompts: Prompts | None = None) -> list[str]:
+    """What was said in an episode as lines for a terminal; with `prompts`, whole prompts instead of observations."""
     lines: list[str] = []
     for turn in episode.turns:
-        lines.append(_block(f"[{turn.index}] environment", turn.observation, width))
+        if prompts is None:
+            lines.append(_block(f"[{turn.index}] environment", turn.observation, width))
+        else:
+            text = prompts.whole(episode, turn)
+            read = f", {turn.response_span[0]:,} tokens" if turn.response_length else ""
+            lines.append(_block(f"[{turn.index}] prompt{read}", text, len(text)))
         verdict = f"{turn.verdict.value}, reward {turn.reward:g}, {turn.finish}"
         lines.append(_block(f"[{turn.index}] {turn.origin} ({verdict})", turn.response, width))
     return [*lines, _block("end", episode.final_observation, width), ""]

@@ -1,6 +1,6 @@
-"""Pages for reading episodes: one self-contained HTML file (`trace html`), or a local server (`trace view`).
+"""The page for reading episodes: one self-contained HTML file (`trace html`), or behind a local server (`trace view`).
 
-The file holds every episode as escaped JSON in a template. The server reads an index of the trace files, made in one
+The file holds every episode as escaped JSON in the page. The server reads an index of the trace files, made in one
 pass over their bytes, and parses an episode only when it is opened; so the files may be larger than memory.
 """
 
@@ -18,45 +18,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.channels import split_thought
+from turngym.agents.rendering.conversation import without
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json
+from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
+from turngym.scripts.trace_prompt import Decode, Prompts
 
-# The self-contained page: data as escaped JSON inside a template, no network access.
+# What the page shows of an episode, and the page with the episodes in it.
 
-TEMPLATE = Path(__file__).with_name("trace_page.html")
-Decode = Callable[[int], str]
-"""Returns the text of one token id."""
-
-
-def load_decoder(name: str) -> Decode:
-    """A function from token id to text, from a tokenizer's folder or name. Raises TurngymError without transformers."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise TurngymError(f"no tokenizer can be loaded from {name!r}: {error}") from error
-    return lambda token: str(tokenizer.decode([token]))
+PAGE = Path(__file__).with_name("trace_page.html")
 
 
-def write_page(path: Path, episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> tuple[int, int]:
+def write_page(path: Path, episodes: Iterable[tuple[Episode, Prompts]], *, title: str) -> tuple[int, int]:
     """Writes the page, one episode after the other, replacing what is there. Returns (episodes, bytes).
 
     The data can contain anything: the page's script puts every string in as text, never as markup.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch, count = path.with_name(path.name + ".part"), 0
-    before, after = TEMPLATE.read_text(encoding="utf-8").split("__DATA__")
+    before, after = PAGE.read_text(encoding="utf-8").split("__DATA__")
     with scratch.open("wb") as file:
         size = file.write(f'{before}{{"title":{_json(printable(title))},"episodes":['.encode())
-        for count, episode in enumerate(episodes, 1):
-            size += file.write((("," if count > 1 else "") + _json(episode_view(episode, decode))).encode())
+        for count, (episode, prompts) in enumerate(episodes, 1):
+            size += file.write((("," if count > 1 else "") + _json(episode_view(episode, prompts))).encode())
         size += file.write(f"]}}{after}".encode())
     scratch.replace(path)
     return count, size
@@ -68,12 +55,11 @@ def _json(value: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def episode_view(episode: Episode, decode: Decode | None = None) -> dict[str, Any]:
-    """Returns what the page shows of an episode as JSON values; NaN and infinities become null."""
+def episode_view(episode: Episode, prompts: Prompts) -> dict[str, Any]:
+    """Returns what the page shows of an episode as JSON values; NaN and infinities become strings."""
     return {
         "task": episode.task.task_id,
         "category": episode.task.category,
-        "split": episode.task.split,
         "env": episode.task.env_id,
         "sample": episode.sample,
         "seed": episode.seed,
@@ -81,36 +67,62 @@ def episode_view(episode: Episode, decode: Decode | None = None) -> dict[str, An
         "success": bool(episode.success),
         "ret": _finite(episode.episode_return),
         "score": _finite(episode.score),
+        "invalid": sum(not turn.verdict.valid for turn in episode.turns),
         "system": episode.system,
         "final": episode.final_observation,
         "meta": json.dumps(dict(episode.meta), ensure_ascii=False, indent=1, default=str) if episode.meta else "",
-        "turns": [_turn_view(episode, turn, decode) for turn in episode.turns],
+        "turns": [_turn_view(episode, turn, prompts) for turn in episode.turns],
     }
 
 
-def _turn_view(episode: Episode, turn: Turn, decode: Decode | None) -> dict[str, Any]:
-    thought, rest, _ = split_thought(turn.response)
+def _turn_view(episode: Episode, turn: Turn, prompts: Prompts) -> dict[str, Any]:
+    observation, shown = _without_list(turn)
+    # a scripted agent reads no prompt
+    prompt = None if turn.finish == "scripted" else prompts.added(episode, turn)
     return {
-        "observation": turn.observation,
+        "observation": observation,
         "admissible": None if turn.admissible is None else list(turn.admissible),
-        "thought": thought,
-        "rest": rest.strip(),
+        "listed": shown,
+        "prompt": None if prompt is None else prompt[0],
+        "begins": prompt is None or prompt[1],
+        "read": turn.response_span[0],
+        "response": turn.response,
         "action": turn.action,
         "verdict": turn.verdict.value,
         "reward": _finite(turn.reward),
         "finish": turn.finish,
         "origin": turn.origin,
-        "tokens": _tokens(episode, turn, decode),
+        "tokens": _tokens(episode, turn, prompts.decode),
         "scores": None if turn.judge_scores is None else [_finite(score) for score in turn.judge_scores],
+        "advantage": None if turn.judge_scores is None else _majority(turn.judge_scores),
         "hint": turn.hint,
     }
 
 
+def _without_list(turn: Turn) -> tuple[str, bool]:
+    """The observation without the list of admissible actions in it, and whether there was one: the page folds it."""
+    actions = turn.admissible or ()
+    for text in (listed(actions), f"\nPossible actions: {', '.join(actions)}."):
+        if actions and text in turn.observation:
+            return without(turn.observation, text), True
+    return turn.observation, False
+
+
 def _tokens(episode: Episode, turn: Turn, decode: Decode | None) -> list[list[Any]] | None:
-    if turn.logprobs is None or not turn.response_length:
+    """[id, log p, text, log p - log q] of each sampled id; None for what is not known. q is the teacher."""
+    if not turn.response_length:
         return None
-    rows = zip(episode.response_ids(turn).tolist(), turn.logprobs.tolist(), strict=True)
-    return [[token, _finite(round(logp, 3)), None if decode is None else decode(token)] for token, logp in rows]
+    rows: list[list[Any]] = []
+    for place, token in enumerate(episode.response_ids(turn).tolist()):
+        logp = None if turn.logprobs is None else float(turn.logprobs[place])
+        gap = None
+        if logp is not None and turn.teacher is not None:
+            # the teacher's recorded top K may lack the id
+            hit = (turn.teacher.ids[place] == token).nonzero()[0]
+            gap = round(logp - float(turn.teacher.logp[place][hit[0]]), 3) if len(hit) else None
+        text = None if decode is None else decode([token])
+        rows.append([token, None if logp is None else _finite(round(logp, 3)), text, gap])
+    return rows
 
 
 def _finite(value: float) -> float | str:
@@ -296,19 +308,22 @@ def _parsed(line: bytes) -> tuple[Any, ...] | None:
     return *head, item.status.value, item.task.category
 
 
-VIEW = Path(__file__).with_name("trace_view.html")
 MOST_ROWS = 500
 MOST_ATTEMPTS = 24
 """Most attempts at one task that the page offers beside the one shown."""
 
 
-def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> Any:
-    """A Flask application over indexed traces, in order. Raises TurngymError without Flask."""
+def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> Any:
+    """A Flask application over indexed traces, in order. Raises TurngymError without Flask.
+
+    `tokenizer` is for all of them; by default each trace names its own (`Prompts.of`).
+    """
     try:
         from flask import Flask, abort, jsonify, request
     except ImportError as error:
         raise TurngymError("trace view needs Flask: pip install 'turngym[serve]'") from error
     app, indexes = Flask(__name__, static_folder=None), list(runs.values())
+    prompts = [Prompts.of(index.path, tokenizer) for index in indexes]
 
     @app.errorhandler(TurngymError)
     def said(error: TurngymError) -> Any:
@@ -326,7 +341,7 @@ def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> 
 
     @app.get("/")
     def view() -> Any:
-        return VIEW.read_text(encoding="utf-8")
+        return PAGE.read_text(encoding="utf-8").replace("__DATA__", "null")
 
     @app.get("/api/runs")
     def about() -> Any:
@@ -345,44 +360,25 @@ def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> 
 
     @app.get("/api/episode")
     def episode() -> Any:
-        _, index = chosen()
+        number, index = chosen()
         place: int | None = request.args.get("at", -1, int)
         if (task := request.args.get("task")) is not None:
             place = index.find(task, request.args.get("sample", 0, int))
         if place is None or not 0 <= place < len(index):
             abort(404)
-        return jsonify(shown(index, place, decode))
+        return jsonify(shown(index, place, prompts[number]))
 
     return app
 
 
-def shown(index: TraceIndex, place: int, decode: Decode | None = None) -> dict[str, Any]:
-    """One episode as the page wants it; each token is [id, log p, text, log p - log q, advantage], null for unknown."""
+def shown(index: TraceIndex, place: int, prompts: Prompts) -> dict[str, Any]:
+    """One episode as the page wants it."""
     item = index.read(place)
-    view, group = episode_view(item, decode), index.advantage(place)
-    for turn, made in zip(item.turns, view["turns"], strict=True):
-        advantage = group if turn.judge_scores is None else _majority(turn.judge_scores)
-        if made["tokens"]:
-            pairs = zip(made["tokens"], _gaps(item, turn), strict=True)
-            made["tokens"] = [[*token, gap, advantage] for token, gap in pairs]
-        made["advantage"] = advantage
-    return {
-        **view,
-        "at": place,
-        "attempts": [index.row(other) for other in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]],
-    }
-
-
-def _gaps(episode: Episode, turn: Turn) -> list[float | None]:
-    """log p - log q of each sampled id, nats; None where the teacher's recorded top-K does not hold it."""
-    ids, teacher, logprobs = episode.response_ids(turn), turn.teacher, turn.logprobs
-    if teacher is None or logprobs is None:
-        return [None] * turn.response_length
-    found: list[float | None] = []
-    for place, token in enumerate(ids):
-        hit = (teacher.ids[place] == token).nonzero()[0]
-        found.append(round(float(logprobs[place] - teacher.logp[place][hit[0]]), 3) if len(hit) else None)
-    return found
+    view, group = episode_view(item, prompts), index.advantage(place)
+    for turn in view["turns"]:
+        turn["advantage"] = group if turn["advantage"] is None else turn["advantage"]
+    attempts = [index.row(other) for other in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]]
+    return {**view, "at": place, "attempts": attempts}
 
 
 def _majority(scores: tuple[float, ...]) -> float:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from web_browser import Browser, find_browser
 
+from turngym.agents import play_episodes
 from turngym.agents.proxy.turn_records import Recorder
+from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import trace
 from turngym.scripts.trace import Select
-from turngym.scripts.trace_pages import TEMPLATE, write_page
+from turngym.scripts.trace_pages import PAGE, write_page
+from turngym.scripts.trace_prompt import Prompts
 
 EVIL = "</script><script>alert(1)</script><!-- <b> & \" ' \u2028 \ud800"
 
@@ -85,7 +90,7 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_selection(select: Select, samples: list[int], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [item.sample for item in trace.selected([file], select)] == samples
+    assert [item.sample for _, item in trace.selected([file], select)] == samples
 
 
 def test_print(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,29 +149,107 @@ def embedded(text: str) -> dict[str, object]:
 
 
 def test_the_page_escapes_everything(tmp_path: Path) -> None:
-    write_page(tmp_path / "p.html", [episode(0, won=True, text=EVIL, category=EVIL)], title=EVIL)
+    evil = episode(0, won=True, text=EVIL, category=EVIL)
+    write_page(tmp_path / "p.html", [(evil, Prompts(decode=None))], title=EVIL)
     text = (tmp_path / "p.html").read_text("utf-8")
-    assert text.count("<script") == TEMPLATE.read_text().count("<script")
+    assert text.count("<script") == PAGE.read_text().count("<script")
     assert text.count("<!--") == 0
     assert "alert(1)</script>" not in text
     data = embedded(text)
     first = data["episodes"][0]  # type: ignore[index]
     assert first["turns"][0]["observation"] == EVIL
-    assert first["turns"][0]["thought"] is not None
-    assert first["turns"][1]["tokens"] == [[6, -0.5, None], [7, "-inf", None]]
+    assert first["turns"][1]["tokens"] == [[6, -0.5, None, None], [7, "-inf", None, None]]
 
 
 def test_the_page_is_self_contained() -> None:
-    text = TEMPLATE.read_text()
+    text = PAGE.read_text()
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
     assert "innerHTML" not in text
     assert "__DATA__" in text
 
 
-def test_token_texts_come_from_the_tokenizer(tmp_path: Path) -> None:
-    write_page(tmp_path / "p.html", [episode(0, won=True)], title="x", decode=lambda token: f"<{token}>")
-    data = embedded((tmp_path / "p.html").read_text("utf-8"))
-    assert data["episodes"][0]["turns"][0]["tokens"][0] == [2, -0.5, "<2>"]  # type: ignore[index]
+def test_prompts_and_tokens_are_decoded_from_the_recorded_ids(tmp_path: Path) -> None:
+    prompts = Prompts(decode=lambda ids: "".join(f"<{token}>" for token in ids))
+    write_page(tmp_path / "p.html", [(episode(0, won=True), prompts)], title="x")
+    first, second = embedded((tmp_path / "p.html").read_text("utf-8"))["episodes"][0]["turns"]  # type: ignore[index]
+    assert first["tokens"][0] == [2, -0.5, "<2>", None]
+    assert (first["prompt"], first["begins"], first["read"]) == ("<0><1>", True, 2)
+    assert (second["prompt"], second["begins"], second["read"]) == ("<4><5>", False, 6)
+    assert prompts.whole(episode(0, won=True), episode(0, won=True).turns[1]) == "<0><1><2><3><4><5>"
+
+
+@pytest.mark.parametrize("listing", ["\nAdmissible actions:\n- go\n- look", "\nPossible actions: go, look."])
+def test_a_list_of_actions_is_folded_out_of_the_observation(listing: str, tmp_path: Path) -> None:
+    turn = replace(episode(0, won=True).turns[0], observation=f"A room.{listing}", admissible=("go", "look"))
+    write_page(tmp_path / "p.html", [(replace(episode(0, won=True), turns=(turn,)), Prompts(decode=None))], title="x")
+    (shown,) = embedded((tmp_path / "p.html").read_text("utf-8"))["episodes"][0]["turns"]  # type: ignore[index]
+    assert (shown["observation"], shown["listed"], shown["admissible"]) == ("A room.", True, ["go", "look"])
+
+
+def test_print_prompt_shows_what_a_model_with_a_window_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    student = load_world("alfworld").checkpoint("student")
+    out = tmp_path / "t.jsonl"
+    settings = {"memory": "window:1", "system": "Do the task.", "max_new_tokens": 4, "threads": 1}
+    play_episodes(agent=f"model:{student}", tasks=1, out=out, env_kwargs={"max_turns": 3}, progress=False, **settings)  # type: ignore[arg-type]
+    assert trace.main(["print", "--prompt", str(out)]) == 0
+    said = capsys.readouterr().out
+    before, third = said.split("  [2] prompt, ")
+    assert third.count("Do the task.") == 1  # a window: every turn is a prompt of its own
+    assert "Turns taken: 2. The last 1, oldest first:" in third
+    assert "Observation 1:" not in third.partition("  [2] policy")[0]
+    assert "Turns taken: 2" not in before
+    (tmp_path / "t.config.toml").unlink()
+    with pytest.raises(TurngymError, match="no tokenizer is known for these token ids; name its folder with --tokeniz"):
+        trace.main(["print", "--prompt", str(out)])
+    capsys.readouterr()
+    assert trace.main(["print", "--prompt", str(out), "--tokenizer", str(student)]) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_a_prompt_without_ids_is_built_again_from_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    played = episode(0, won=True, text="o")
+    turns = tuple(replace(turn, prompt_span=(0, 0), response_span=(0, 0), logprobs=None) for turn in played.turns)
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(replace(played, turns=turns, segments=(), system="Be good."))
+    assert trace.main(["print", "--prompt", str(tmp_path / "t.jsonl")]) == 0
+    second = capsys.readouterr().out.split("[1] prompt")[1].split("[1] policy")[0]
+    said = "[system] Be good. [user] o [assistant] <think>o</think><action>go</action> [user] o"
+    assert " ".join(second.split()) == said
+    (tmp_path / "config.toml").write_text('memory = "window:0"')
+    assert trace.main(["print", "--prompt", str(tmp_path / "t.jsonl")]) == 0
+    second = capsys.readouterr().out.split("[1] prompt")[1].split("[1] policy")[0]
+    assert " ".join(second.split()) == "[system] Be good. [user] o Turns taken: 1. Now turn 2. Observation 2: o"
+
+
+def test_the_page_in_a_phone_folds_lists_and_shows_an_action_once(tmp_path: Path) -> None:
+    browser = find_browser() or pytest.skip("no Chromium is installed")
+    actions = tuple(f"take pen {number} from the very long shelf {number}" for number in range(400))
+    listing = "\nAdmissible actions:" + "".join(f"\n- {action}" for action in actions)
+    turn = replace(
+        episode(0, won=True).turns[0],
+        observation=f"A room.{listing}",
+        admissible=actions,
+        action=actions[7],
+        response=f"<think>hm</think><action>{actions[7]}</action>",
+    )
+    second = replace(turn, index=1, prompt_span=(4, 6), response_span=(6, 8))
+    played = [replace(episode(0, won=True), turns=(turn,)), replace(episode(1, won=False), turns=(turn, second))]
+    written = [(one, Prompts(decode=None)) for one in played]
+    write_page(tmp_path / "p.html", written, title="x")
+    with Browser(browser) as page:
+        page.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        page.open((tmp_path / "p.html").as_uri())
+        page.wait_for("document.querySelectorAll('.turn').length === 1")
+        assert page.value("document.querySelector('main').innerText").count(actions[7]) == 1
+        assert page.value("document.documentElement.scrollWidth") <= 390
+        assert page.value("document.querySelector('.agent').getBoundingClientRect().bottom") < 844, "a screen away"
+        assert not page.value("document.querySelector('#list').checkVisibility()")
+        page.click("#menu", navigates=False)
+        page.wait_for("document.querySelector('#list').checkVisibility()")
+        page.click("#row-1", navigates=False)
+        page.wait_for("document.querySelectorAll('.turn').length === 2")
+        assert not page.value("document.querySelector('#list').checkVisibility()")
 
 
 def test_html_verb(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

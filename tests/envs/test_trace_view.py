@@ -144,7 +144,7 @@ def test_attempts_at_a_task(index: TraceIndex) -> None:
 
 def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]) -> None:
     pytest.importorskip("flask")
-    client = create_app({"a": index, "b": index}, decode=lambda token: f"<{token}>").test_client()
+    client = create_app({"a": index, "b": index}).test_client()
     assert [run["name"] for run in client.get("/api/runs").json] == ["a", "b"]
     found = client.get("/api/rows?sort=turns&descending=1&start=1&count=2&at=4").json
     assert (found["total"], found["won"], found["where"]) == (6, 3, 1)
@@ -152,8 +152,9 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
     assert found["rows"][0] == [4, "Tasks/3", 0, "cool", "completed", True, 4, 0.25, 4]
     assert client.get("/api/rows?count=1&start=3").json["rows"][0][7] == "-inf"
     shown = client.get("/api/episode?run=1&at=5").json
-    # id, log p, text, log p - log q, the judge's majority
-    assert shown["turns"][0]["tokens"] == [[7, -0.5, "<7>", 1.0, -1.0], [8, -1.0, "<8>", None, -1.0]]
+    # id, log p, text, log p - log q
+    assert shown["turns"][0]["tokens"] == [[7, -0.5, None, 1.0], [8, -1.0, None, None]]
+    assert shown["turns"][0]["advantage"] == -1.0, "the judge's majority"
     pair = client.get("/api/episode?run=1&task=Tasks/0&sample=1").json
     assert (pair["at"], pair["turns"][0]["observation"], len(pair["attempts"])) == (2, TRICKY, 2)
     assert pair["turns"][0]["advantage"] == pytest.approx(-0.5 / (np.sqrt(0.5) + 1e-6))

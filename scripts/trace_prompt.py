@@ -1,0 +1,109 @@
+"""What stood in the prompt of a turn, as the model read it.
+
+An agent with token ids leaves them in the trace, so its prompt is decoded to the letter: template, system message and
+what its memory keeps of past turns. Where there are none (endpoints), the chat messages are built again from the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.presets import find_preset
+from turngym.agents.rendering.conversation import PastTurn, chat_messages, memory_of, without
+from turngym.envs.channels import split_thought
+from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.envs.guard import listed
+
+Decode = Callable[[Sequence[int]], str]
+"""Returns the text of token ids, special tokens included."""
+
+
+def load_decoder(folder: str | Path) -> Decode:
+    """The decoder of the tokenizer in `folder`. Raises TurngymError."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise TurngymError(f"no tokenizer can be loaded from {str(folder)!r}: {error}") from error
+    return lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+def settings_beside(trace: Path) -> dict[str, Any]:
+    """The settings of the rollout, evaluation or training run that wrote a trace; {} where none are beside it."""
+    run = trace.absolute().parents
+    for path in (trace.with_suffix(".config.toml"), *(folder / FILE for folder in run[:2])):
+        if path.is_file():
+            try:
+                return read_toml(path)
+            except SettingsError:
+                return {}
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Finds the prompts of the episodes of one trace."""
+
+    decode: Decode | None
+    """None where no tokenizer is known."""
+    memory: str | None = None
+    """What an agent without token ids was shown of past turns (`memory_of`); None: as `preset` says, else all."""
+    preset: str | None = None
+
+    @classmethod
+    def of(cls, trace: Path, tokenizer: str | None = None) -> Prompts:
+        """With `tokenizer`, else that of the model that the configuration beside the trace names, if it is there."""
+        settings = settings_beside(trace)
+        kind, _, folder = str(settings.get("agent", "")).partition(":")
+        folder = folder if kind == "model" else str(settings.get("student", ""))
+        if tokenizer is None and folder and (Path(folder).expanduser() / "tokenizer_config.json").is_file():
+            tokenizer = str(Path(folder).expanduser())
+        decode = None if tokenizer is None else load_decoder(tokenizer)
+        return cls(decode=decode, memory=settings.get("memory"), preset=settings.get("preset"))
+
+    def whole(self, episode: Episode, turn: Turn) -> str:
+        """The prompt of a turn. Raises TurngymError where its ids are recorded and no tokenizer is known."""
+        if not turn.response_length:
+            return self._messages(episode, turn)
+        if self.decode is None:
+            raise TurngymError("--prompt: no tokenizer is known for these token ids; name its folder with --tokenizer")
+        return self.decode(episode.segments[turn.segment][: turn.response_span[0]].tolist())
+
+    def added(self, episode: Episode, turn: Turn) -> tuple[str, bool] | None:
+        """What the prompt has behind the response before, and whether nothing stands before it; None if unknown."""
+        if not turn.response_length:
+            return (self._messages(episode, turn), True)
+        if self.decode is None:
+            return None
+        before = episode.turns[turn.index - 1] if turn.index else None
+        same = before is not None and before.segment == turn.segment
+        start = before.response_span[1] if before is not None and same else 0
+        return self.decode(episode.segments[turn.segment][start : turn.response_span[0]].tolist()), not same
+
+    def _messages(self, episode: Episode, turn: Turn) -> str:
+        if turn.finish == "scripted":
+            return "(a scripted agent reads no prompt)"
+        past = [
+            PastTurn(
+                observation=one.observation,
+                response=one.response,
+                action=one.action,
+                listing=listed(one.admissible or ()),
+                thought=split_thought(one.response)[0] or "",
+            )
+            for one in episode.turns[: turn.index]
+        ]
+        first = episode.turns[0]
+        task = without(first.observation, listed(first.admissible or ()))
+        preset = find_preset(self.preset, episode.task.env_id)
+        memory = memory_of(self.memory or (preset.memory if preset else "all"))
+        said = chat_messages(memory, episode.system or "", task, past, turn.observation)
+        return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in said)
