@@ -32,6 +32,7 @@ VERBS = {
     "panel": "turngym.scripts.panel",
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",
+    "result": "turngym.scripts.result",
     "index": "turngym.scripts.index",
     "model": "turngym.scripts.model",
     "plan": "turngym.scripts.plan",

@@ -1,0 +1,340 @@
+"""Results that prove themselves: an evaluation packed into one small file, which anyone can check by playing it again.
+
+`pack_result` writes what an evaluation was (panel, preset, model fingerprint, versions, settings), its table, and every
+episode. `check_result` plays the recorded responses in the environment and compares what comes back, recomputes the
+table, and names what differs.
+
+What a check proves: these actions, in these tasks, had these outcomes, and the table is theirs. That the named model
+chose the actions shows only who has that model (`play_again`): the same seed gives the same episodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.results import token_counts
+from turngym.agents.evaluation.scores import EACH, EvaluationError, Outcomes, Scores, score
+from turngym.agents.playing.agent import reset_seed
+from turngym.agents.playing.environments import env_maker
+from turngym.envs.core.episode import Episode, EpisodeError, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.task import Verdict
+from turngym.envs.core.trace import episode_from_json, episode_to_json
+from turngym.envs.guard import guard_of
+from turngym.envs.panels import Panel, load_panel
+
+FORMAT, VERSION = "turngym-packed-result", 1
+SUFFIX = ".result.xz"
+MOST_BYTES = 2**30
+"""Largest content of a file that is read: a few kilobytes can unpack to more than there is memory."""
+BROKEN_OFF = "broken off"
+"""`Turn.excluded` of a last response that the environment never saw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedResult:
+    """The content of a packed result."""
+
+    settings: Mapping[str, Any]
+    """How the episodes were played, as in results.json; panel, agent, model fingerprint and seed among them."""
+    versions: Mapping[str, str]
+    """Of the packages that played."""
+    date: str
+    seconds: float
+    tokens: Mapping[str, int] | None
+    """Sampled and other token ids; the ids themselves are not packed."""
+    scores: Mapping[str, Any]
+    """The table, as `Scores.to_json` gives it."""
+    episodes: tuple[Episode, ...]
+    """Without token ids, log-probabilities and timings."""
+    seal: str = ""
+    """SHA-256 of all of the above, as the file states it."""
+
+    @property
+    def outcomes(self) -> Outcomes:
+        return Outcomes.of(self.episodes)
+
+    def lines(self) -> list[str]:
+        """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            **{name: getattr(self, name) for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
+        }
+        rows = [episode_to_json(episode) for episode in self.episodes]
+        text = json.dumps(head, sort_keys=True)
+        digest = hashlib.sha256("\n".join([text, *rows]).encode("utf-8", "surrogatepass")).hexdigest()
+        return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the file and returns its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = "\n".join(self.lines()).encode("ascii")
+        path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+        return path
+
+
+def packed(run: str | Path) -> PackedResult:
+    """What `pack_result` writes of the evaluation in the folder or trace `run`.
+
+    Raises EvaluationError if there is none, if episodes are missing, or if it was not played on a panel.
+    """
+    result = rescore(run)
+    if not result.settings.get("panel"):
+        raise EvaluationError(f"{run} was not played on a panel, so nobody else could know its tasks")
+    if result.missing:
+        raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
+    written = Path(run) / "results.json"
+    about = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
+    return PackedResult(
+        settings=dict(result.settings),
+        versions=about.get("versions", loaded_versions()),
+        date=about.get("date", ""),
+        seconds=round(result.seconds, 3),
+        tokens=token_counts(result.outcomes),
+        scores=json.loads(json.dumps(result.scores.to_json())),
+        episodes=tuple(_stripped(episode) for episode in result.episodes),
+    )
+
+
+def pack_result(run: str | Path, out: str | Path, *, panel: str | None = None, data: str | None = None) -> PackedResult:
+    """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed.
+
+    `panel` and `data` are as for `check_result`. Raises EvaluationError as `packed` does, and if the check fails.
+    """
+    result = packed(run)
+    if problems := differences(result, panel=panel, data=data):
+        raise EvaluationError(f"{run} does not come out the same when it is played again: {problems[0]}")
+    result.write(out)
+    return result
+
+
+def _stripped(episode: Episode) -> Episode:
+    """What the environment needs to play the episode again, and what a reader wants to see of it."""
+    turns = tuple(
+        Turn(
+            index=turn.index,
+            observation=turn.observation,
+            admissible=None,
+            response=turn.response,
+            action=turn.action,
+            verdict=turn.verdict,
+            reward=turn.reward,
+            finish=turn.finish,
+            origin=turn.origin,
+            progress=turn.progress,
+            excluded=turn.excluded,
+        )
+        for turn in episode.turns
+    )
+    own = {name: value for name, value in episode.meta.items() if name in EACH}
+    return replace(episode, segments=(), turns=turns, timings={}, meta=own)
+
+
+def read_result(path: str | Path) -> PackedResult:
+    """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
+    try:
+        unpack = lzma.LZMADecompressor()
+        text = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).decode("ascii")
+        if not unpack.eof:
+            raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
+        first, *rows = text.split("\n")
+        head = json.loads(first)
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise ValueError(f"it has no format {FORMAT!r}")
+        if head["version"] != VERSION:
+            raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
+        return PackedResult(
+            **{name: head[name] for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
+            episodes=tuple(episode_from_json(row) for row in rows),
+            seal=head["sha256"],
+        )
+    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(f"{path} is not a packed result: {error}") from error
+
+
+def check_result(path: str | Path, *, panel: str | None = None, data: str | None = None) -> list[str]:
+    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
+
+    Args:
+        path: the file.
+        panel: path of the panel's manifest, if the panel is not shipped with turngym.
+        data: folder of the environment's data; by default where the environment looks for it.
+
+    Raises:
+        EvaluationError: the file is damaged.
+        TurngymError: the panel or the environment's data are not there.
+    """
+    return differences(read_result(path), panel=panel, data=data)
+
+
+def differences(result: PackedResult, *, panel: str | None = None, data: str | None = None) -> list[str]:
+    """As `check_result`, of a result in memory."""
+    found: list[str] = []
+    if result.seal and json.loads(result.lines()[0])["sha256"] != result.seal:
+        found.append("seal: the content has another SHA-256 than the file states; it was changed after it was packed")
+    known = load_panel(panel or str(result.settings["panel"]))
+    found += _tasks(result, known)
+    make = env_maker(known.env_id, **_make_kwargs(result, known, data))
+    env = make()
+    try:
+        for episode in result.episodes:
+            where = f"{episode.task.task_id} sample {episode.sample}"
+            found += [f"{where}, {line}" for line in _replayed(episode, env)]
+    finally:
+        env.close()
+    return [*found, *_table(result)]
+
+
+def _make_kwargs(result: PackedResult, panel: Panel, data: str | None) -> dict[str, Any]:
+    settings = result.settings
+    named = {name: settings[name] for name in ("channel", "max_turns") if name in settings}
+    return {**panel.make_kwargs, **settings.get("make", {}), **named, **({} if data is None else {"data": data})}
+
+
+def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
+    """Differences from the panel: every task as often as the settings say, with the panel's hash and the seed."""
+    settings = result.settings
+    for name, own in (("panel_sha256", panel.sha256), ("env_id", panel.env_id.rpartition(":")[2])):
+        if settings.get(name) != own:
+            yield f"settings: {name} is {settings.get(name)!r}, the panel {panel.full_name} has {own!r}"
+    chosen = {task.task_id: task for task in panel.tasks[: settings.get("limit")]}
+    wanted = {(task_id, sample) for task_id in chosen for sample in range(settings["samples"])}
+    played = [(episode.task.task_id, episode.sample) for episode in result.episodes]
+    if settings["tasks"] != len(chosen):
+        yield f"settings: {settings['tasks']} tasks, of the panel these are {len(chosen)}"
+    for task_id, sample in sorted(wanted - set(played)):
+        yield f"{task_id} sample {sample}: the episode is missing"
+    for task_id, sample in sorted({key for key in played if key not in wanted or played.count(key) > 1}):
+        yield f"{task_id} sample {sample}: one episode too many"
+    for episode in result.episodes:
+        task, where = chosen.get(episode.task.task_id), f"{episode.task.task_id} sample {episode.sample}"
+        # an episode that failed before its first observation knows only the id of its task
+        if task is not None and task != episode.task and not (episode.status.is_error and not episode.turns):
+            yield f"{where}: its task has sha256 {episode.task.sha256[:12]}, the panel says {task.sha256[:12]}"
+        if episode.seed != settings["seed"]:
+            yield f"{where}: played with seed {episode.seed}, the settings say {settings['seed']}"
+
+
+def _replayed(episode: Episode, env: Any) -> Iterator[str]:
+    """Differences between `episode` and what its responses give in `env`; after the first in a turn it stops."""
+    if episode.status.is_error and not episode.turns:
+        return
+    try:
+        seed, options = reset_seed(episode.task.task_id, episode.seed), {"task": episode.task.task_id}
+        observation, _ = env.reset(seed=seed, options=options)
+    except TurngymError as error:
+        yield f"reset: {error}"
+        return
+    task = guard_of(env).task
+    if task != episode.task:
+        yield f"its task has sha256 {episode.task.sha256[:12]}, here {task.sha256[:12]}: other data"
+        return
+    success, total, final, end = False, 0.0, 0.0, None
+    for turn in episode.turns:
+        if end is not None:
+            yield f"turn {turn.index}: the episode is over ({end.value}), but goes on in the file"
+            return
+        if turn.observation != observation:
+            yield f"turn {turn.index}: {_said('observation', turn.observation, observation)}"
+            return
+        if turn.excluded == BROKEN_OFF:
+            break
+        observation, reward, terminated, truncated, info = env.step(turn.response)
+        recorded = {"action": turn.action, "verdict": turn.verdict, "reward": turn.reward}
+        now = {"action": info["action"], "verdict": Verdict(info["verdict"]), "reward": float(reward)}
+        if wrong := [_said(name, recorded[name], now[name]) for name in now if recorded[name] != now[name]]:
+            yield f"turn {turn.index}: {'; '.join(wrong)}"
+            return
+        success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
+        end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
+    stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
+    if episode.status != end if stopped else end is not None:
+        yield _said("status", episode.status.value, "unfinished" if end is None else end.value)
+    for name, recorded, now in (
+        ("success", episode.success, success),
+        ("score", episode.score, final),
+        ("return", episode.episode_return, total),
+        ("final observation", episode.final_observation, observation),
+    ):
+        if recorded != now:
+            yield _said(name, recorded, now)
+
+
+def _said(name: str, recorded: object, now: object) -> str:
+    shown = [text if len(text) <= 80 else f"{text[:80]}..." for text in (repr(recorded), repr(now))]
+    return f"{name} is {shown[0]} in the file, {shown[1]} when it is played"
+
+
+def _table(result: PackedResult) -> Iterator[str]:
+    """Differences between the table in the file and that of its episodes."""
+    try:
+        scores: Scores = score(result.outcomes)
+    except TurngymError as error:
+        yield f"table: {error}"
+        return
+    now = dict(_flat("", json.loads(json.dumps(scores.to_json()))))
+    recorded = dict(_flat("", result.scores))
+    for name in sorted(recorded.keys() | now.keys()):
+        if recorded.get(name) != now.get(name):
+            yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _flat(f"{name}.{key}" if name else str(key), item)
+    else:
+        yield name, value
+
+
+def play_again(
+    result: PackedResult, agent: str, *, tasks: int | None = None, panel: str | None = None, **settings: Any
+) -> list[str]:
+    """Lets `agent` play the first `tasks` tasks (default: all) and names where it answers otherwise than recorded.
+
+    The same model with the same seed gives the same episodes, up to the rounding of another machine. `settings` are
+    those of `evaluate`: what the file does not say, such as `device`.
+    """
+    own = result.settings
+    counts = [count for count in (tasks, own.get("limit")) if count is not None]
+    again = evaluate(
+        panel or str(own["panel"]),
+        agent,
+        preset=own.get("preset"),
+        samples=own["samples"],
+        seed=own["seed"],
+        limit=min(counts, default=None),
+        env_kwargs=own.get("make", {}),
+        verify=False,
+        **{"temperature": own["temperature"]} if own["temperature"] is not None else {},
+        **settings,
+    )
+    found = []
+    if (known := own.get("model")) and known != again.settings.get("model"):
+        found.append(f"model: its fingerprint is {again.settings.get('model')}, the file names {known}")
+    recorded = {(one.task.task_id, one.sample): one for one in result.episodes}
+    for episode in again.episodes:
+        key = episode.task.task_id, episode.sample
+        if (line := first_difference(recorded[key].turns, episode.turns)) is not None:
+            found.append(f"{key[0]} sample {key[1]}, {line}")
+    return found
+
+
+def first_difference(recorded: Sequence[Turn], now: Sequence[Turn]) -> str | None:
+    """The first turn whose responses differ, in words; None if all are equal."""
+    for first, second in zip(recorded, now, strict=False):
+        if first.response != second.response:
+            return f"turn {first.index}: {_said('response', first.response, second.response)}"
+    return None if len(recorded) == len(now) else _said("number of turns", len(recorded), len(now))

@@ -1,0 +1,92 @@
+"""Results that others can check: pack an evaluation into one file, check such a file, make a table of many.
+
+Examples:
+    turngym result pack runs/student/eval --out student.result.xz
+    turngym result check student.result.xz
+    turngym result check student.result.xz --agent model:runs/student
+    turngym result table results --out table
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from turngym.agents.evaluation.packed import SUFFIX, differences, pack_result, play_again, read_result
+from turngym.envs.core.errors import TurngymError
+from turngym.scripts.options import run_verb
+
+MOST_LINES = 20
+"""Differences that are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """Pack a finished evaluation on a panel, after playing its recorded responses once more."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of an evaluation, or its trace."""
+    out: Path
+    """The file to write; its name ends in .result.xz."""
+    panel: str | None = None
+    """Manifest of the panel, if it does not come with turngym."""
+    data: str | None = None
+    """Folder of the environment's data; by default where the environment looks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Play the recorded responses of packed results again and compare: observations, actions, verdicts, outcomes,
+    table. Exit status 1 if anything differs."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Packed results."""
+    panel: str | None = None
+    """Manifest of the panel, if it does not come with turngym."""
+    data: str | None = None
+    """Folder of the environment's data; by default where the environment looks for it."""
+    agent: str | None = None
+    """Also let this agent play (model:FOLDER, ...) and compare its responses: who has the model can tell whether it
+    chose these actions."""
+    tasks: int | None = None
+    """--agent: play only the first so many tasks."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym result` with `argv` (without the verb itself)."""
+    about = (__doc__ or "").split("\n")[0]
+    return run_verb({Pack: pack, Check: check}, argv, prog="turngym result", description=about)
+
+
+def pack(options: Pack) -> int:
+    if not options.out.name.endswith(SUFFIX):
+        raise TurngymError(f"--out is {options.out}; the name of a packed result ends in {SUFFIX}")
+    result = pack_result(options.run, options.out, panel=options.panel, data=options.data)
+    size = options.out.stat().st_size
+    print(f"{options.out}: {len(result.episodes)} episodes in {size:,} bytes, checked")
+    return 0
+
+
+def check(options: Check) -> int:
+    if not options.files:
+        raise TurngymError("name at least one packed result: turngym result check FILE ...")
+    failed = 0
+    for path in options.files:
+        start = time.monotonic()
+        result = read_result(path)
+        found = differences(result, panel=options.panel, data=options.data)
+        if options.agent is not None:
+            found += play_again(result, options.agent, tasks=options.tasks, panel=options.panel)
+        turns = sum(episode.depth for episode in result.episodes)
+        seconds = time.monotonic() - start
+        said = f"{len(found)} differences" if found else f"as recorded, {result.seal[:12]}"
+        print(f"{path}: {said} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s)")
+        print("".join(f"  {line}\n" for line in found[:MOST_LINES]), end="")
+        if len(found) > MOST_LINES:
+            print(f"  and {len(found) - MOST_LINES} more")
+        failed += bool(found)
+    return 1 if failed else 0

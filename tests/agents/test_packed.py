@@ -1,0 +1,260 @@
+"""A packed result is small, comes out the same when it is played again, and no change of it goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents import evaluate
+from turngym.agents.evaluation.packed import (
+    PackedResult,
+    check_result,
+    first_difference,
+    pack_result,
+    packed,
+    play_again,
+    read_result,
+)
+from turngym.agents.evaluation.scores import EvaluationError, score
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Verdict
+from turngym.scripts.main import main
+
+PANEL = "alfworld-quickstart"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half of the expert's turns are random actions, so that some of its 10 episodes fail."""
+    out = tmp_path_factory.mktemp("run")
+    evaluate(PANEL, "expert", noise=0.6, samples=2, limit=5, seed=3, max_turns=9, workers=0, out=out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def result(run: Path) -> PackedResult:
+    made = packed(run)
+    outcomes = [(episode.success, episode.status) for episode in made.episodes]
+    assert {(True, Status.COMPLETED), (False, Status.TRUNCATED_TURNS)} <= set(outcomes)
+    return made
+
+
+def test_what_was_packed_is_read_and_checked(run: Path, result: PackedResult, tmp_path: Path) -> None:
+    path = tmp_path / "a.result.xz"
+    pack_result(run, path)
+    read = read_result(path)
+    assert check_result(path) == []
+    assert (read.episodes, read.scores) == (result.episodes, result.scores)
+    written = json.loads((run / "results.json").read_text())
+    assert read.scores == written["scores"]
+    assert read.versions == written["versions"]
+    assert (read.settings["agent"], read.settings["panel"], read.settings["seed"]) == (
+        "expert (noise 0.6)",
+        f"{PANEL}-v1",
+        3,
+    )
+    assert read.settings["make"] == {"max_turns": 9}
+    assert path.stat().st_size < 10_000
+
+
+# --- Changes by somebody who seals the file anew: the environment, the panel or the table says otherwise
+
+
+def episode_changed(number: int, **changes: Any) -> Callable[[PackedResult], PackedResult]:
+    def change(result: PackedResult) -> PackedResult:
+        episodes = list(result.episodes)
+        episodes[number] = replace(episodes[number], **changes)
+        return replace(result, episodes=tuple(episodes))
+
+    return change
+
+
+def turn_changed(make: Callable[[Turn], Turn]) -> Callable[[PackedResult], PackedResult]:
+    """The second turn of the first episode becomes what `make` makes of it."""
+
+    def change(result: PackedResult) -> PackedResult:
+        turns = list(result.episodes[0].turns)
+        turns[1] = make(turns[1])
+        return episode_changed(0, turns=tuple(turns))(result)
+
+    return change
+
+
+def setting(**changes: Any) -> Callable[[PackedResult], PackedResult]:
+    return lambda result: replace(result, settings={**result.settings, **changes})
+
+
+def with_episodes(
+    choose: Callable[[tuple[Episode, ...]], tuple[Episode, ...]],
+) -> Callable[[PackedResult], PackedResult]:
+    """Other episodes and the table that is really theirs."""
+
+    def change(result: PackedResult) -> PackedResult:
+        episodes = choose(result.episodes)
+        return replace(result, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
+
+    return change
+
+
+def all_won(episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
+    return tuple(replace(one, success=True, score=1.0, status=Status.COMPLETED) for one in episodes)
+
+
+def best_twice(episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
+    """Whoever won once is said to have won twice: the other sample is the same episode under another number."""
+    won = {one.task.task_id: one for one in episodes if one.success}
+    return tuple(replace(won.get(one.task.task_id, one), sample=one.sample) for one in episodes)
+
+
+def first_tasks(result: PackedResult) -> PackedResult:
+    """Four of the five tasks, with their table, as if no more had been asked for."""
+    known = list(dict.fromkeys(one.task.task_id for one in result.episodes))[:4]
+    made = with_episodes(lambda all_: tuple(one for one in all_ if one.task.task_id in known))(result)
+    return replace(made, settings={**made.settings, "tasks": 4})
+
+
+def table_digit(result: PackedResult) -> PackedResult:
+    scores = json.loads(json.dumps(result.scores))
+    scores["overall"]["avg"]["mean"] += 0.1
+    return replace(result, scores=scores)
+
+
+CHANGES = {
+    "an observation": (
+        turn_changed(lambda turn: replace(turn, observation="!")),
+        "turn 1: observation is",
+    ),
+    "a response": (turn_changed(lambda turn: replace(turn, response="inventory")), "turn 1: action is"),
+    "an action": (
+        turn_changed(lambda turn: replace(turn, action="inventory")),
+        "turn 1: action is 'inventory' in",
+    ),
+    "a verdict": (turn_changed(lambda turn: replace(turn, verdict=Verdict.MALFORMED)), "turn 1: verdict is"),
+    "a reward": (turn_changed(lambda turn: replace(turn, reward=0.5)), "turn 1: reward is 0.5 in the file, 0.0"),
+    "every success": (with_episodes(all_won), "success is True in the file, False when it is played"),
+    "a status": (episode_changed(0, status=Status.TRUNCATED_TOKENS), "status is 'truncated_tokens' in the file"),
+    "a return": (episode_changed(0, episode_return=7.0), "return is 7.0 in the file"),
+    "the last observation": (episode_changed(0, final_observation="You win."), "final observation is 'You win.'"),
+    "a digit of the table": (table_digit, "table: overall.avg.mean is"),
+    "an episode left out": (with_episodes(lambda all_: all_[1:]), "sample 0: the episode is missing"),
+    "an episode too many": (with_episodes(lambda all_: (*all_, all_[0])), "sample 0: one episode too many"),
+    "tasks left out": (first_tasks, "settings: 4 tasks, of the panel these are 5"),
+    "a task's hash": (
+        lambda result: episode_changed(0, task=replace(result.episodes[0].task, sha256="0" * 64))(result),
+        "its task has sha256 000000000000, the panel says",
+    ),
+    "the panel's hash": (setting(panel_sha256="0" * 64), "settings: panel_sha256 is"),
+    "another panel": (setting(panel="alfworld-generated-eval-v1"), "settings: panel_sha256 is"),
+    "a setting of the environment": (
+        setting(make={"max_turns": 30}),
+        "in the file, 'unfinished'",
+    ),
+    "the seed": (setting(seed=4), "played with seed 3, the settings say 4"),
+    "the number of samples": (setting(samples=3), "sample 2: the episode is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_is_found_even_if_the_file_is_sealed_anew(kind: str, result: PackedResult, tmp_path: Path) -> None:
+    change, said = CHANGES[kind]
+    found = check_result(change(result).write(tmp_path / "a.result.xz"))
+    assert [line for line in found if said in line], found
+    assert not [line for line in found if line.startswith("seal:")]
+
+
+def test_an_untouched_file_has_no_differences(result: PackedResult, tmp_path: Path) -> None:
+    assert check_result(result.write(tmp_path / "a.result.xz")) == []
+
+
+# --- Changes that no replay can see: the seal, the format and the model tell
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"temperature": null', '"temperature": 0.1'),
+        ('"agent": "expert', '"agent": "learned'),
+        ('"python": "3', '"python": "4'),
+        ('"samples": 2', '"samples": 2, "preset": "turnopd"'),
+    ],
+)
+def test_a_changed_setting_breaks_the_seal(old: str, new: str, result: PackedResult, tmp_path: Path) -> None:
+    path = result.write(tmp_path / "a.result.xz")
+    text = lzma.decompress(path.read_bytes()).decode()
+    assert old in text
+    path.write_bytes(lzma.compress(text.replace(old, new).encode()))
+    assert check_result(path)[0].startswith("seal: the content has another SHA-256")
+
+
+def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: Path) -> None:
+    path = result.write(tmp_path / "a.result.xz")
+    whole = path.read_bytes()
+    lines = lzma.decompress(whole).decode().split("\n")
+    cases = {
+        "flipped": whole[:900] + bytes([whole[900] ^ 1]) + whole[901:],
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+        "plain": b"{}",
+        "other": lzma.compress(b'{"format": "other"}'),
+        "newer": lzma.compress(lines[0].replace('"version": 1', '"version": 2').encode()),
+        "line": lzma.compress("\n".join([lines[0], lines[1].replace("shelf", "shelv")]).encode()),
+    }
+    for name, data in cases.items():
+        path.write_bytes(data)
+        with pytest.raises(EvaluationError, match=r"a\.result\.xz is not a packed result: .+"):
+            read_result(path)
+        assert name
+    with pytest.raises(EvaluationError, match="No such file"):
+        read_result(tmp_path / "none.result.xz")
+
+
+def test_who_has_the_player_can_tell_whether_it_played(result: PackedResult) -> None:
+    assert play_again(result, "expert", noise=0.6, workers=0, progress=False) == []
+    other = play_again(result, "expert", tasks=2, workers=0, progress=False)
+    assert len(other) == 4
+    assert re.search(r"sample 0, turn \d+: response is '.+' in the file, '.+' when it is played", other[0])
+    copied = with_episodes(best_twice)(result)
+    assert play_again(copied, "expert", noise=0.6, workers=0, progress=False)
+    assert first_difference(result.episodes[0].turns, result.episodes[0].turns[:-1]) is not None
+
+
+def test_what_cannot_be_packed(run: Path, tmp_path: Path) -> None:
+    lines = (run / "trace.jsonl").read_text().splitlines()
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(EvaluationError, match="lacks 1 episodes"):
+        packed(tmp_path)
+    bare = [json.loads(line) for line in lines]
+    for one in bare:
+        del one["meta"]["panel"], one["crc"]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, bare)) + "\n")
+    with pytest.raises(EvaluationError, match="not played on a panel"):
+        packed(tmp_path)
+    changed = [
+        line.replace("You are in the middle", "You are at the edge") for line in map(json.dumps, map(json.loads, lines))
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(re.sub(r', "crc": "\w+"', "", line) for line in changed) + "\n")
+    with pytest.raises(EvaluationError, match=r"does not come out the same .* turn 0: observation is"):
+        pack_result(tmp_path, tmp_path / "a.result.xz")
+    assert not (tmp_path / "a.result.xz").exists()
+
+
+def test_the_command(run: Path, result: PackedResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.result.xz", tmp_path / "bad.result.xz"
+    assert main(["result", "pack", str(run), "--out", str(good)]) == 0
+    assert re.search(r"good\.result\.xz: 10 episodes in [\d,]+ bytes, checked", capsys.readouterr().out)
+    table_digit(result).write(bad)
+    assert main(["result", "check", str(good)]) == 0
+    assert main(["result", "check", str(good), str(bad)]) == 1
+    out = capsys.readouterr().out
+    assert "good.result.xz: as recorded, " in out
+    assert "bad.result.xz: 1 differences (10 episodes" in out
+    assert "\n  table: overall.avg.mean is" in out
+    assert main(["result", "pack", str(run), "--out", str(tmp_path / "x.json")]) == 2
+    assert "ends in .result.xz" in capsys.readouterr().err
