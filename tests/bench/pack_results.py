@@ -1,7 +1,7 @@
-"""Makes docs/results: the tiny models, the expert and the random player of every embedded world, evaluated and packed.
+"""Makes docs/results: tiny models, expert and random player of every embedded world, evaluated and packed.
 
-A result that is there is not made again. On another machine the models' rounding may differ, and with it an episode here
-and there; the files check all the same, since a check replays what was said.
+A result that is there is not made again. On another machine the models' rounding may differ, and with it an episode
+here and there; the files check all the same, since a check replays what was said.
 
 Example:
     python tests/bench/pack_results.py --runs runs/results
