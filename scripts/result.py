@@ -19,6 +19,7 @@ import tyro
 from turngym.agents.evaluation.packed import SUFFIX, differences, pack_result, play_again, read_result
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.options import run_verb
+from turngym.scripts.result_table import as_markdown, write_table
 
 MOST_LINES = 20
 """Differences that are printed."""
@@ -56,10 +57,22 @@ class Check:
     """--agent: play only the first so many tasks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Make a page, a CSV and a Markdown file of all packed results in a folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder with *.result.xz, searched with all folders below it."""
+    out: Path = Path("results-table")
+    """Folder for index.html (one file that holds every episode), results.csv and results.md."""
+    title: str = "Results"
+    """Heading of the page."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `turngym result` with `argv` (without the verb itself)."""
     about = (__doc__ or "").split("\n")[0]
-    return run_verb({Pack: pack, Check: check}, argv, prog="turngym result", description=about)
+    return run_verb({Pack: pack, Check: check, Table: table}, argv, prog="turngym result", description=about)
 
 
 def pack(options: Pack) -> int:
@@ -90,3 +103,10 @@ def check(options: Check) -> int:
             print(f"  and {len(found) - MOST_LINES} more")
         failed += bool(found)
     return 1 if failed else 0
+
+
+def table(options: Table) -> int:
+    groups = write_table(options.folder, options.out, options.title)
+    print(as_markdown(groups))
+    print(f"written to {options.out}; open {options.out / 'index.html'} in a browser")
+    return 0
