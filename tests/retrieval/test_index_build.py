@@ -169,7 +169,7 @@ def test_existing_folder_is_replaced_only_on_demand(corpus: Path, tmp_path: Path
     [
         ({"factory": "IFV3,Flat"}, "faiss cannot make 'IFV3,Flat'"),
         ({"parameters": {"nprobe": 4}}, "takes no search setting nprobe=4"),
-        ({"encoder": "hasing"}, "unknown encoder 'hasing'; name hashing, hf:MODEL"),
+        ({"encoder": "hasing"}, "unknown encoder 'hasing'; name hashing, minilm, hf:MODEL"),
         ({"kind": "bm52"}, "index kind 'bm52'"),
         ({"shard_rows": 0}, "shard_rows is 0"),
         ({"factory": "IVF4096,Flat"}, "230 vectors cannot train"),
