@@ -98,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
     print_table(result.table(), title=result.title)
     if result.settings.get("chat"):
         print(result.settings["chat"])
+    for text in result.hints():
+        print(text)
     if result.scores.errors:
         print(f"{result.scores.errors} episodes ended in errors and are not counted; run again to play them again")
         return 1

@@ -27,6 +27,7 @@ try:
     from turngym.scripts.options import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
     from turngym.trainers.distributed import world_of
+    from turngym.trainers.metrics import read_metrics
     from turngym.trainers.run import run_training
     from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
 except ImportError as error:
@@ -80,7 +81,12 @@ def main(argv: Sequence[str]) -> int:
     with world_of(timeout=config.models.process_timeout) as world:
         result = run_training(config, world, command=("turngym", "train", *argv))
         if world.rank == 0:
-            print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
+            took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
+            steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]
+            if all(row["episodes"] == 0 for row in steps):
+                print(f"{took}, none of which made an update: the model in {result.model} is as it was")
+            else:
+                print(f"{took}; model in {result.model}")
     return 0
 
 

@@ -155,6 +155,8 @@ METRICS: Mapping[str, str] = {
     "score/std": "its standard deviation over episodes",
     "response_tokens": "tokens per response of the policy",
     "turns_mean": "turns per training episode",
+    "malformed": "share of the policy's turns in which no action could be read",
+    "answers_cut": "share of the policy's turns whose answer ended at the limit on new tokens",
     "valid_actions": "share of the policy's turns whose action was valid",
     "truncated": "share of training episodes cut by a depth cap or by the limits on turns or tokens",
     "entropy": "student entropy, mean over supervised tokens",

@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self
 
 from turngym.envs.core.progress import ACTIVITY, LogLines, clock
 
+MUCH = 0.5
+"""From this share on, answers that are cut or cannot be read are what holds a run up."""
 SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "depth {}"), ("eval/avg", "Avg {:.1%}"))
 
 
@@ -70,6 +72,8 @@ class LiveProgress:
         self.latest: dict[str, Any] = {}
         self.lines = LogLines(self.line, self.console)
         self._phase, self._since, self._before = "start", time.monotonic(), replace(ACTIVITY)
+        self._steps = self._unchanged = self._solved = 0
+        """Training steps of this call, those of them without an update, and those in which an episode succeeded."""
         self._first: tuple[int, float] | None = None
         """The first step of this process that ended, and when: what comes before it is loading."""
 
@@ -82,6 +86,9 @@ class LiveProgress:
     ) -> None:
         self.bar.stop() if self.console.is_terminal else self.lines.__exit__()
         self.console.print(f"{self.title}: {describe(self.latest)}", highlight=False)
+        if kind is None:
+            for text in self.hints():
+                self.console.print(f"{self.title}: {text}", highlight=False)
 
     def phase(self, name: str) -> None:
         self._phase, self._since, self._before = name, time.monotonic(), replace(ACTIVITY)
@@ -90,11 +97,42 @@ class LiveProgress:
     def row(self, row: Mapping[str, Any]) -> None:
         self.latest.update(row)
         self._first = self._first or (row["step"], time.monotonic())
+        if row["kind"] == "train":
+            self._steps, self._solved = self._steps + 1, self._solved + bool(row.get("success"))
+            if row.get("episodes") == 0:
+                self._unchanged += 1
+                self.console.print(f"{self.title}: {without_update(row)}", highlight=False, soft_wrap=True)
         text = describe(self.latest)
         # without "step N", which the bar counts itself
         self.bar.update(self.task, completed=row["step"], numbers=text.partition("  ")[2])
         if not self.console.is_terminal and (row["kind"] == "eval" or row["step"] % self.every == 0):
             self.console.print(f"{self.title}: {text}", highlight=False)
+
+    def hints(self) -> list[str]:
+        """What may help, where steps made no update or answers were cut or could not be read."""
+        said, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
+        if self._unchanged:
+            first = f"{self._unchanged} of {self._steps} steps made no update, for nothing in them could be compared."
+            if not self._solved:
+                helps = (
+                    "No episode succeeded: teach the student first (`turngym train sft` on an expert's episodes, or a "
+                    "distillation), take easier tasks or more turns, or let a --reward pay for progress."
+                )
+            else:
+                helps = "Larger groups, a higher --temperature, or tasks of which the student solves some help."
+            said.append(f"{first} {helps}")
+        if share["malformed"] >= MUCH:
+            said.append(
+                f"in the last step {100 * share['malformed']:.0f} % of the student's answers could not be read as "
+                'actions: `turngym train sft` teaches their form; --channel and --env-kwargs \'{"reading": '
+                '"lenient"}\' change what is asked for. --keep-rollouts 1 and `turngym trace print --prompt` show them.'
+            )
+        if share["answers_cut"] >= MUCH:
+            said.append(
+                f"in the last step {100 * share['answers_cut']:.0f} % of the student's answers were cut at "
+                "--max-new-tokens: raise it, or let the student answer in fewer words (--thinking off, --system)."
+            )
+        return said
 
     def line(self) -> str:
         """`opd: step 3/50, rollout for 0:01:20, 96 turns (1.2/s), ..., 4.1 GB, 0:03:05 a step, about 2:24:00 left`"""
@@ -108,6 +146,16 @@ class LiveProgress:
             each = (now - self._first[1]) / (step - self._first[0])
             parts.append(f"{clock(each)} a step, about {clock(each * (self.total - step))} left")
         return ", ".join(parts)
+
+
+def without_update(row: Mapping[str, Any]) -> str:
+    """`step 3: no update: its 8 groups have no contrast (8 all alike, 0 of them solved)`"""
+    alike, solved, lost = (row.get(f"groups/{name}") for name in ("uniform", "uniform_solved", "lost"))
+    if alike is None:
+        return f"step {row['step']}: no update: none of its episodes is trained on"
+    failed = f", {lost} lost to failed episodes" if lost else ""
+    why = f"its {alike + (lost or 0)} groups have no contrast ({alike} all alike, {solved} of them solved{failed})"
+    return f"step {row['step']}: no update: {why}"
 
 
 def peak_memory() -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, EpisodeFilter, Targets
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judged import judge_row
@@ -44,7 +45,15 @@ def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
         **_spread("score", np.array([episode.score for episode in played])),
         **demonstration_row(played),
         "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
+        "malformed": _share(turn.verdict is Verdict.MALFORMED for turn in policy),
+        "answers_cut": _share(turn.finish == "length" for turn in policy),
     }
+
+
+def _share(found: Iterable[bool]) -> float | None:
+    """The share of what is true; None of nothing."""
+    every = list(found)
+    return sum(every) / len(every) if every else None
 
 
 def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:

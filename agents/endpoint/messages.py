@@ -117,9 +117,9 @@ def usage_table(names: Iterable[str], episodes: Iterable[Episode]) -> list[tuple
     used = usage_of(episodes)
     if used is None or not used.answers:
         return []
-    header = ["run", "prompt tokens", "completion tokens", "answers cut off %"]
+    header = ["run", "prompt tokens", "completion tokens"]
     header += ["cost"] if used.cost is not None else []
-    cells = [f"{used.prompt_tokens:,}", f"{used.completion_tokens:,}", f"{100 * used.cut_off / used.answers:.1f}"]
+    cells = [f"{used.prompt_tokens:,}", f"{used.completion_tokens:,}"]
     return [(header, [[*names, *cells, *([f"{used.cost:.4f}"] if used.cost is not None else [])]])]
 
 

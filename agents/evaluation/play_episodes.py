@@ -12,6 +12,7 @@ import numpy as np
 
 from turngym.agents.endpoint.messages import usage_table
 from turngym.agents.evaluation.evaluate import keep_settings, prepare
+from turngym.agents.evaluation.hints import hints
 from turngym.agents.evaluation.scores import behavior_table, score, success_table
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
@@ -42,6 +43,8 @@ class PlayedEpisodes:
     """The trace."""
     chat: str = ""
     """The chat settings of a model in one line; empty for other agents."""
+    channel: str | None = None
+    """How the agent writes actions; None for bare ones."""
 
     @property
     def errors(self) -> int:
@@ -57,11 +60,13 @@ class PlayedEpisodes:
 
     @property
     def summary(self) -> str:
-        """Number of episodes and their trace, in one line."""
+        """Number of episodes and their trace; then what may help where answers were cut or could not be read."""
         where = "" if self.out is None else f" in {self.out}"
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
         chat = f"\n{self.chat}" if self.chat else ""
-        return f"{len(self.episodes)} episodes{where}{errors}{chat}"
+        played = [episode for episode in self.episodes if not episode.status.is_error]
+        said = hints(score(played), played, self.channel) if played else []
+        return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *said))
 
     def __str__(self) -> str:
         table = self.table()
@@ -151,7 +156,9 @@ def play_episodes(
                 system=opened.system,
                 meta={"temperature": opened.temperature, **ready.preset_note},
             )
-        return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat)
+        return PlayedEpisodes(
+            episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat, channel=opened.channel
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
+from turngym.agents.evaluation.hints import hints
 from turngym.agents.evaluation.results import episode_rows, results_json, write_results
 from turngym.agents.evaluation.scores import EvaluationError, Outcomes, Scores, behavior_table, score, success_table
 from turngym.agents.playing.agent import Agent
@@ -195,8 +196,13 @@ class EvalResult:
         what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
         return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
 
+    def hints(self) -> list[str]:
+        """What may help where answers were cut or could not be read."""
+        ended = (item for item in self.episodes if not item.status.is_error)
+        return hints(self.scores, ended, self.settings.get("channel"))
+
     def __str__(self) -> str:
-        return table_text(self.table(), self.title)
+        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.hints())
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""

@@ -52,6 +52,8 @@ class Outcome:
     prompt_tokens: int | None
     """Number of ids that were not sampled; None for text-only agents."""
     response_tokens: int | None
+    cut: int
+    """Number of answers that ended at the limit on new tokens."""
     meta: Mapping[str, Any]
     """The episode's `meta` without the names in `EACH`."""
 
@@ -83,7 +85,7 @@ class Codes(Generic[V]):
 
 
 _COLUMNS = {
-    **dict.fromkeys(("task", "verdicts", "played", "sample", "prompt", "response"), "i"),
+    **dict.fromkeys(("task", "verdicts", "played", "sample", "prompt", "response", "cut"), "i"),
     "group": "q",
     **dict.fromkeys(("status", "success"), "b"),
     **dict.fromkeys(("score", "ret", "goal"), "d"),
@@ -126,6 +128,7 @@ class Outcomes(Sequence[Outcome]):
             "group": episode.group,
             "prompt": ids - response if episode.segments else _UNKNOWN,
             "response": response if episode.segments else _UNKNOWN,
+            "cut": sum(turn.finish == "length" for turn in episode.turns),
             "status": _STATUSES.index(episode.status),
             "success": episode.success,
             "score": episode.score,
@@ -163,6 +166,7 @@ class Outcomes(Sequence[Outcome]):
             goal_rate=None if np.isnan(row["goal"]) else row["goal"],
             prompt_tokens=row["prompt"] if known else None,
             response_tokens=row["response"] if known else None,
+            cut=row["cut"],
             meta=meta,
         )
 
@@ -282,6 +286,8 @@ class Scores:
     """Share of turns whose action did not reach the environment."""
     verdicts: Mapping[str, float]
     """Share of turns by verdict."""
+    cut_rate: float
+    """Share of turns whose answer ended at the limit on new tokens."""
     truncated: Mapping[str, float]
     """Share of episodes by truncation status."""
     goal_rate: float | None
@@ -323,6 +329,7 @@ def score(episodes: Iterable[Episode] | Outcomes) -> Scores:
         success_turns=fmean(depths[won]) if won.any() else None,
         invalid_rate=sum(n for verdict, n in verdicts.items() if not verdict.valid) / turns,
         verdicts={verdict.value: verdicts[verdict] / turns for verdict in Verdict},
+        cut_rate=int(counted.column("cut").sum()) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
         goal_rate=fmean(goals) if len(goals) else None,
     )
@@ -398,12 +405,12 @@ def success_table(runs: Mapping[str, Scores]) -> Table:
 
 def behavior_table(runs: Mapping[str, Scores]) -> Table:
     """One row per run: turns, invalid actions, truncations, goal conditions, errors."""
-    header = ["run", "turns", "turns (won)", "invalid %", "malformed %", "cut by turns %", "cut by context %"]
-    header += ["goal conditions %", "score", "errors"]
+    header = ["run", "turns", "turns (won)", "invalid %", "malformed %", "answers cut %", "cut by turns %"]
+    header += ["cut by context %", "goal conditions %", "score", "errors"]
     rows = []
     for name, scores in runs.items():
         cells = [f"{scores.turns:.1f}", "-" if scores.success_turns is None else f"{scores.success_turns:.1f}"]
-        cells += [_percent(scores.invalid_rate), _percent(scores.verdicts["malformed"])]
+        cells += [_percent(scores.invalid_rate), _percent(scores.verdicts["malformed"]), _percent(scores.cut_rate)]
         cells += [_percent(scores.truncated[key]) for key in ("truncated_turns", "truncated_tokens")]
         cells += ["-" if scores.goal_rate is None else _percent(scores.goal_rate), f"{scores.score:.3f}"]
         rows.append([name, *cells, str(scores.errors)])

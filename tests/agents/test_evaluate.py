@@ -109,7 +109,7 @@ def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         "| expert | 100.0 | 100.0 | 100.0 [39.8, 100.0] | 100.0 [39.8, 100.0] | 4 |",
     ]
-    assert "| expert | 2.5 | 2.5 | 0.0 | 0.0 | 0.0 | 0.0 | 100.0 | 1.000 | 0 |" in markdown(
+    assert "| expert | 2.5 | 2.5 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 100.0 | 1.000 | 0 |" in markdown(
         behavior_table({"expert": scores})
     )
 

@@ -1,0 +1,43 @@
+"""What to say where a model fails silently: its answers are cut, or none of them can be read."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+
+from turngym.agents.evaluation.scores import Scores
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.task import Verdict
+from turngym.envs.spaces import printable
+
+MOST_MALFORMED = 0.9
+"""From this share of malformed answers on, a model does not write actions in the form that is asked for."""
+EXAMPLE = re.compile(r"<(?!think\b)(\w+)>[^<>]*</\1>|<(?!think\b)(\w+)> and </\2>")
+
+
+def hints(scores: Scores, episodes: Iterable[Episode], channel: str | None) -> list[str]:
+    """Paragraphs about the answers of these episodes; [] where there is nothing to say."""
+    said = []
+    if scores.cut_rate:
+        said.append(
+            f"{100 * scores.cut_rate:.0f} % of the answers were cut at the limit on new tokens, so that their ends are "
+            "lost: raise --max-new-tokens, or let the model answer in fewer words (--thinking off, another --system)."
+        )
+    malformed = scores.verdicts[Verdict.MALFORMED.value]
+    if malformed >= MOST_MALFORMED:
+        found = ((episode, turn) for episode in episodes for turn in episode.turns)
+        episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
+        called = channel is not None and channel.startswith("tool")
+        example = EXAMPLE.search(episode.system or "")
+        expected = "a call of the environment's tool" if called else "an action in tags"
+        expected += f", as in {example[0]}" if example and not called else ""
+        answer = textwrap.shorten(printable(turn.response), 200, placeholder=" ...") or "(nothing)"
+        said.append(
+            f"{100 * malformed:.0f} % of the answers could not be read as an action. Expected is {expected}. Instead, "
+            f"turn {turn.index} of {episode.task.task_id} said: {answer!r}. What may help: a preset that lists the "
+            f"admissible actions (--preset list), --channel {'text' if called else 'tool'}, --reading lenient, and "
+            '--env-kwargs \'{"on_invalid": "reject"}\', which tells the agent what was wrong. `turngym trace print '
+            "--prompt` shows what the model read."
+        )
+    return said

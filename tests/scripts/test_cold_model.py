@@ -1,0 +1,73 @@
+"""What is said where a cold model fails: answers that are cut or cannot be read, and steps without an update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs turngym[train]")
+
+from turngym.agents import evaluate
+from turngym.agents.worlds import load_world
+from turngym.scripts.main import main
+from turngym.trainers.metrics import read_metrics
+
+STUDENT = str(load_world("alfworld").checkpoint("student"))
+COLD = ["--max-turns", "2", "--max-new-tokens", "1", "--threads", "1"]
+"""No action fits into one token."""
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    found = capsys.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+@pytest.mark.parametrize("verb", ["eval", "rollout"])
+def test_answers_that_are_cut_and_cannot_be_read_are_explained(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--panel", "alfworld-quickstart", "--limit", "2", "--no-verify"] if verb == "eval" else ["--tasks", "2"]
+    words = [verb, *asked, "--samples", "1", "--agent", f"model:{STUDENT}", *COLD]
+    assert main([*words, "--system", "Write <action>look</action>.", "--out", str(tmp_path / "out")]) == 0
+    text = said(capsys)
+    assert "answers cut % │ 100.0" in text
+    assert "100 % of the answers were cut at the limit on new tokens" in text
+    assert "raise --max-new-tokens" in text
+    assert "100 % of the answers could not be read as an action" in text
+    assert "Expected is an action in tags, as in <action>look</action>. Instead, turn 0 of " in text
+    assert all(f"--{option}" in text for option in ("preset list),", "channel tool,", "reading lenient,", "env-kwargs"))
+    if verb == "eval":
+        assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"]["cut_rate"] == 1.0
+
+
+def test_an_agent_whose_answers_can_be_read_gets_no_hints() -> None:
+    result = evaluate("alfworld-quickstart", "expert", samples=1, limit=2, verify=False, progress=False)
+    assert (result.scores.cut_rate, result.hints()) == (0.0, [])
+
+
+def test_steps_without_contrast_say_that_nothing_was_updated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["--steps", "2", "--episodes", "4", "--grpo.n", "2", "--eval-every", "0", "--no-tensorboard"]
+    assert main(["train", "grpo", "--student", STUDENT, "--out", str(out), *words, "--device", "cpu", *COLD]) == 0
+    text = said(capsys)
+    for step in (1, 2):
+        assert f"step {step}: no update: its 2 groups have no contrast (2 all alike, 0 of them solved)" in text
+    assert "2 of 2 steps made no update, for nothing in them could be compared. No episode succeeded: teach the" in text
+    assert "100 % of the student's answers could not be read" in text
+    assert "100 % of the student's answers were cut at --max-new-tokens" in text
+    model = out / "checkpoints" / "step_000002" / "model"
+    assert f"none of which made an update: the model in {model} is as it was" in text
+    assert [(row["malformed"], row["answers_cut"]) for row in read_metrics(out)] == [(1.0, 1.0)] * 2
+
+
+def test_a_run_that_learns_is_not_told_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--steps", "1", "--episodes", "2", "--eval-every", "0", "--no-tensorboard", "--device", "cpu"]
+    out = ["--out", str(tmp_path / "run"), "--max-turns", "3", "--threads", "1"]
+    assert main(["train", "sft", "--student", STUDENT, *out, *words]) == 0
+    text = said(capsys)
+    assert "no update" not in text
+    assert "; model in " in text
