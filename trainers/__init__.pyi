@@ -26,7 +26,6 @@ from .config import fingerprint as fingerprint
 from .metrics import LogSink as LogSink
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
-from .models import load_model as load_model
 from .models import save_model as save_model
 from .run import build_trainer as build_trainer
 from .run import train as train
