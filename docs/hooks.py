@@ -1,7 +1,7 @@
 """mkdocs hook, and the page that lists every metric.
 
 README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
-get what they do not name themselves of their room's public names.
+get what they do not name themselves of their room's public names. The packed results in docs/results become tables.
 `python docs/hooks.py` writes docs/metrics.md anew from the dictionaries in trainers/metrics.py.
 """
 
@@ -25,6 +25,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in PAGES.items():
         content = page_text((ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=content))
+    files.append(File.generated(config, "results/index.html", content=results_page()))
     files.append(File.generated(config, "license.md", content=f"# License\n\n{(ROOT / 'LICENSE').read_text()}"))
     return files
 
@@ -33,8 +34,24 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links from docs/ to pages of the root lead to their copies in the site; API pages are completed."""
     for name, copy in PAGES.items():
         markdown = markdown.replace(f"](../{name}", f"]({copy}")
+    if page.file.src_uri == "results.md":
+        markdown = markdown.replace("<!-- the tables of docs/results -->", results_text())
     folder, _, name = page.file.src_uri.rpartition("/")
     return with_public_names(markdown, name.removesuffix(".md")) if folder == "api" else markdown
+
+
+def results_page() -> str:
+    """The packed results as one page that holds every episode."""
+    from turngym.scripts.result_table import grouped, page, read_folder
+
+    return page(grouped(read_folder(ROOT / "docs" / "results")), "Results that come with turngym")
+
+
+def results_text() -> str:
+    """Their tables in Markdown."""
+    from turngym.scripts.result_table import as_markdown, grouped, read_folder
+
+    return as_markdown(grouped(read_folder(ROOT / "docs" / "results")), "###")
 
 
 def with_public_names(page: str, room: str) -> str:

@@ -21,8 +21,8 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
+from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.options import distill_argv
-from turngym.scripts.study.grid import Job, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import Literal
 
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.scripts.jobs import Job, shown
 from turngym.scripts.options import train_argv
-from turngym.scripts.study.grid import Job, shown
 
 # --- The recipes
 

@@ -1,4 +1,4 @@
-"""Studies on tiny models: learn, scenarios, and what papers argue with: turnopd, regime, recipe."""
+"""Studies on tiny models: learn, scenarios, what papers argue with (turnopd, regime, recipe), and plan their size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "learn": "turngym.scripts.study.learn",
+    "plan": "turngym.scripts.study.plan",
     "regime": "turngym.scripts.study.regime",
     "recipe": "turngym.scripts.study.recipe",
     "scenarios": "turngym.scripts.study.scenarios",

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from turngym.agents.evaluation.scores import Outcomes, task_means
+from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import WORLDS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
 from turngym.scripts.study.grid import RECORD, Cell
-from turngym.scripts.study.learn import TaskMeans, over_seeds, rise
 from turngym.scripts.study.settings import BASE, GROUPS, methods
 from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics

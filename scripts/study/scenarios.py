@@ -24,17 +24,16 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
+from turngym.agents.evaluation.seeds import crossed_error, differences
 from turngym.agents.evaluation.statistics import Interval, t_quantile
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
-from turngym.scripts.study.grid import Job, Runner, metric_rows, shown
+from turngym.scripts.jobs import Job, Runner, metric_rows, shown
 from turngym.scripts.study.learn import (
     NOTE,
     Result,
-    crossed_error,
     curve_text,
-    differences,
     draw_figure,
     read_result,
     signed,
@@ -216,7 +215,7 @@ class Estimate:
 
 
 def crossed(runs: Sequence[Nats]) -> Estimate:
-    """Mean over seeds and documents, both crossed random effects (`rise.crossed_error`); of one seed over documents."""
+    """Mean over seeds and documents, both crossed random effects (`crossed_error`); of one seed over documents."""
     values = [[run[name] for name in sorted(runs[0])] for run in runs]
     mean = fmean(fmean(row) for row in values)
     if len(values) > 1:

@@ -29,7 +29,8 @@ from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
-from turngym.scripts.study.grid import Runner, cells_of
+from turngym.scripts.jobs import Runner
+from turngym.scripts.study.grid import cells_of
 from turngym.scripts.study.regime import WINDOWS, regime_table
 from turngym.scripts.study.results import (
     MEASURES,

@@ -15,10 +15,11 @@ import pytest
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
+from turngym.scripts import jobs as running
 from turngym.scripts import train
+from turngym.scripts.jobs import Runner
 from turngym.scripts.main import main
-from turngym.scripts.study import grid as running
-from turngym.scripts.study.grid import Cell, Runner, cells_of
+from turngym.scripts.study.grid import Cell, cells_of
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack

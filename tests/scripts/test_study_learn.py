@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -12,79 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
-from turngym.agents.evaluation.statistics import ScoreError, clustered
 from turngym.agents.worlds import load_world
 from turngym.envs.core.errors import TurngymError
-from turngym.scripts import train
-from turngym.scripts.study import grid as jobs
+from turngym.scripts import jobs, train
+from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.study import learn
-from turngym.scripts.study.grid import Job, Runner
-from turngym.scripts.study.learn import crossed_error, over_seeds, rise, write_text
+from turngym.scripts.study.learn import write_text
 from turngym.scripts.study.learn_recipes import MUST_RISE, RECIPES, Size, choose
-
-
-def test_rises_over_seeds_and_tasks_by_hand() -> None:
-    before = [{"a": 0.0, "b": 0.25}, {"a": 0.5, "b": 0.25}]
-    after = [{"a": 0.5, "b": 0.25}, {"a": 0.5, "b": 0.75}]
-    # differences 0.5 0 / 0 0.5: both seeds and both tasks have the mean 0.25, so nothing varies but chance
-    assert rise(before, after).mean == 0.25
-    uneven = [{"a": 0.2, "b": 0.4, "c": 0.6}, {"a": 0.4, "b": 0.6, "c": 0.8}]
-    # seeds 0.4 and 0.6: variance 0.02, A = 0.01; tasks 0.3, 0.5, 0.7: variance 0.04, B = 0.04 / 3;
-    # f = 0.000544 / (0.0001 / 1 + 0.000178 / 2) = 2.88, rounded down to 2: t = 4.3027
-    found = over_seeds(uneven)
-    half = 4.302652729911275 * math.sqrt(0.01 + 0.04 / 3)
-    assert found.mean == pytest.approx(0.5)
-    assert (found.low, found.high) == (pytest.approx(max(0.0, 0.5 - half)), pytest.approx(min(1.0, 0.5 + half)))
-    assert crossed_error([list(run.values()) for run in uneven]) == pytest.approx(half)
-
-
-def test_what_seeds_add_is_visible_and_the_interval_over_tasks_is_the_least() -> None:
-    tasks = [f"{n}" for n in range(50)]
-    alike = [dict.fromkeys(tasks, 0.0) | {"0": 0.5}] * 3
-    # the seeds agree, so there is only what tasks say: below the t interval, which knows no end, above Gaffke's bound
-    assert over_seeds(alike).high == clustered([0.5] + [0.0] * 49).high > 0.01 + 2.0096 * 0.01
-    assert over_seeds(alike).low == 0.0
-    apart = [dict.fromkeys(tasks, value) for value in (0.2, 0.5, 0.8)]
-    half = 4.302652729911275 * math.sqrt(0.09 / 3)  # seeds 0.2, 0.5, 0.8: variance 0.09
-    found = over_seeds(apart)
-    assert (found.low, found.high) == (0.0, 1.0)
-    assert half > 0.5
-    near = over_seeds([dict.fromkeys(tasks, value) for value in (0.45, 0.5, 0.55)])
-    assert near.low == pytest.approx(0.5 - 4.302652729911275 * math.sqrt(0.0025 / 3))
-
-
-def test_one_seed_gives_the_interval_over_tasks() -> None:
-    assert over_seeds([{"a": 0.2, "b": 0.4}]) == clustered([0.2, 0.4])
-
-
-def test_runs_that_do_not_pair_up_are_refused() -> None:
-    with pytest.raises(ScoreError, match="run 2 of 2 played other tasks"):
-        over_seeds([{"a": 0.0}, {"b": 0.0}])
-    with pytest.raises(ScoreError, match="no runs"):
-        over_seeds([])
-    with pytest.raises(ScoreError, match="do not pair up"):
-        rise([{"a": 0.0}], [{"a": 0.0}, {"a": 1.0}])
-
-
-@given(
-    st.integers(2, 4).flatmap(
-        lambda n: st.lists(st.lists(st.floats(0, 1), min_size=n, max_size=n), min_size=2, max_size=4)
-    ),
-    st.floats(-0.5, 0.5),
-)
-def test_moving_every_value_moves_the_interval(values: list[list[float]], by: float) -> None:
-    moved = [[value + by for value in row] for row in values]
-    one, two = crossed_error(values), crossed_error(moved)
-    if one > 1e-6:  # without variance there is nothing but rounding
-        assert two == pytest.approx(one, rel=1e-6, abs=1e-6)
-    found = over_seeds([{str(task): value for task, value in enumerate(row)} for row in values])
-    assert found.low <= found.mean + 1e-9
-    assert found.mean <= found.high + 1e-9
 
 
 def test_controls_come_along_and_come_first() -> None:

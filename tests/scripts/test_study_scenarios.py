@@ -22,8 +22,8 @@ from turngym.envs.core.task import Task, Verdict
 from turngym.envs.core.trace import TraceWriter
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
+from turngym.scripts.jobs import Job
 from turngym.scripts.study import scenarios as bench
-from turngym.scripts.study.grid import Job
 from turngym.scripts.study.scenario_settings import (
     QUESTIONS,
     SCENARIOS,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study import turnopd as tables
-from turngym.scripts.study.learn import over_seeds
 from turngym.scripts.study.results import (
     Cost,
     Evaluation,

@@ -1,0 +1,281 @@
+"""Runs the commands of a study or of the quickstart: finished runs are skipped, killed ones are resumed.
+
+A `Job` is a `turngym train` or `turngym eval` in a folder and a process of its own. `Runner` works through jobs, some
+of which need others first. It locks each job that it runs, so that several processes and machines can share one folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from turngym.agents.executor.options import SHARE
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import FolderInUseError, locked_file
+
+# --- Jobs
+
+METRICS = "metrics.jsonl"
+START = Path("eval", "step_000000.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training run, or one evaluation of a model."""
+
+    name: str
+    folder: Path
+    words: tuple[str, ...]
+    """Arguments of the verb, without --out and --resume."""
+    steps: int
+    """Training steps; episodes of an evaluation."""
+    verb: Literal["train", "eval"] = "train"
+    needs: Job | None = None
+    """Must be finished before this one can start."""
+    evaluates: bool = False
+    """A training run that ends with an evaluation."""
+    same_start: str | None = None
+    """Runs with the same value begin with the same evaluation: it is played once."""
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["turngym", self.verb, *self.words, "--out", str(self.folder)])
+
+    @property
+    def model(self) -> Path:
+        """Model of the finished run."""
+        return self.folder / "checkpoints" / f"step_{self.steps:06d}" / "model"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has done its work."""
+        if self.verb == "eval":
+            return (self.folder / "results.json").exists()
+        # a run that is interrupted in its last evaluation has its last checkpoint, but not that evaluation
+        return self.model.exists() and (not self.evaluates or self.steps in evaluated(self.folder))
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.ended
+
+    @property
+    def begun(self) -> bool:
+        return any(self.folder.glob("checkpoints/step_*"))
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Runs jobs, `parallel` at a time and one thread each, until none is left for this process to begin."""
+
+    jobs: Sequence[Job]
+    finish: Callable[[Any], None] = lambda job: None
+    """Is called with each job whose command has ended well."""
+    parallel: int = 2
+    cores: int = 1
+    """Cores that `--workers auto` of a job may use."""
+    poll: float = 0.5
+    """Seconds between looks at the processes."""
+    patience: float = 5.0
+    """Seconds that an interrupted run is given to end by itself before it is told to."""
+    _running: list[tuple[Job, subprocess.Popen[bytes], ExitStack]] = field(default_factory=list, init=False)
+    """Jobs with their processes and locks."""
+    _failed: list[Job] = field(default_factory=list, init=False)
+
+    def run(self) -> None:
+        """Runs until every job is finished, failed, or another process's; SIGINT and SIGTERM end the runs too.
+
+        A failed run does not stop the others. Raises TurngymError at the end if one failed.
+        """
+        from turngym.trainers.train_loop import Interrupts
+
+        for job in self.jobs:
+            check_command(job)
+        with Board(self.jobs) as board, Interrupts():
+            try:
+                while self._begin(board) or self._running:
+                    time.sleep(self.poll)
+                    self._watch(board)
+                    board.update({job.name for job, *_ in self._running})
+            except BaseException:
+                for _, process, held in self._running:
+                    stop(process, self.patience)
+                    held.close()
+                raise
+        if self._failed:
+            names = ", ".join(job.name for job in self._failed)
+            logs = ", ".join(str(job.log) for job in self._failed)
+            raise TurngymError(f"failed: {names}; the reason is at the end of {logs}")
+
+    def _begin(self, board: Board) -> bool:
+        """Starts jobs while fewer than `parallel` run. Returns whether one was started."""
+        begun = False
+        for job in self.jobs:
+            if len(self._running) >= self.parallel:
+                break
+            # a job that needs a failed one never starts
+            ready = job.needs is None or job.needs.finished
+            if not ready or job.finished or job in self._failed or any(one is job for one, *_ in self._running):
+                continue
+            with ExitStack() as held:
+                try:
+                    # beside the folder: a run that begins wants its folder empty
+                    held.enter_context(locked_file(job.folder))
+                except FolderInUseError:
+                    continue
+                # another process may have finished it between the look and the lock
+                if job.finished:
+                    continue
+                borrow_start(job, self.jobs)
+                board.say(f"{'goes on' if job.begun else 'begins'}: {job.name}")
+                self._running.append((job, launch(job, self.cores), held.pop_all()))
+                begun = True
+        return begun
+
+    def _watch(self, board: Board) -> None:
+        """Takes note of the runs that ended."""
+        for running in list(self._running):
+            job, process, held = running
+            if process.poll() is None:
+                continue
+            self._running.remove(running)
+            with held:
+                if job.ended:
+                    self.finish(job)
+                else:
+                    self._failed.append(job)
+                    board.say(f"failed: {job.name}", always=True)
+
+
+def check_command(job: Job) -> None:
+    """Raises TurngymError if the run in the job's folder was started with other options."""
+    path = job.folder / "command.txt"
+    if path.exists() and path.read_text(encoding="utf-8").strip() != job.command:
+        raise TurngymError(
+            f"{job.folder} holds a run with other options (command.txt); remove it, or choose another --out"
+        )
+
+
+def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
+    """Starts or resumes a run, which writes to its log."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
+    argv = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
+    argv += ["--resume"] if job.begun else []
+    # jobs run side by side
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: str(cores)}
+    with job.log.open("ab") as log:
+        return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def stop(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Lets a run save and end. On a terminal Ctrl-C has reached it as well; elsewhere SIGTERM follows."""
+    try:
+        process.wait(timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+
+
+def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
+    """Gives a new run the evaluation before step 1 of another run with the same weights, tasks and seed.
+
+    An evaluation that finds its trace plays only what is missing there; the same seed gives the same episodes anyway.
+    """
+    if job.same_start is None or job.begun or (job.folder / START).exists():
+        return
+    for other in jobs:
+        if other.same_start == job.same_start and other is not job and 0 in evaluated(other.folder):
+            (job.folder / START).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(other.folder / START, job.folder / START)
+            return
+
+
+def evaluated(folder: Path) -> set[int]:
+    """Steps whose evaluation is complete."""
+    return {int(str(row["step"])) for row in metric_rows(folder) if row["kind"] == "eval"}
+
+
+def metric_rows(folder: Path) -> list[dict[str, object]]:
+    """The metrics of a run, without a line that is being written."""
+    from turngym.trainers.metrics import read_metrics
+
+    return [dict(row) for row in read_metrics(folder)] if (folder / METRICS).exists() else []
+
+
+class Board:
+    """A progress bar over all steps of all runs, and one for each run that is at work."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.jobs = jobs
+        self.bars = Progress(
+            TextColumn("{task.description:>32}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            refresh_per_second=2,
+        )
+        self.total = self.bars.add_task("all steps", total=sum(job.steps for job in jobs), note="")
+        self.lines = {job.name: self.bars.add_task(job.name, total=job.steps, note="", visible=False) for job in jobs}
+        self.seen: set[str] = set()
+
+    def __enter__(self) -> Board:
+        self.update(set())
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Prints a line; on a terminal only if `always`, because the bars show the rest."""
+        if always or not self.bars.console.is_terminal:
+            self.bars.console.print(text, highlight=False, soft_wrap=True)
+
+    def update(self, running: set[str]) -> None:
+        """Reads how far the running jobs are. Finished ones disappear."""
+        done = 0
+        for job in self.jobs:
+            step, note = (job.steps, "") if job.finished else state(job)
+            done += step
+            self.bars.update(self.lines[job.name], completed=step, note=note, visible=job.name in running)
+            if job.finished and job.name not in self.seen:
+                self.seen.add(job.name)
+                self.say(f"finished: {job.name} ({len(self.seen)} of {len(self.jobs)})")
+        self.bars.update(self.total, completed=done, note=f"{len(self.seen)} of {len(self.jobs)} runs")
+
+
+def state(job: Job) -> tuple[int, str]:
+    """Steps done, and the newest numbers in words."""
+    from turngym.trainers.progress import describe
+
+    if job.verb == "eval":
+        trace = job.folder / "trace.jsonl"
+        return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"
+    latest: dict[str, object] = {"step": 0}
+    for row in metric_rows(job.folder):
+        latest.update(row)
+    return int(str(latest["step"])), describe(latest).partition("  ")[2]
+
+
+def shown(path: Path) -> str:
+    """Writes a path as a reader can type it: relative to the working folder where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)

@@ -1,0 +1,250 @@
+"""How many seeds, tasks and samples does a comparison of two methods need? Predicted from a pilot, before it is run.
+
+A pilot is at least two runs of each method, evaluated on the same tasks, or a study.json. From it the spread between
+training seeds, tasks and samples is estimated, and from that the smallest difference that another design tells from
+zero, and the cheapest design for a wanted difference.
+
+Examples:
+    turngym study plan --first a0.result.xz a1.result.xz --second b0.result.xz b1.result.xz
+    turngym study plan --data docs/data/study-search-loops.json.gz --methods opd turnopd --difference 4
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import tyro
+
+from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.packed import SUFFIX, read_result
+from turngym.agents.evaluation.scores import task_means
+from turngym.agents.evaluation.seeds import (
+    Design,
+    Price,
+    Spread,
+    TaskMeans,
+    cheapest,
+    detectable,
+    half_width,
+    power,
+    rise,
+    spread_of,
+)
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.tables import Table, print_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlanOptions:
+    """The pilot, and which designs are asked about."""
+
+    first: tuple[Path, ...] = ()
+    """Evaluations of one method, one for each training seed: packed results, folders or traces."""
+    second: tuple[Path, ...] = ()
+    """Those of the other method, in the same order of seeds."""
+    data: Path | None = None
+    """A study.json (or .json.gz) in place of --first and --second; its last evaluations count."""
+    methods: tuple[str, str] = ("opd", "turnopd")
+    """--data: the two methods."""
+    difference: float | None = None
+    """Points of success that shall be told from zero: prints the cheapest designs for it."""
+    power: float = 0.8
+    """Probability with which a difference shall be told from zero."""
+    seeds: tuple[int, ...] = (2, 3, 5, 10)
+    """Training seeds of each method, one row each."""
+    tasks: tuple[int, ...] = ()
+    """Tasks of the panel; by default half, all and twice as many as in the pilot."""
+    samples: tuple[int, ...] = (1, 4)
+    """Episodes per task."""
+    train_hours: float | None = None
+    """Hours of one training run; --data knows them."""
+    episode_seconds: float | None = None
+    """Seconds of one episode of an evaluation; by default as in the pilot (a study.json: 1)."""
+    most_seeds: int = 30
+    """Most training seeds that --difference considers."""
+    most_tasks: int = 1000
+    """Most tasks that --difference considers."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.power < 1:
+            raise TurngymError(f"--power is {self.power}; valid: between 0 and 1")
+        if self.difference is not None and not 0 < self.difference < 100:
+            raise TurngymError(f"--difference is {self.difference}; valid: points of success, between 0 and 100")
+        for name, least in (("seeds", 2), ("tasks", 2), ("samples", 1)):
+            if wrong := [value for value in getattr(self, name) if value < least]:
+                raise TurngymError(f"--{name} {wrong[0]}: an interval over seeds and tasks needs at least {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pilot:
+    """Two methods, their runs paired by seed."""
+
+    first: Sequence[TaskMeans]
+    second: Sequence[TaskMeans]
+    samples: int
+    train_hours: float | None
+    episode_seconds: float
+
+    @property
+    def design(self) -> Design:
+        return Design(seeds=len(self.first), tasks=len(self.first[0]), samples=self.samples)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym study plan` with `argv`; status 1 if no design tells the wanted difference."""
+    options = tyro.cli(StudyPlanOptions, args=list(argv), prog="turngym study plan", description=__doc__)
+    pilot = read_pilot(options)
+    spread = spread_of(pilot.first, pilot.second, pilot.samples)
+    cautious = replace(spread, seed=spread.seed_high)
+    print_table(spread_table(spread, pilot), "spread of the difference")
+    print(said(pilot, spread))
+    print_table(
+        design_table(options, pilot, spread, cautious),
+        f"smallest difference in points that is told from zero with probability {options.power:g}",
+    )
+    print("cautious: if the pilot's seeds lie closer together than seeds usually do (one-sided 80 % limit)")
+    if options.difference is None:
+        return 0
+    table = cheapest_table(options, pilot, spread, cautious)
+    print_table(table, f"cheapest designs for {options.difference:g} points")
+    return 0 if all(row[1] != "none" for row in table[1]) else 1
+
+
+def read_pilot(options: StudyPlanOptions) -> Pilot:
+    """The runs that the options name. Raises TurngymError where there are not two of each method that pair up."""
+    if options.data is not None:
+        return _of_study(options, options.data)
+    if not options.first or len(options.first) != len(options.second):
+        raise TurngymError(
+            f"name as many --first ({len(options.first)}) as --second ({len(options.second)}) evaluations, at least "
+            "two of each, or a --data study.json"
+        )
+    read = [[_evaluation(path) for path in paths] for paths in (options.first, options.second)]
+    samples = min(samples for runs in read for _, samples, _ in runs)
+    seconds = fmean(seconds for runs in read for *_, seconds in runs)
+    first, second = ([means for means, *_ in runs] for runs in read)
+    return _pilot(options, first, second, samples, options.train_hours, seconds)
+
+
+def _pilot(
+    options: StudyPlanOptions,
+    first: Sequence[TaskMeans],
+    second: Sequence[TaskMeans],
+    samples: int,
+    hours: float | None,
+    seconds: float,
+) -> Pilot:
+    own = options.episode_seconds
+    return Pilot(
+        first=first,
+        second=second,
+        samples=samples,
+        train_hours=hours if options.train_hours is None else options.train_hours,
+        episode_seconds=seconds if own is None else own,
+    )
+
+
+def _evaluation(path: Path) -> tuple[TaskMeans, int, float]:
+    """Task means, samples and seconds per episode."""
+    if path.name.endswith(SUFFIX):
+        result = read_result(path)
+        return task_means(result.outcomes), result.settings["samples"], result.seconds / len(result.episodes)
+    scored = rescore(path)
+    return task_means(scored.outcomes), scored.settings["samples"], scored.seconds / len(scored.outcomes)
+
+
+def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
+    from turngym.scripts.study.results import Record
+    from turngym.scripts.study.turnopd import read_study
+
+    found: dict[str, dict[int, Record]] = {}
+    records = read_study(path).records
+    worlds = {record.world for record in records}
+    if len(worlds) > 1:
+        raise TurngymError(f"{path} holds {', '.join(sorted(worlds))}: a pilot is of one world")
+    for record in records:
+        found.setdefault(record.method, {})[record.seed] = record
+    for name in options.methods:
+        if name not in found:
+            raise TurngymError(f"--methods {name!r}: {path} has {', '.join(found)}.{did_you_mean(name, [*found])}")
+    one, other = (found[name] for name in options.methods)
+    seeds = sorted(one.keys() & other.keys())
+    runs = [[of[seed].evaluations[-1].tasks for seed in seeds] for of in (one, other)]
+    samples = min(of[seed].samples for of in (one, other) for seed in seeds) if seeds else 1
+    hours = fmean(of[seed].total.seconds for of in (one, other) for seed in seeds) / 3600 if seeds else None
+    return _pilot(options, runs[0], runs[1], samples, hours, 1.0)
+
+
+def spread_table(spread: Spread, pilot: Pilot) -> Table:
+    """Standard deviations in points, and the share of the variance of the pilot's difference."""
+    size = pilot.design
+    parts = {
+        "training seeds": (spread.seed, size.seeds),
+        "tasks": (spread.task, size.tasks),
+        "a seed in a task": (spread.both, size.seeds * size.tasks),
+        "samples": (spread.sample, size.seeds * size.tasks * size.samples),
+    }
+    total = sum(value / count for value, count in parts.values()) or 1.0
+    rows = [
+        [name, f"{100 * math.sqrt(value):.1f}", str(count), f"{100 * value / count / total:.0f}"]
+        for name, (value, count) in parts.items()
+    ]
+    return ["between", "standard deviation, points", "in the pilot", "% of the variance of its mean"], rows
+
+
+def said(pilot: Pilot, spread: Spread) -> str:
+    """What the pilot itself found."""
+    found, size = rise(pilot.first, pilot.second), pilot.design
+    ends = f"{100 * found.mean:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    expected = f"expected to reach {100 * half_width(spread, size, spread.mean):.1f} to either side"
+    return f"pilot: {size.seeds} seeds x {size.tasks} tasks x {size.samples} samples: {ends}; {expected}"
+
+
+def design_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread, cautious: Spread) -> Table:
+    """One row per number of seeds, one column per tasks x samples."""
+    own = pilot.design.tasks
+    tasks = options.tasks or tuple(dict.fromkeys((max(2, own // 2), own, 2 * own)))
+    sizes = list(product(tasks, options.samples))
+    header = ["seeds", *(f"{m} tasks x {k}" for m, k in sizes)]
+    rows = []
+    for seeds in options.seeds:
+        designs = [Design(seeds=seeds, tasks=m, samples=k) for m, k in sizes]
+        for name, known in ((str(seeds), spread), (f"{seeds}, cautious", cautious)):
+            rows.append([name, *(_points(detectable(known, design, options.power)) for design in designs)])
+    return header, rows
+
+
+def _points(value: float) -> str:
+    return "none" if math.isinf(value) else f"{100 * value:.1f}"
+
+
+def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread, cautious: Spread) -> Table:
+    """The design of fewest hours and of fewest episodes, as the pilot says and cautiously."""
+    assert options.difference is not None
+    wanted = options.difference / 100
+    tasks = [count for count in (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000) if count <= options.most_tasks]
+    designs = [
+        Design(seeds=s, tasks=m, samples=k)
+        for s, m, k in product(range(2, options.most_seeds + 1), tasks, (1, 2, 4, 8, 16))
+    ]
+    # without hours of training only episodes count
+    hours = Price(training=pilot.train_hours or 0.0, episode=pilot.episode_seconds / 3600)
+    prices = {"fewest episodes": Price(training=0.0, episode=1.0)}
+    if pilot.train_hours is not None:
+        prices = {"fewest hours": hours, **prices}
+    rows = []
+    spreads: Mapping[str, Spread] = {"": spread, ", cautious": cautious}
+    for (name, price), (how, known) in product(prices.items(), spreads.items()):
+        found = cheapest(known, wanted, price, designs, options.power)
+        if found is None:
+            rows.append([f"{name}{how}", "none", "-", "-", "-", "-", "-"])
+            continue
+        cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{found.episodes:,}"]
+        time = "-" if pilot.train_hours is None else f"{hours.hours(found):.1f}"
+        rows.append([f"{name}{how}", *cells, time, f"{100 * power(known, found, wanted):.0f}"])
+    return ["", "seeds", "tasks", "samples", "episodes", "hours", "power %"], rows

@@ -1,0 +1,23 @@
+"""Every packed result in docs/results comes out the same when it is played again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turngym.agents.evaluation.packed import check_result, read_result
+from turngym.agents.worlds import WORLDS
+
+FILES = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("*.result.xz"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.partition(".")[0])
+def test_it_comes_out_the_same(path: Path) -> None:
+    assert check_result(path) == []
+    assert path.stat().st_size < 2500 * len(read_result(path).episodes)
+
+
+def test_every_world_has_its_models_expert_and_random_player() -> None:
+    names = {path.name.removesuffix(".result.xz") for path in FILES}
+    assert {f"{world}-{player}" for world in WORLDS for player in ("student", "teacher", "expert", "random")} <= names

@@ -1,0 +1,87 @@
+"""`turngym study plan`: pilots from packed results, folders and study files; its tables; what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from turngym.agents import evaluate
+from turngym.agents.evaluation.packed import pack_result
+from turngym.scripts.main import main
+from turngym.scripts.study.plan import StudyPlanOptions, read_pilot
+
+DATA = Path(__file__).parents[2] / "docs" / "data"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Two "training seeds" of a poor and of a better player, as folders and as packed results."""
+    folder = tmp_path_factory.mktemp("runs")
+    found: dict[str, list[str]] = {"poor": [], "good": []}
+    for seed in (0, 1):
+        for name, noise in (("poor", 0.7), ("good", 0.3)):
+            out = folder / f"{name}{seed}"
+            evaluate(
+                "alfworld-quickstart",
+                "expert",
+                noise=noise,
+                samples=2,
+                limit=8,
+                seed=seed,
+                workers=0,
+                out=out,
+                progress=False,
+            )
+            found[name].append(str(out))
+    packed = folder / "good1.result.xz"
+    pack_result(found["good"][1], packed)
+    found["good"][1] = str(packed)
+    return found
+
+
+def test_a_pilot_of_evaluations(runs: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    pilot = read_pilot(StudyPlanOptions(first=tuple(map(Path, runs["poor"])), second=tuple(map(Path, runs["good"]))))
+    assert (pilot.design.seeds, pilot.design.tasks, pilot.design.samples) == (2, 8, 2)
+    assert pilot.train_hours is None
+    assert pilot.episode_seconds > 0
+    words = ["study", "plan", "--first", *runs["poor"], "--second", *runs["good"], "--seeds", "3", "8"]
+    assert main([*words, "--tasks", "100", "--samples", "2", "--difference", "20"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"pilot: 2 seeds x 8 tasks x 2 samples: \+\d+\.\d points \[", said)
+    assert "fewest episodes" in said
+    assert "fewest hours" not in said, "nobody said how long a training takes"
+    assert main([*words, "--difference", "20", "--train-hours", "2"]) == 0
+    assert "fewest hours" in capsys.readouterr().out
+
+
+def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["study", "plan", "--data", str(DATA / "study-search-loops.json.gz")]
+    assert main([*data, "--methods", "opd", "atod", "--seeds", "3", "--tasks", "100", "--samples", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "pilot: 3 seeds x 100 tasks x 4 samples: -7.0 points [-11.7, -2.2]" in said
+    row = next(line for line in said.splitlines() if re.match(r"\W*3\W+6", line))
+    assert re.findall(r"\d+\.\d", row) == ["6.5"]
+    assert main([*data, "--difference", "0.5", "--most-seeds", "3"]) == 1
+    assert "none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name as many --first (0) as --second (0)"),
+        (["--first", "a", "b", "--second", "c"], "name as many --first (2) as --second (1)"),
+        (["--data", "DATA", "--methods", "opd", "turnop"], "Did you mean 'turnopd'"),
+        (["--data", "DATA", "--seeds", "1"], "--seeds 1: an interval over seeds and tasks needs at least 2"),
+        (["--data", "DATA", "--power", "1"], "--power is 1"),
+        (["--data", "DATA", "--difference", "0"], "--difference is 0"),
+        (["--data", "DATA", "--methods", "opd", "p0.4-all"], "a pilot needs two of each"),
+    ],
+)
+def test_what_is_no_pilot_is_said_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [str(DATA / "study-alfworld-loops.json.gz") if word == "DATA" else word for word in words]
+    assert main(["study", "plan", *given]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert said in error
