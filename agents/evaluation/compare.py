@@ -10,7 +10,8 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +23,7 @@ from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import ABOUT, FORMAT, IDENTITY, PER_EPISODE, EpisodeRow
 from turngym.agents.evaluation.scores import EvaluationError, Outcomes, category_rank, check_hashes, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
+from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
@@ -208,6 +210,8 @@ class RecordedEvaluation:
     settings: Mapping[str, Any]
     rows: tuple[EpisodeRow, ...]
     """Its episodes, without those that ended in an error."""
+    said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
+    """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +237,15 @@ class Comparison:
     """Categories, then all tasks."""
     differ: Mapping[str, tuple[Any, Any]]
     """Settings that differ: name to (first, second)."""
+    same: int = 0
+    """Episodes that are the same in both to the token (of agents without token ids: to the letter)."""
+    shared: int = 0
+    """Episodes of the same task and sample in both; 0 if one of them is a results file, which holds no episodes."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the episodes are known and all the same."""
+        return self.same == self.shared > 0
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
@@ -243,8 +256,13 @@ class Comparison:
         ]
 
     def notes(self) -> list[str]:
-        """A line for every setting that differs."""
-        return [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
+        """A line for every setting that differs, and one if they changed nothing, or not everything."""
+        lines = [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
+        if self.differ and self.alike:
+            lines.append(f"yet all {self.shared} episodes are the same to the token: what differs changed nothing")
+        elif self.same:
+            lines.append(f"{self.same} of {self.shared} episodes are the same to the token")
+        return lines
 
     def __str__(self) -> str:
         return table_text(self.table()) + "".join(f"{line}\n" for line in self.notes())
@@ -260,10 +278,23 @@ def read_evaluation(path: str | Path) -> RecordedEvaluation:
         path = path / "results.json"
     if path.suffix == ".json":
         settings, rows = _read_results(path)
+        said = {}
     else:
         result = rescore(path)
         settings, rows = dict(result.settings), [EpisodeRow.of(outcome) for outcome in result.outcomes]
-    return RecordedEvaluation(path=str(path), settings=settings, rows=tuple(row for row in rows if not row.is_error))
+        said = {(one.task.task_id, one.sample): _said(one) for one in result.episodes if not one.status.is_error}
+    kept = tuple(row for row in rows if not row.is_error)
+    return RecordedEvaluation(path=str(path), settings=settings, rows=kept, said=said)
+
+
+def _said(episode: Episode) -> bytes:
+    """A hash of everything that was read and said, by which equal episodes are known."""
+    digest = sha256()
+    for segment in episode.segments:
+        digest.update(segment.tobytes() + b"|")
+    for turn in episode.turns:
+        digest.update(turn.response.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.digest()
 
 
 def compare_recorded(first: str | Path, second: str | Path, *, different_settings: bool = False) -> Comparison:
@@ -277,7 +308,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     """
     one, other = read_evaluation(first), read_evaluation(second)
     differ = differing(flat_settings(one.settings), flat_settings(other.settings))
-    comparison = Comparison(rows=(), differ=differ)
+    shared = one.said.keys() & other.said.keys()
+    same = sum(one.said[key] == other.said[key] for key in shared)
+    comparison = Comparison(rows=(), differ=differ, same=same, shared=len(shared))
     try:
         check_hashes(*({row.task_id: row.sha256 for row in run.rows} for run in (one, other)))
         categories = sorted({row.category for row in one.rows}, key=category_rank)
@@ -286,11 +319,12 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
     if not different_settings and (theirs := decisive(differ)):
+        nothing = f"; {comparison.notes()[-1]}" if comparison.alike else ""
         raise ScoreError(
             f"{one.path} and {other.path} were played otherwise ({describe(theirs)}): their difference would be one of "
-            "settings, too; compare them anyway with --different-settings (different_settings=True)"
+            f"settings, too; compare them anyway with --different-settings (different_settings=True){nothing}"
         )
-    return Comparison(rows=rows, differ=differ)
+    return replace(comparison, rows=rows)
 
 
 def _read_results(path: Path) -> tuple[dict[str, Any], list[EpisodeRow]]:

@@ -177,8 +177,30 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
     assert found.rows[2].difference.low == mean_bounds([0.0, 0.0, 0.0, 1.0], -1.0, 1.0)[0]
     assert found.differ == {"make.max_turns": (3, 10)}
     assert "make.max_turns differs: 3 and 10" in str(found)
-    assert anyway(tmp_path / "short.json", tmp_path / "long" / "trace.jsonl") == found
+    # the expert says the same in both, but is cut off at doors/4
+    assert found.notes()[-1] == "6 of 8 episodes are the same to the token"
+    again = anyway(tmp_path / "short.json", tmp_path / "long" / "trace.jsonl")
+    assert (again.rows, again.differ, again.shared) == (found.rows, found.differ, 0)
     assert compare_recorded(tmp_path / "long", tmp_path / "long").differ == {}
+
+
+def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
+    def play(name: str, turns: int, agent: Any) -> Path:
+        made = {"make": {"max_turns": turns}}
+        trace = tmp_path / name / "trace.jsonl"
+        evaluate_tasks(panel, make_doors(max_turns=turns), agent, samples=2, trace=trace, settings=made)
+        return trace
+
+    few, many, other = play("few", 10, ExpertAgent()), play("many", 20, ExpertAgent()), play("other", 20, RandomAgent())
+    nothing = "yet all 8 episodes are the same to the token: what differs changed nothing"
+    found = compare_recorded(few, many, different_settings=True)
+    assert found.notes() == ["make.max_turns differs: 10 and 20", nothing]
+    with pytest.raises(ScoreError, match=f"played otherwise.*{nothing}"):
+        compare_recorded(few, many)
+    with pytest.raises(ScoreError, match=r"played otherwise.*different_settings=True\)$"):
+        compare_recorded(few, other)
+    differing = compare_recorded(many, other)
+    assert differing.same < differing.shared == 8
 
 
 def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
