@@ -252,8 +252,6 @@ class Algorithm:
     """What a judge is asked about every turn; None: nothing is judged."""
     hint_position: Literal["last_user", "last_message"] = "last_user"
     """Which message of the prompt gets the judge's hint."""
-    shared_prefixes: bool = False
-    """Whether scored rows often begin alike (prompts with and without a hint), so that sharing their prefix pays."""
     entropy_gradient: bool = False
     """Whether the token loss uses the entropy of the distribution."""
     distill_temperature: float = 1.0

@@ -1,7 +1,7 @@
 """Micro-batches: which rows of a batch go through the model together, and how they lie in its input.
 
-Three ways: every row in a line of its own (`split_rows`, `pad_rows`), all rows of a pass in one line (`packed_rows`),
-and, for scoring only, rows that begin alike with their shared prefix read once (`prefix_groups`).
+Two ways: every row in a line of its own, padded (`split_rows`, `pad_rows`), or all rows of a pass behind one another in
+one line, without padding, where what several rows begin with lies once (`PackedLine`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.trainers.batch import BatchError, BoolArray, IntArray, RolloutBatch
 from turngym.trainers.config import ConfigError, Packing
-from turngym.trainers.models import can_keep_rows_apart, hidden_states, rows_apart
+from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, rows_apart
 from turngym.trainers.world import World, balanced_shares
 
 
@@ -25,12 +25,12 @@ class MicroBatch:
     """Some rows of a batch and every supervised token in them.
 
     `rows` int64 [r], longest first; `tokens` int64 [n], indices in N, ordered as the rows are. Each row is a line of
-    its own, or all lie behind one another in one line (`packed`).
+    its own, or all lie in one (`line`, whose member m is `rows[m]`).
     """
 
     rows: IntArray
     tokens: IntArray
-    packed: bool = False
+    line: PackedLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,15 @@ class PaddedRows:
     """A micro-batch as the model reads it, padded on the right to L tokens.
 
     `input_ids_RL` int64 [r, L]; `attention_RL` bool [r, L]; `predictor_n` int64 [n] indexes the flattened [r * L]
-    hidden states, in the order of `MicroBatch.tokens`. `position_RL` int64 [1, L] where rows share the line: every row
-    begins at 0.
+    hidden states, in the order of `MicroBatch.tokens`. Where rows share the line: `position_RL` int64 [1, L] of every
+    token in its own row, and `line` as `models.hidden_states` wants it.
     """
 
     input_ids_RL: IntArray
     attention_RL: BoolArray
     predictor_n: IntArray
     position_RL: IntArray | None = None
+    line: Line | None = None
 
 
 def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
@@ -87,12 +88,12 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Spl
     return own + [empty] * (largest - len(own))
 
 
-def micro_batch(batch: RolloutBatch, rows: Sequence[int] | IntArray, *, packed: bool = False) -> MicroBatch:
+def micro_batch(batch: RolloutBatch, rows: Sequence[int] | IntArray, line: PackedLine | None = None) -> MicroBatch:
     """The micro-batch of these rows, with every supervised token in them."""
     chosen = np.asarray(rows, np.int64)
     first, last = np.searchsorted(batch.row_N, chosen), np.searchsorted(batch.row_N, chosen + 1)
     tokens = np.concatenate([np.arange(start, stop) for start, stop in zip(first, last, strict=True)])
-    return MicroBatch(rows=chosen, tokens=tokens.astype(np.int64), packed=packed)
+    return MicroBatch(rows=chosen, tokens=tokens.astype(np.int64), line=line)
 
 
 def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedRows:
@@ -107,26 +108,38 @@ def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedR
         return PaddedRows(input_ids_RL=nothing, attention_RL=nothing < 0, predictor_n=np.empty(0, np.int64))
     if micro.rows.min() < 0 or micro.rows.max() >= batch.rows:
         raise BatchError(f"rows {micro.rows.tolist()} are not rows of this batch; valid are 0..{batch.rows - 1}")
+    position_n = batch.position_M[batch.predictor_N[micro.tokens]]
+    if micro.line is not None:
+        return _one_line(batch, micro, micro.line, position_n)
     lengths = np.diff(batch.row_offsets)[micro.rows]
-    lines, width = (1, int(lengths.sum())) if micro.packed else (len(micro.rows), int(lengths.max()))
-    starts = np.cumsum(lengths) - lengths if micro.packed else np.arange(lines) * width
-    input_ids = np.full(lines * width, pad_id, dtype=np.int64)
-    attention = np.zeros(lines * width, dtype=np.bool_)
-    positions = np.zeros(lines * width, dtype=np.int64)
-    start_of_row = np.zeros(batch.rows, dtype=np.int64)
-    start_of_row[micro.rows] = starts
-    for row, start, length in zip(micro.rows, starts, lengths, strict=True):
-        place = slice(start, start + length)
-        input_ids[place] = batch.input_ids_M[batch.row_offsets[row] : batch.row_offsets[row + 1]]
-        attention[place], positions[place] = True, np.arange(length)
-    position = batch.position_M[batch.predictor_N[micro.tokens]]
-    predictor = start_of_row[batch.row_N[micro.tokens]] + position
+    width = int(lengths.max())
+    input_ids = np.full((len(micro.rows), width), pad_id, dtype=np.int64)
+    line_of_row = np.zeros(batch.rows, dtype=np.int64)
+    line_of_row[micro.rows] = np.arange(len(micro.rows))
+    for line, row, length in zip(input_ids, micro.rows, lengths, strict=True):
+        line[:length] = _row_ids(batch, row)
     return PaddedRows(
-        input_ids_RL=input_ids.reshape(lines, width),
-        attention_RL=attention.reshape(lines, width),
-        predictor_n=predictor,
-        position_RL=positions.reshape(lines, width) if micro.packed else None,
+        input_ids_RL=input_ids,
+        attention_RL=np.arange(width) < lengths[:, None],
+        predictor_n=line_of_row[batch.row_N[micro.tokens]] * width + position_n,
     )
+
+
+def _one_line(batch: RolloutBatch, micro: MicroBatch, line: PackedLine, position_n: IntArray) -> PaddedRows:
+    ids = line.ids([_row_ids(batch, row) for row in micro.rows])
+    row_n = batch.row_N[micro.tokens]
+    places = [line.places(member, position_n[row_n == row]) for member, row in enumerate(micro.rows)]
+    return PaddedRows(
+        input_ids_RL=ids,
+        attention_RL=np.ones(ids.shape, np.bool_),
+        predictor_n=np.concatenate(places),  # the tokens are ordered as the rows are
+        position_RL=line.positions(),
+        line=line.parts(),
+    )
+
+
+def _row_ids(batch: RolloutBatch, row: int) -> NDArray[np.int32]:
+    return batch.input_ids_M[batch.row_offsets[row] : batch.row_offsets[row + 1]]
 
 
 def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
@@ -139,30 +152,96 @@ def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-# The rows of a pass behind one another in one long row, each seeing only itself: no padding to compute.
+# The rows of a pass behind one another in one line: no padding to compute, and what rows begin with computed once.
+#
+# Rows of one task begin with the same instructions and the same first observation. A hinted prompt of every turn repeats
+# the history before it, so that a teacher who reads one row per turn reads an episode of T turns about T / 2 times.
 
 TOLERANCE = {torch.float32: 1e-4}
 """How far hidden states may differ, relative to the largest; 0.1 in other precisions. Rows that see each other differ
 by far more."""
 
 
-def packed_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row numbers, longest first, cut into passes of at most `max_tokens` tokens; a longer row comes alone."""
-    passes: list[list[int]] = []
-    left = 0
-    for row in np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist():
-        if not passes or lengths[row] > left:
-            passes.append([])
-            left = max_tokens
-        passes[-1].append(row)
-        left -= lengths[row]
-    return passes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLine:
+    """Rows in one line: `rows[0]` whole, then of every other row m what follows its first `shared[m]` tokens.
+
+    Those are also the first tokens of `rows[0]`, and so of the line, which the row attends to besides its own.
+    `shared[0]` is 0. Row m fills `starts[m] .. starts[m + 1]` of the line; `starts` has one entry more than `rows`.
+    """
+
+    rows: tuple[int, ...]
+    shared: IntArray
+    starts: IntArray
+
+    @property
+    def length(self) -> int:
+        """Tokens of the line, L."""
+        return int(self.starts[-1])
+
+    def ids(self, rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+        """Ids of the line, of its `rows` in their order: int64 [1, L]."""
+        parts = [row[shared:] for row, shared in zip(rows, self.shared, strict=True)]
+        return np.concatenate(parts).astype(np.int64)[None]
+
+    def positions(self) -> IntArray:
+        """Position of each token in its own row, as the position embedding needs it: int64 [1, L]."""
+        return np.concatenate([np.arange(s, s + n) for n, s in self.parts()]).astype(np.int64)[None]
+
+    def parts(self) -> Line:
+        """What `models.hidden_states` needs to keep the rows apart."""
+        return list(zip(np.diff(self.starts).tolist(), self.shared.tolist(), strict=True))
+
+    def places(self, member: int, positions: IntArray) -> IntArray:
+        """Where in the line the tokens at `positions` of row `rows[member]` are."""
+        shared, start = self.shared[member], self.starts[member]
+        return np.where(positions < shared, positions, start + positions - shared)
 
 
-def in_one_line(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], IntArray]:
-    """The ids of `rows` behind one another and the position of each in its row, both int64 [1, L]."""
-    ids, positions = np.concatenate(rows), np.concatenate([np.arange(len(row)) for row in rows])
-    return ids[None].astype(np.int64), positions[None]
+def packed_lines(rows: Sequence[NDArray[np.int32]], max_tokens: int) -> list[PackedLine]:
+    """Lines of at most `max_tokens` tokens that hold every row once, longest line first; a longer row comes alone.
+
+    Rows are taken in the order of their ids, so that those which begin alike come together.
+    """
+    lines: list[PackedLine] = []
+    members: list[int] = []
+    # the bytes of ids are in no order that means something, but equal beginnings are equal bytes
+    for row in sorted(range(len(rows)), key=lambda row: (rows[row].tobytes(), row)):
+        line = _line(rows, [*members, row])
+        if members and line.length > max_tokens:
+            line = _line(rows, [row])
+            members = []
+        if members:
+            lines.pop()
+        lines.append(line)
+        members.append(row)
+    # a pass too large for memory fails at once
+    return sorted(lines, key=lambda line: -line.length)
+
+
+def _line(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PackedLine:
+    # the longest stays whole, so that every prefix that the others share with it is in the line
+    ordered = sorted(rows, key=lambda row: -len(ids[row]))
+    longest = ids[ordered[0]]
+    # a row that is wholly a prefix of the longest keeps its last token, so that no row is empty
+    shared = [min(shared_tokens(longest, ids[row]), len(ids[row]) - 1) for row in ordered[1:]]
+    sizes = [len(ids[row]) - begin for row, begin in zip(ordered, [0, *shared], strict=True)]
+    starts = np.cumsum([0, *sizes]).astype(np.int64)
+    return PackedLine(rows=tuple(ordered), shared=np.array([0, *shared], np.int64), starts=starts)
+
+
+def shared_tokens(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
+    """How many tokens both begin with."""
+    size = min(len(one), len(two))
+    differs = np.flatnonzero(one[:size] != two[:size])
+    return int(differs[0]) if len(differs) else size
+
+
+def line_states(model: Any, rows: Sequence[NDArray[np.int32]], line: PackedLine) -> torch.Tensor:
+    """Hidden states [L, D] of the line; `rows` are all rows that its numbers count."""
+    ids = line.ids([rows[row] for row in line.rows])
+    with rows_apart(model):
+        return hidden_states(model, ids, line.positions(), line.parts())
 
 
 def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
@@ -170,8 +249,8 @@ def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = N
     if max_tokens < 1:
         raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
     chosen = np.arange(batch.rows) if rows is None else np.unique(rows)
-    lengths = np.diff(batch.row_offsets)[chosen].tolist()
-    return [micro_batch(batch, chosen[part], packed=True) for part in packed_rows(lengths, max_tokens)]
+    lines = packed_lines([_row_ids(batch, row) for row in chosen], max_tokens)
+    return [micro_batch(batch, chosen[list(line.rows)], line) for line in lines]
 
 
 def resolved(packing: Packing, model: Any) -> Packing:
@@ -188,135 +267,24 @@ def resolved(packing: Packing, model: Any) -> Packing:
 
 
 def check_packing(model: Any) -> None:
-    """Raise ConfigError unless `model` keeps rows that share a line apart: two rows, alone and behind one another."""
+    """Raise ConfigError unless `model` keeps rows that share a line apart: four rows, alone and in one line."""
     name = type(model).__name__
     if not can_keep_rows_apart(model):
         raise ConfigError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
-    one, two = np.array([[3, 1, 4, 1, 5]]), np.array([[9, 2, 6]])
-    line, positions = np.concatenate([one, two], axis=1), np.array([[0, 1, 2, 3, 4, 0, 1, 2]])
+    # they branch off after different tokens, so that a wrong mask as well as a wrong position moves some state
+    rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8], [9, 2, 6])]
+    line = _line(rows, range(len(rows)))
     with torch.no_grad(), rows_apart(model):
-        apart = torch.cat([hidden_states(model, one), hidden_states(model, two)]).float()
-        packed = hidden_states(model, line, positions).float()
-    gap, size = float((apart - packed).abs().max()), float(apart.abs().max())
+        apart = torch.cat([hidden_states(model, rows[row][None].astype(np.int64)) for row in line.rows]).float()
+        together = line_states(model, rows, line).float()
+    where = np.concatenate([line.places(member, np.arange(len(rows[row]))) for member, row in enumerate(line.rows)])
+    gap, size = (
+        float((apart - together[torch.from_numpy(where).to(together.device)]).abs().max()),
+        float(apart.abs().max()),
+    )
     # `not <=`, for a model that gives NaN is refused too
     if not gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * size:
         raise ConfigError(
             f"--packing on: {name} lets rows in one line see each other (hidden states differ by {gap:.1e} of "
             f"{size:.1e}); train it with padded rows"
         )
-
-
-# Rows that begin with the same tokens, packed into one row that holds their shared prefix once.
-#
-# The hinted prompt of every turn repeats the whole history before it, so that a teacher who reads one row per turn
-# reads an episode of T turns about T / 2 times. In a packed row with a mask it reads the history once: the longest row
-# comes first and whole, then the tokens of every other row that are not in the prefix which it shares with the first.
-# A token attends to the shared prefix and to its own row, never to another row's tokens.
-
-MOST_TOKENS = 16384
-"""Of a packed row: its attention mask has a byte for every pair of tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixGroup:
-    """Rows in one packed row: `rows[0]` whole, then of every other row m what follows its first `shared[m]` tokens.
-
-    `shared[0]` is 0. Member m fills `starts[m] .. starts[m + 1]` of the packed row; `starts` has one entry more than
-    `rows`.
-    """
-
-    rows: tuple[int, ...]
-    shared: IntArray
-    starts: IntArray
-
-    @property
-    def length(self) -> int:
-        """Tokens of the packed row, L."""
-        return int(self.starts[-1])
-
-    def packed_row(self, ids: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
-        """Ids of the packed row: int64 [L]."""
-        parts = [ids[row][shared:] for row, shared in zip(self.rows, self.shared, strict=True)]
-        return np.concatenate(parts).astype(np.int64)
-
-    def positions(self) -> IntArray:
-        """Position of each packed token in its own row, as the position embedding needs it: int64 [L]."""
-        sizes = np.diff(self.starts)
-        return np.concatenate([np.arange(s, s + n) for s, n in zip(self.shared, sizes, strict=True)]).astype(np.int64)
-
-    def mask(self) -> NDArray[np.bool_]:
-        """Whether a packed token (first axis) attends to another (second axis): bool [L, L]."""
-        whole = int(self.starts[1])
-        sees = np.zeros((self.length, self.length), np.bool_)
-        sees[:whole, :whole] = np.tri(whole, dtype=np.bool_)
-        for shared, start, stop in zip(self.shared[1:], self.starts[1:-1], self.starts[2:], strict=True):
-            # all of the shared prefix lies before the row's own tokens, which are causal among themselves
-            sees[start:stop, :shared] = True
-            sees[start:stop, start:stop] = np.tri(stop - start, dtype=np.bool_)
-        return sees
-
-    def indices(self, member: int, positions: IntArray) -> IntArray:
-        """Where in the packed row the tokens at `positions` of row `rows[member]` are."""
-        shared, start = self.shared[member], self.starts[member]
-        return np.where(positions < shared, positions, start + positions - shared)
-
-
-def prefix_groups(ids: Sequence[NDArray[np.int32]], max_tokens: int) -> Iterator[PrefixGroup]:
-    """Every row in one group; neighbors are grouped where they share a quarter of the shorter one or more.
-
-    A packed row has at most `max_tokens` tokens (and `MOST_TOKENS`), unless a single row is longer.
-    """
-    limit, members = min(max_tokens, MOST_TOKENS), [0] if ids else []
-    for row in range(1, len(ids)):
-        grown = [*members, row]
-        alike = 4 * shared_tokens(ids[row - 1], ids[row]) >= min(len(ids[row - 1]), len(ids[row]))
-        if alike and _group(ids, grown).length <= limit:
-            members = grown
-        else:
-            yield _group(ids, members)
-            members = [row]
-    if members:
-        yield _group(ids, members)
-
-
-def shared_tokens(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
-    """How many tokens both begin with."""
-    size = min(len(one), len(two))
-    differs = np.flatnonzero(one[:size] != two[:size])
-    return int(differs[0]) if len(differs) else size
-
-
-def group_states(model: Any, ids: Sequence[NDArray[np.int32]], group: PrefixGroup) -> torch.Tensor:
-    """Hidden states [L, D] of the group's packed row."""
-    return hidden_states(model, group.packed_row(ids)[None], group.positions()[None], group.mask()[None])
-
-
-def supports_prefix_sharing(model: Any) -> bool:
-    """Whether `model` obeys the mask of a packed row: three rows in one, compared with each alone.
-
-    Attention in sdpa does; recurrent layers, which carry their state across, and flash attention do not.
-    """
-    # they branch off after different tokens, so that a wrong mask as well as a wrong position moves some state
-    rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8])]
-    (group,) = prefix_groups(rows, MOST_TOKENS)
-    with torch.no_grad():
-        alone = torch.cat([hidden_states(model, row[None].astype(np.int64)) for row in rows]).float()
-        try:
-            packed = group_states(model, rows, group).float()
-        except (RuntimeError, ValueError, NotImplementedError):
-            return False
-    order = [int(np.flatnonzero(np.array(group.rows) == row)[0]) for row in range(len(rows))]
-    where = [group.indices(member, np.arange(len(row))) for member, row in zip(order, rows, strict=True)]
-    gap = float((alone - packed[torch.from_numpy(np.concatenate(where)).to(packed.device)]).abs().max())
-    return gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * float(alone.abs().max())
-
-
-def _group(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PrefixGroup:
-    # the longest stays whole, so that every prefix that the others share with it is in the packed row
-    longest = max(rows, key=lambda row: len(ids[row]))
-    ordered = (longest, *(row for row in rows if row != longest))
-    # a row that is wholly a prefix of the longest keeps its last token, so that no member is empty
-    shared = [min(shared_tokens(ids[longest], ids[row]), len(ids[row]) - 1) for row in ordered[1:]]
-    sizes = [len(ids[row]) - begin for row, begin in zip(ordered, [0, *shared], strict=True)]
-    starts = np.cumsum([0, *sizes]).astype(np.int64)
-    return PrefixGroup(rows=ordered, shared=np.array([0, *shared], np.int64), starts=starts)

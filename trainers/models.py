@@ -117,18 +117,21 @@ def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
     return ids
 
 
+Line = Sequence[tuple[int, int]]
+"""Of every row in a line: how many tokens of it lie there, and how many of the line's first tokens it begins with."""
+
+
 def hidden_states(
     model: nn.Module,
     ids_BL: NDArray[np.int64],
     positions_BL: NDArray[np.int64] | None = None,
-    sees_BLL: NDArray[np.bool_] | None = None,
+    line: Line | None = None,
 ) -> Tensor:
     """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
-    mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line, which wants
-    `rows_apart` around it (`microbatch.check_packing`). `sees_BLL` replaces the causal mask
-    (`microbatch.supports_prefix_sharing`).
+    mean nothing. Where several rows share one line (`microbatch.PackedLine`), `line` tells them apart and
+    `positions_BL` holds each token's position in its own row; that wants `rows_apart` around it.
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
@@ -136,27 +139,14 @@ def hidden_states(
     run = getattr(model, "final_states", None) or partial(final_states, model)
     if positions_BL is None:
         return run(ids).flatten(0, 1)
-    positions = torch.from_numpy(positions_BL).to(device)
-    if sees_BLL is not None:
-        return run(ids, positions, torch.from_numpy(sees_BLL).to(device)).flatten(0, 1)
-    sizes = np.diff([*np.flatnonzero(positions_BL[0] == 0), positions_BL.shape[1]]).tolist()
-    return run(ids, positions, None, sizes).flatten(0, 1)
+    return run(ids, torch.from_numpy(positions_BL).to(device), line).flatten(0, 1)
 
 
-def final_states(
-    model: Any,
-    ids_BL: Tensor,
-    positions_BL: Tensor | None = None,
-    sees_BLL: Tensor | None = None,
-    row_sizes: list[int] | None = None,
-) -> Tensor:
+def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input."""
     more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
-    if sees_BLL is not None:
-        # transformers takes a mask of four dimensions as it is, without its own causal one
-        more["attention_mask"] = sees_BLL[:, None]  # the same for all heads
-    if row_sizes is not None:
-        more["row_sizes"] = row_sizes  # through every layer to `_attend_rows`
+    if line is not None:
+        more["line"] = line  # through every layer to `_attend_rows`
     # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
     return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
 
@@ -199,23 +189,32 @@ def _attend_rows(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    row_sizes: list[int] | None = None,
+    line: Line | None = None,
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' sdpa attention, [1, heads, L, D] -> [1, L, heads, D], of every row by itself."""
+    """transformers' sdpa attention, [1, heads, L, D] -> [1, L, heads, D], of every row by itself.
+
+    A row that begins with the line's first tokens reads their keys and values in front of its own.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend: Callable[..., Any] = sdpa_attention_forward
     if attention_mask is not None:
         return attend(module, query, key, value, attention_mask, **more)[0], None
-    parts = []
-    for row in zip(*(states.split(row_sizes or query.shape[2], dim=2) for states in (query, key, value)), strict=True):
-        length, near = row[0].shape[2], None
-        if sliding_window is not None and length > sliding_window:
-            near = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
-        # without a mask the function is causal by itself
-        parts.append(attend(module, *row, near, **more)[0])
+    parts, start = [], 0
+    for size, shared in line or [(query.shape[2], 0)]:
+        own = slice(start, start + size)
+        start += size
+        keys, values = key[:, :, own], value[:, :, own]
+        if shared:
+            keys = torch.cat([key[:, :, :shared], keys], dim=2)
+            values = torch.cat([value[:, :, :shared], values], dim=2)
+        sees = None  # without a mask the function is causal by itself
+        if shared or (sliding_window is not None and size > sliding_window):
+            sees = torch.ones(size, shared + size, dtype=torch.bool, device=query.device).tril(shared)
+            sees = sees if sliding_window is None else sees.triu(shared + 1 - sliding_window)
+        parts.append(attend(module, query[:, :, own], keys, values, sees, **more)[0])
     return torch.cat(parts, dim=1), None
 
 

@@ -156,7 +156,7 @@ def _forward(
 ) -> tuple[TokenLosses, dict[str, Tensor]]:
     rows = pad_rows(batch, micro)
     with autocast(model, forward.autocast):
-        states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
+        states = hidden_states(model, rows.input_ids_RL, rows.position_RL, rows.line)
     # before the head: only these positions need logits
     states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
     label_n = _tensor(batch.label_N, micro, states)

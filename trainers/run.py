@@ -352,12 +352,7 @@ def open_teacher(
 
 def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
     """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` goes to `load_scorer`."""
-    return load_scorer(
-        folder,
-        temperature=algorithm.distill_temperature,
-        shared_prefixes=algorithm.shared_prefixes,
-        **scoring,
-    )
+    return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
 
 
 def adapter_identity(lora: LoraConfig, student: Path) -> dict[str, Any]:

@@ -20,21 +20,13 @@ from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.lora import merged
-from turngym.trainers.microbatch import (
-    group_states,
-    in_one_line,
-    packed_rows,
-    prefix_groups,
-    resolved,
-    supports_prefix_sharing,
-)
+from turngym.trainers.microbatch import line_states, packed_lines, resolved
 from turngym.trainers.models import (
     common_vocabulary,
     head,
     hidden_states,
     length_batches,
     pad,
-    rows_apart,
     save_model,
     vocabulary_size,
 )
@@ -63,8 +55,6 @@ class LocalScorer:
     """Positions that go through the head at a time."""
     packing: Packing = "off"
     """Whether the rows of a pass share a line; needs a model that keeps them apart (`microbatch.resolved`)."""
-    share_prefixes: bool = False
-    """Read what neighboring rows begin with only once; needs `supports_prefix_sharing(model)`."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
@@ -111,27 +101,16 @@ class LocalScorer:
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
-        alone = list(range(len(ids)))
-        if self.share_prefixes:
-            # a row that shares nothing needs no mask of L x L: it goes into a padded batch instead
-            groups = [group for group in prefix_groups(ids, self.max_tokens) if len(group.rows) > 1]
-            alone = sorted(set(alone).difference(*(group.rows for group in groups)))
-            for group in groups:
-                states = group_states(self.model, ids, group)
-                places = [group.indices(member, _before(positions[row])) for member, row in enumerate(group.rows)]
-                yield list(group.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
-        packed = self.packing != "off"
-        split = packed_rows if packed else length_batches
-        for part in split([len(ids[row]) for row in alone], self.max_tokens):
-            rows = [alone[place] for place in part]
-            read, lengths = [ids[row] for row in rows], np.array([len(ids[row]) for row in rows])
-            if packed:
-                starts = np.cumsum(lengths) - lengths
-                with rows_apart(self.model):
-                    states = hidden_states(self.model, *in_one_line(read))
-            else:
-                starts = np.arange(len(rows)) * lengths.max()
-                states = hidden_states(self.model, pad(read))
+        if self.packing != "off":
+            for line in packed_lines(ids, self.max_tokens):
+                states = line_states(self.model, ids, line)
+                places = [line.places(member, _before(positions[row])) for member, row in enumerate(line.rows)]
+                yield list(line.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
+            return
+        for rows in length_batches([len(row) for row in ids], self.max_tokens):
+            read = [ids[row] for row in rows]
+            states = hidden_states(self.model, pad(read))
+            starts = np.arange(len(rows)) * max(map(len, read))
             where = [start + _before(positions[row]) for start, row in zip(starts, rows, strict=True)]
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
@@ -174,7 +153,6 @@ def load_scorer(
     max_tokens: int,
     vocab_size: int | None = None,
     student: tuple[Any, Any] | None = None,
-    shared_prefixes: bool = False,
     packing: Packing = "off",
 ) -> LocalScorer:
     """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
@@ -190,7 +168,6 @@ def load_scorer(
         max_tokens=max_tokens,
         # a teacher is not what --packing on was said of: one that cannot have it scores padded rows
         packing=packing if packing != "off" and resolved("auto", model) == "auto" else "off",
-        share_prefixes=shared_prefixes and supports_prefix_sharing(model),
     )
 
 

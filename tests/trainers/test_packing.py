@@ -21,16 +21,9 @@ from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
-from turngym.trainers.config import ConfigError, Packing, RunConfig
+from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.microbatch import (
-    check_packing,
-    in_one_line,
-    packed_rows,
-    pad_rows,
-    resolved,
-    split_packed,
-)
+from turngym.trainers.microbatch import check_packing, packed_lines, pad_rows, resolved, shared_tokens, split_packed
 from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
@@ -43,20 +36,84 @@ def batch_of(count: int) -> RolloutBatch:
     return pack(toy.demonstrations(count), origins=("demonstration",))
 
 
-def test_rows_share_a_line_by_hand() -> None:
-    assert packed_rows([10, 15, 20, 30, 10], 45) == [[3], [2, 1, 0], [4]]
-    assert packed_rows([50, 7], 10) == [[0], [1]]
-    assert packed_rows([], 10) == []
-    batch = batch_of(5)  # 10 15 20 30 10
-    first, second, _ = split_packed(batch, 45)
-    assert [first.rows.tolist(), second.rows.tolist()] == [[3], [2, 1, 0]]
-    assert pad_rows(batch, second).position_RL.tolist() == [[*range(20), *range(15), *range(10)]]  # type: ignore[union-attr]
+def rows_of(*rows: list[int]) -> list[Any]:
+    return [np.array(row, np.int32) for row in rows]
+
+
+def hinted_episode(turns: int, seed: int = 0, history: int = 30) -> tuple[list[Any], list[Any]]:
+    """What a hinted teacher reads: the history so far, a hint, the response; and where the responses are."""
+    rng = np.random.default_rng(seed)
+    past, rows, places = list(rng.integers(1, 40, history)), [], []
+    for _ in range(turns):
+        past += list(rng.integers(1, 40, 6))
+        response = list(rng.integers(1, 40, int(rng.integers(1, 5))))
+        row = past + list(rng.integers(1, 40, 4)) + response
+        rows.append(np.array(row, np.int32))
+        places.append(np.arange(len(row) - len(response), len(row)))
+        past += response
+    return rows, places
+
+
+def test_three_rows_by_hand() -> None:
+    rows = rows_of([1, 2, 9], [1, 2, 3, 4], [1, 2, 3])
+    (line,) = packed_lines(rows, 100)
+    assert line.rows == (1, 2, 0)
+    assert line.parts() == [(4, 0), (1, 2), (1, 2)]
+    assert line.ids([rows[row] for row in line.rows]).tolist() == [[1, 2, 3, 4, 3, 9]]
+    assert line.positions().tolist() == [[0, 1, 2, 3, 2, 2]]
+    assert line.places(2, np.array([0, 1, 2])).tolist() == [0, 1, 5]
+    strangers = rows_of([1, 2, 3, 4], [5, 2, 3, 4])
+    assert packed_lines(strangers, 100)[0].parts() == [(4, 0), (4, 0)]
+
+
+def test_rows_are_cut_into_lines() -> None:
+    alike = rows_of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6])
+    assert [line.rows for line in packed_lines(alike, 100)] == [(0, 1, 2)]
+    assert [line.rows for line in packed_lines(alike, 5)] == [(0, 1), (2,)]
+    assert [line.rows for line in packed_lines(alike, 1)] == [(0,), (1,), (2,)]
+    assert packed_lines([], 100) == []
+    batch = batch_of(5)
+    whole = split_packed(batch, 8192)
+    assert [sorted(micro.rows.tolist()) for micro in whole] == [[0, 1, 2, 3, 4]]
     # some of the rows, as of one process of several
     (part,) = split_packed(batch, 45, np.array([1, 4]))
-    assert part.rows.tolist() == [1, 4]
-    assert [micro.rows.tolist() for micro in split_packed(batch, 1)] == [[3], [2], [1], [0], [4]]
-    ids, positions = in_one_line([np.array([7, 8, 9], np.int32), np.array([4, 5], np.int32)])
-    assert (ids.tolist(), positions.tolist()) == ([[7, 8, 9, 4, 5]], [[0, 1, 2, 0, 1]])
+    assert sorted(part.rows.tolist()) == [1, 4]
+    assert sorted(micro.rows.tolist() for micro in split_packed(batch, 1)) == [[0], [1], [2], [3], [4]]
+
+
+def test_rows_that_begin_alike_are_neighbors() -> None:
+    """Two tasks in turn: each line holds one of them, and its beginning once."""
+    one, two = list(range(1, 21)), list(range(21, 41))
+    rows = rows_of(*([*start, number] for number in (50, 51, 52) for start in (one, two)))
+    lines = packed_lines(rows, 30)
+    assert sorted(sorted(line.rows) for line in lines) == [[0, 2, 4], [1, 3, 5]]
+    assert [line.length for line in lines] == [23, 23]
+
+
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(1, 40))
+def test_every_token_of_every_row_has_its_place(lists: list[list[int]], budget: int) -> None:
+    rows = rows_of(*lists)
+    found = packed_lines(rows, budget)
+    assert sorted(row for line in found for row in line.rows) == list(range(len(rows)))
+    for line in found:
+        ids, positions = line.ids([rows[row] for row in line.rows])[0], line.positions()[0]
+        assert line.length == len(ids) == len(positions) <= max(budget, len(rows[line.rows[0]]))
+        for member, row in enumerate(line.rows):
+            own = np.arange(len(rows[row]))
+            assert ids[line.places(member, own)].tolist() == rows[row].tolist()
+            assert positions[line.places(member, own)].tolist() == own.tolist()
+
+
+def test_tokens_in_common() -> None:
+    one, two = rows_of([1, 2, 3], [1, 2, 4, 5])
+    pairs = (one, two), (one, one), (one, one[:2]), (one, two[1:])
+    assert [shared_tokens(*pair) for pair in pairs] == [2, 3, 2, 0]
+
+
+def test_a_teacher_reads_the_history_once() -> None:
+    rows, _ = hinted_episode(24, history=100)
+    (line,) = packed_lines(rows, 4096)
+    assert sum(len(row) for row in rows) > 9 * line.length
 
 
 @settings(deadline=None, max_examples=40)
@@ -69,10 +126,11 @@ def test_every_position_is_computed_once_and_predicts_its_label(count: int, budg
     for micro in micros:
         rows = pad_rows(batch, micro, pad_id=-1)
         assert rows.input_ids_RL.size <= max(budget, 30)
-        flat = rows.input_ids_RL.reshape(-1)
-        assert (flat[rows.predictor_n + 1] == batch.label_N[micro.tokens]).all()
-        assert ((flat == -1) == ~rows.attention_RL.reshape(-1)).all()
         assert rows.attention_RL.all(), "no padding is computed"
+        flat, positions = rows.input_ids_RL[0], rows.position_RL[0]  # type: ignore[index]
+        predictor_M = batch.predictor_N[micro.tokens]
+        assert (flat[rows.predictor_n] == batch.input_ids_M[predictor_M]).all()
+        assert (positions[rows.predictor_n] == batch.position_M[predictor_M]).all()
 
 
 def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[float, torch.Tensor]:
@@ -110,7 +168,7 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
         check_packing(model)
     model.set_attn_implementation("sdpa")
     inner, forward = model.model, model.model.forward
-    inner.forward = lambda row_sizes=None, **more: forward(**more)
+    inner.forward = lambda line=None, **more: forward(**more)
     with pytest.raises(ConfigError, match=r"--packing on: Qwen3ForCausalLM lets rows in one line see each other"):
         check_packing(model)
     with pytest.raises(BatchError, match="max_tokens is 0"):
@@ -128,23 +186,28 @@ def test_a_packed_run_gives_the_numbers_of_a_padded_one(tmp_path: Path) -> None:
         assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], abs=1e-4)
 
 
-@pytest.mark.parametrize("packing", ["auto", "on"])
-def test_packed_scores_are_those_of_padded_rows(packing: Packing) -> None:
-    model, rng = toy.tiny(1, 6.0), np.random.default_rng(0)
-    ids = [rng.integers(0, 40, size).astype(np.int32) for size in (7, 30, 12, 9, 21, 5)]
-    positions = [np.arange(2, len(row)) for row in ids]
-    plain = LocalScorer(model=model)
-    for budget in (30, 70, 8192):
-        scorer = LocalScorer(model=model, packing=packing, max_tokens=budget)
-        for one, other in zip(scorer.logprobs(ids, positions), plain.logprobs(ids, positions), strict=True):
-            assert np.allclose(one, other, atol=1e-5)
+@pytest.mark.parametrize("max_tokens", [1, 60, 150, 4096])
+def test_packed_scores_are_those_of_padded_rows(max_tokens: int) -> None:
+    model = toy.tiny(1, 6.0)
+    rows, places = [], []
+    for seed, turns in enumerate((5, 1, 7)):
+        more = hinted_episode(turns, seed)
+        rows += more[0]
+        places += more[1]
+    plain = LocalScorer(model=model, max_tokens=max_tokens)
+    packed = LocalScorer(model=model, max_tokens=max_tokens, packing="on")
+    for one, two in zip(plain.logprobs(rows, places), packed.logprobs(rows, places), strict=True):
+        np.testing.assert_allclose(two, one, atol=2e-5)
+    for one, two in zip(plain.topk(rows, places, 3), packed.topk(rows, places, 3), strict=True):
+        assert two.ids.tolist() == one.ids.tolist()
+        np.testing.assert_allclose(two.logp, one.logp, atol=2e-5)
 
 
 def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
     model = toy.tiny(1)
     assert [resolved(name, model) for name in ("auto", "on", "off")] == ["auto", "on", "off"]
     inner, forward = model.model, model.model.forward
-    inner.forward = lambda row_sizes=None, **more: forward(**more)
+    inner.forward = lambda line=None, **more: forward(**more)
     assert [resolved(name, model) for name in ("auto", "off")] == ["off", "off"]
     with pytest.raises(ConfigError):
         resolved("on", model)

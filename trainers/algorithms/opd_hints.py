@@ -71,7 +71,6 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         needs_teacher=teacher,
         judge="hint",
         hint_position=config.hint_position,
-        shared_prefixes=True,
         needs_reference=bool(config.kl_coef) or not teacher,  # without a teacher it reads the hints
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=distill.temperature,
