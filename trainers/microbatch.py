@@ -154,8 +154,8 @@ def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
 
 # The rows of a pass behind one another in one line: no padding to compute, and what rows begin with computed once.
 #
-# Rows of one task begin with the same instructions and the same first observation. A hinted prompt of every turn repeats
-# the history before it, so that a teacher who reads one row per turn reads an episode of T turns about T / 2 times.
+# Rows of one task begin with the same instructions and the same first observation. A hinted prompt of every turn
+# repeats the history before it: a teacher who reads one row per turn reads an episode of T turns about T / 2 times.
 
 TOLERANCE = {torch.float32: 1e-4}
 """How far hidden states may differ, relative to the largest; 0.1 in other precisions. Rows that see each other differ
