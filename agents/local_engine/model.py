@@ -424,11 +424,11 @@ def _compare(model: CausalModel) -> str | None:
     # any model code may run here, and any failure means the same: recompute
     except Exception as error:
         return f"a trial on two short rows failed: {type(error).__name__}: {error}"
-    # Root mean square, relative to the spread of the logits: a wrong mask or position reaches the spread itself, while
-    # rounding stays far below it. Not the largest difference: of 49,152 ids of 30 layers in bfloat16, one differs by a
-    # fifth of the spread.
-    difference = float((got - want).square().mean().sqrt())
-    tolerance = (1e-3 if model.dtype == torch.float32 else 0.1) * max(float(want.std()), 1e-6)
+    # Relative to the spread of the logits, which a wrong mask or position reaches, and up to a constant, which softmax
+    # does not see. The root mean square and not the largest of 49,152: 30 layers in bfloat16 are a tenth of the spread
+    # away from a plain pass, and that one is as far away from float32.
+    difference = float((got - want).std())
+    tolerance = (1e-3 if model.dtype == torch.float32 else 0.25) * max(float(want.std()), 1e-6)
     # not `>`, so that NaN counts as a failure
     if not difference <= tolerance:
         return (
