@@ -1,8 +1,9 @@
-"""Models on disk: found, loaded on a device with their tokenizer, told apart by hash."""
+"""Models on disk, LoRA adapters included: found, loaded on a device with their tokenizer, told apart by hash."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
 
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of a LoRA adapter, as peft writes them."""
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -20,14 +23,16 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
     model = load_model(folder, device=device, dtype=dtype)
     from transformers import AutoTokenizer
 
+    path = Path(folder).expanduser()
+    own = (path / "tokenizer_config.json").is_file()
     try:
-        return model, AutoTokenizer.from_pretrained(Path(folder).expanduser())
+        return model, AutoTokenizer.from_pretrained(path if own else base_model(path) or path)
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
 
 
 def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
-    """Any Hugging Face causal model in a folder, in evaluation mode.
+    """Any Hugging Face causal model in a folder, or a LoRA adapter merged into its base, in evaluation mode.
 
     Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
 
@@ -46,6 +51,11 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
     check_sums(path)
     target = find_device(device)
+    if base := base_model(path):
+        # merged in float32, and rounded once
+        model = load_model(base)
+        merge_adapter(model, path)
+        return model.to(target, getattr(torch, dtype)).eval()
     # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -66,7 +76,7 @@ def _first_line(error: Exception) -> str:
 def find_model(folder: str | Path) -> Path:
     """The model folder, with the home directory filled in. Raises ModelError, with the remedy, where it is none."""
     path = Path(folder).expanduser()
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path / ADAPTER).is_file():
         return path
     if path.suffix == ".gguf" and path.is_file():
         raise ModelError(
@@ -94,6 +104,64 @@ def find_model(folder: str | Path) -> Path:
     raise ModelError(f"there is no folder {folder}.{did_you_mean(path.name, beside, 1)}")
 
 
+def base_model(folder: Path) -> Path | None:
+    """The model that the LoRA adapter in `folder` was trained on; None if there is no adapter in it.
+
+    Raises ModelError where that model is not where the adapter says.
+    """
+    if not (folder / ADAPTER).is_file():
+        return None
+    named = _adapter_config(folder).get("base_model_name_or_path")
+    base = Path(str(named)).expanduser()
+    # an adapter may have been trained on top of another
+    if not (base / "config.json").is_file() and not (base / ADAPTER).is_file():
+        raise ModelError(
+            f"{folder} is a LoRA adapter of the model {named}, which is not there: `turngym model merge {folder} "
+            "--base FOLDER --out FOLDER` puts it into its base wherever that is"
+        )
+    return base
+
+
+def merge_adapter(model: Any, folder: Path) -> None:
+    """Add the LoRA adapter in `folder` to the weights of `model`, in place: W + alpha / rank B A.
+
+    Raises ModelError for an adapter that is more than that, or does not fit the model.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    config = _adapter_config(folder)
+    more = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
+    if config.get("peft_type") != "LORA" or (asked := [name for name in more if config.get(name)]):
+        what = config.get("peft_type") if config.get("peft_type") != "LORA" else ", ".join(asked)
+        raise ModelError(f"the adapter in {folder} is more than LoRA ({what}); merge it with peft's merge_and_unload()")
+    try:
+        weights = load_file(folder / ADAPTER_WEIGHTS)
+        scale = float(config["lora_alpha"]) / float(config["r"])
+        names = [name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight")]
+        with torch.no_grad():
+            for name in names:
+                weight = model.get_parameter(f"{name.removeprefix('base_model.model.')}.weight")
+                delta = weights[f"{name}.lora_B.weight"].float() @ weights[f"{name}.lora_A.weight"].float()
+                weight.copy_(weight.float().add_(delta, alpha=scale))
+    except Exception as error:  # readers of damaged files raise anything
+        raise ModelError(
+            f"the adapter in {folder} does not fit its base or is damaged: {_first_line(error)}"
+        ) from error
+    if not names:
+        raise ModelError(f"the adapter in {folder} holds no LoRA weights")
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{folder / ADAPTER} cannot be read: {_first_line(error)}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder / ADAPTER} holds no object")
+    return config
+
+
 def find_device(device: str) -> str:
     """`device`, with `auto` resolved. Raises ModelError for one that this machine does not have."""
     import torch
@@ -112,13 +180,20 @@ def find_device(device: str) -> str:
 
 
 def file_hashes(folder: str | Path) -> dict[str, str]:
-    """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name."""
+    """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name; of an adapter's base
+    too, as base/NAME."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
+    path = Path(folder).expanduser()
     found = {}
-    for path in sorted(Path(folder).expanduser().iterdir()):
-        if path.suffix in kinds:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    for file in sorted(path.iterdir()):
+        # where the base lies is written in the adapter, and is nothing that the model computes
+        if file.suffix in kinds and file.name != ADAPTER:
+            with file.open("rb") as opened:
+                found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    if base := base_model(path):
+        config = _adapter_config(path)
+        found[ADAPTER] = f"{config.get('r')} {config.get('lora_alpha')}"
+        found |= {f"base/{name}": digest for name, digest in file_hashes(base).items()}
     return found
 
 

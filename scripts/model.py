@@ -1,13 +1,15 @@
-"""Make a model folder of a GGUF file, or verify that every file of a model, checkpoint or run is as it was written.
+"""Make a model folder of a GGUF file or of a LoRA adapter and its base, or verify that files are as they were written.
 
 Examples:
     turngym model import SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
+    turngym model merge runs/lora/checkpoints/step_000100/model --out models/student
     turngym model verify runs/turnopd
     turngym model verify runs/turnopd/checkpoints/step_000100/model
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +18,12 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.gguf_model import import_gguf
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums
+from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
+from turngym.envs.core.errors import ModelError, TurngymError
+from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums, write_sums
+
+OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
+"""Files that a merged model writes itself, or does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,18 @@ class Import:
     """A GGUF file of the Llama, Qwen2 or Qwen3 family."""
     out: Path
     """The new folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """Write a LoRA adapter and its base as one ordinary model, for servers and for copies that stand alone."""
+
+    adapter: tyro.conf.Positional[Path]
+    """Folder of the adapter: the model of a checkpoint that was trained with --lora.rank, or another of peft's."""
+    out: Path
+    """The new folder."""
+    base: Path | None = None
+    """The model that it was trained on; by default where the adapter says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +60,47 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym model` with `argv` (without the verb itself)."""
     description = (__doc__ or "").split("\n")[0]
     command = tyro.extras.subcommand_cli_from_dict(
-        {"import": Import, "verify": Verify}, args=list(argv), prog="turngym model", description=description
+        {"import": Import, "merge": Merge, "verify": Verify},
+        args=list(argv),
+        prog="turngym model",
+        description=description,
     )
     if isinstance(command, Import):
         out = import_gguf(command.file, command.out)
         print(f"{out}: use it as --agent model:{out} or --student {out}")
         return 0
+    if isinstance(command, Merge):
+        merge(command.adapter, command.out, base=command.base)
+        print(f"{command.out}: use it as --agent model:{command.out} or --student {command.out}")
+        return 0
     if not command.folders:
         raise TurngymError("name one or more folders: turngym model verify FOLDER")
     return max(_verify(folder) for folder in command.folders)
+
+
+def merge(adapter: Path, out: Path, *, base: Path | None = None) -> None:
+    """Write the model of `adapter` and `base` (by default the one that the adapter names) to the new folder `out`.
+
+    Tokenizer, template and chat settings are the adapter's where it has them, else the base's. Raises ModelError.
+    """
+    if not (adapter / ADAPTER).is_file():
+        raise ModelError(f"{adapter} holds no LoRA adapter: {ADAPTER} is not there")
+    if out.exists():
+        raise ModelError(f"{out} is there already; name a new folder")
+    source = base or base_model(adapter)
+    assert source is not None  # there is an adapter
+    model = load_model(source)
+    merge_adapter(model, adapter)
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a merge that was interrupted
+    model.save_pretrained(unfinished)
+    # tokenizer, template and chat settings; the adapter's after the base's
+    for folder in (source, adapter):
+        for path in folder.iterdir():
+            if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:
+                shutil.copy(path, unfinished / path.name)
+    write_sums(unfinished)
+    unfinished.rename(out)
 
 
 def _verify(folder: Path) -> int:

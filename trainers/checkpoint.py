@@ -2,10 +2,9 @@
 
     checkpoints/step_000010/
         state.json         step, depth, fingerprint of the settings; with a checksum of its own
-        model/             the weights as an ordinary model, adapters merged in
+        model/             the weights as an ordinary model; LoRA adapters alone, as peft writes them
         optimizer.pt       AdamW's moments and torch's random stream, and critic.pt with a critic
         shards/            in their place where several processes train, or adapters: every rank writes its own
-        adapter/           LoRA adapters, as peft writes them
         turngym.sums       checksums of all files but state.json
 
 A checkpoint of any number of processes can be read by any other number.
@@ -190,9 +189,11 @@ def _same_folder(scratch: Path) -> None:
 def _write_model(
     model: Any, weights: Mapping[str, Any], folder: Path, save_extra: Callable[[Path], None] | None
 ) -> None:
-    save_model(model, folder, lora.merged(model, weights))
     if lora.adapted(model):
-        lora.save_adapter(model, weights, folder.parent / lora.FOLDER)
+        # the base, a hundred times as large, is where it was: `turngym model merge` makes one model of both
+        lora.save_adapter(model, weights, folder)
+    else:
+        save_model(model, folder, weights)
     if save_extra is not None:
         save_extra(folder)
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turngym.agents.models import ADAPTER_WEIGHTS
 from turngym.envs.core.errors import ModelError
 from turngym.trainers.config import ConfigError
 
-FOLDER, FILE = "adapter", "adapter_model.safetensors"
 NAME = "default"
 """peft's own name for the only adapter of a model."""
 
@@ -93,12 +93,12 @@ def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the adapters to `folder` as peft does: `PeftModel.from_pretrained(base, folder)` reads them."""
+    """Write the adapters to `folder` as peft does, for `load_model` or `PeftModel.from_pretrained(base, folder)`."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
-    own = get_peft_model_state_dict(model, state_dict=dict(weights))
+    folder.mkdir(parents=True, exist_ok=True)
+    own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    save_file({f"base_model.model.{name}": value.contiguous() for name, value in own.items()}, folder / FILE)
+    save_file({f"base_model.model.{name}": value.contiguous() for name, value in own.items()}, folder / ADAPTER_WEIGHTS)
     model.peft_config[NAME].save_pretrained(str(folder))

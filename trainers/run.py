@@ -150,7 +150,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # The student, and with --staleness the copy of it that plays while it learns.
     model, tokenizer = load_student(models.student, models.dtype, models.device)
     if config.lora.rank:
-        add_adapters(model, config.lora, base=str(models.student), seed=run.seed)
+        # absolute, for whoever reads the adapter stands elsewhere
+        add_adapters(model, config.lora, base=str(Path(models.student).expanduser().resolve()), seed=run.seed)
     algorithm = build_algorithm(config, tokenizer)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
     learner = PlayedModel(model=model, tokenizer=tokenizer, weights=ModelWeights(model))

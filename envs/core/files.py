@@ -209,10 +209,13 @@ def _describe(path: Path) -> tuple[int, int]:
 
 
 def weights_hash(folder: str | Path) -> str:
-    """Names the weights of a model folder: 16 hex digits over its configuration and weight files."""
+    """Names the weights of a model folder: 16 hex digits over its configuration and weight files.
+
+    The configuration of an adapter counts: it names the base.
+    """
     digest = hashlib.sha256()
     for path in sorted(Path(folder).glob("*")):
-        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
+        if path.suffix in (".safetensors", ".bin") or path.name in ("config.json", "adapter_config.json"):
             with path.open("rb") as file:
                 # file_digest reads in pieces: weights may be larger than memory
                 digest.update(hashlib.file_digest(file, "sha256").digest())

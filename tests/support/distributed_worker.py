@@ -22,9 +22,9 @@ from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.scripts.train import parse, run
+from turngym.scripts.train import parse
 from turngym.trainers.distributed import distribute_trainer, world_of
-from turngym.trainers.run import build_trainer
+from turngym.trainers.run import build_trainer, run_training
 from turngym.trainers.world import World
 
 
@@ -120,7 +120,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     with world_of(timeout=15) as world:
         for line in json.loads((out / "commands.json").read_text()):
-            run(parse(line), world)
+            run_training(parse(line), world)
         said = {work.__name__: work(world, out / work.__name__) for work in TRIALS}
         if world.rank == 0:
             (out / "said.json").write_text(json.dumps(said))

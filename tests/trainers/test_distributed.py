@@ -29,11 +29,12 @@ from turngym.agents.sglang.fleet import WeightVersions
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.scripts.train import parse, run
+from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed import SharedCollect, blocks, shared_scorer, update_servers, world_of
 from turngym.trainers.microbatch import micro_batches, split_rows
+from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import (
     SINGLE,
@@ -92,7 +93,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
     words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
     with pytest.raises(TurngymError, match=r"each would start a Ray of its own; name the cluster with --ray-address"):
-        run(parse(words), SingleProcess(rank=0, size=2))
+        run_training(parse(words), SingleProcess(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
@@ -207,7 +208,7 @@ def play(folder: Path) -> Path:
     evaluated = ("--panel", "alfworld-quickstart", "--eval-limit", "2", "--eval-samples", "1", "--eval-every", "3")
     more = {ACROSS: KEEP, "turnopd": evaluated}
     for name in CASES:
-        run(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
+        run_training(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
     cut(place(folder, ACROSS, 1), folder / "one_then_two", 2)
     commands = [[*worker.words(name, place(folder, name, 2)), *more.get(name, ())] for name in CASES]
     commands.append([*worker.words(ACROSS, folder / "one_then_two"), *KEEP, "--resume"])
@@ -274,7 +275,7 @@ def test_a_run_of_one_process_goes_on_in_two(runs: Path) -> None:
 @pytest.mark.long
 def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     cut(place(runs, ACROSS, 2), runs / "two_then_one", 2)
-    run(parse([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]), SINGLE)
+    run_training(parse([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]), SINGLE)
     resumed, whole = untimed(runs / "two_then_one"), untimed(place(runs, ACROSS, 2))
     assert resumed[:2] == whole[:2]
     assert close(resumed, whole)
@@ -313,7 +314,7 @@ def test_ctrl_c_in_one_process_stops_all_at_the_same_step_and_the_run_goes_on(ru
     assert [note.partition(":")[0] for note in failure(runs, "interrupted")] == ["KeyboardInterrupt"] * 2
     assert [row["step"] for row in untimed(runs / "interrupted")] == [1, 2]
     assert list_checkpoints(runs / "interrupted")[-1].name == "step_000002"
-    run(parse([*worker.words("opd", runs / "interrupted"), "--resume"]), SINGLE)
+    run_training(parse([*worker.words("opd", runs / "interrupted"), "--resume"]), SINGLE)
     assert close(untimed(runs / "interrupted"), untimed(place(runs, "opd", 2)))
 
 
@@ -325,14 +326,14 @@ def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> 
         assert "--resume" in note
     checkpoints = runs / "full_disk" / "checkpoints"
     assert [path.name for path in checkpoints.iterdir()] == ["step_000000"]
-    run(parse([*worker.words("opd", runs / "full_disk"), "--resume", "--checkpoint-every", "2"]), SINGLE)
+    run_training(parse([*worker.words("opd", runs / "full_disk"), "--resume", "--checkpoint-every", "2"]), SINGLE)
     assert close(untimed(runs / "full_disk"), untimed(place(runs, "opd", 1)))
 
 
 @pytest.mark.long
 def test_a_checkpoint_of_another_configuration_is_refused_before_anything_is_touched(runs: Path) -> None:
     with pytest.raises(TurngymError, match=r"another configuration.*optimizer\.lr"):
-        run(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]), SINGLE)
+        run_training(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]), SINGLE)
 
 
 @pytest.mark.long

@@ -21,8 +21,9 @@ import sglang_model
 from distributed_cases import command
 
 from turngym.envs.core.trace import read_episodes
-from turngym.scripts.train import parse, run
+from turngym.scripts.train import parse
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.run import run_training
 from turngym.trainers.world import SINGLE
 
 pytestmark = [
@@ -146,7 +147,7 @@ def test_in_turn_the_numbers_are_those_of_one_process_and_a_killed_worker_change
     servers: list[Server], tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    run(parse(words(one, servers, 3)), SINGLE)
+    run_training(parse(words(one, servers, 3)), SINGLE)
     with torchrun(words(two, servers, 3, "--workers", "1"), tmp_path / "log") as process:
         after(1, two, process, kill_a_worker)
         assert process.wait(300) == 0, (tmp_path / "log").read_text()[-4000:]
@@ -160,7 +161,7 @@ def test_a_step_ahead_runs_go_on_after_a_server_and_a_training_process_were_kill
     servers: list[Server], tmp_path: Path
 ) -> None:
     one, two, log = tmp_path / "one", tmp_path / "two", tmp_path / "log"
-    run(parse(words(one, servers, 6, "--staleness", "1")), SINGLE)
+    run_training(parse(words(one, servers, 6, "--staleness", "1")), SINGLE)
     line = words(two, servers, 6, "--staleness", "1", "--workers", "1")
     with torchrun(line, log) as process:
         after(2, two, process, lambda trainers: servers[1].kill())

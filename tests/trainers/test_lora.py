@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,18 +15,20 @@ import toy_run as toy
 from distributed_cases import command
 
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.models import load_model
+from turngym.agents.models import file_hashes, load_model
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.scripts.train import parse, run
+from turngym.scripts.main import main
+from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
+from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
 from turngym.trainers.config import ConfigError, CriticConfig, OptimizerConfig
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
+from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged, save_adapter
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import SINGLE
 
@@ -34,9 +37,9 @@ torch.set_num_threads(1)
 IDS = torch.arange(12)[None]
 
 
-def student(seed: int = 1, **changes: Any) -> Any:
+def student(seed: int = 1, base: str = "", **changes: Any) -> Any:
     model = toy.tiny(seed)
-    add_adapters(model, LoraConfig(**{"rank": 4, "alpha": 8, **changes}), seed=7)
+    add_adapters(model, LoraConfig(**{"rank": 4, "alpha": 8, **changes}), base=base, seed=7)
     return model
 
 
@@ -83,10 +86,11 @@ def test_merged_weights_by_hand() -> None:
     assert merged(unchanged, unchanged.state_dict()).keys() == unchanged.state_dict().keys()
 
 
-def test_a_run_trains_adapters_alone_and_exports_them_merged_and_apart(tmp_path: Path) -> None:
+def test_a_run_trains_adapters_alone_and_saves_them_alone(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    model, start = student(), toy.tiny(1)
+    save_model(toy.tiny(1), tmp_path / "base")
+    model, start = student(base=str(tmp_path / "base")), toy.tiny(1)
     trainer(tmp_path / "run", model).train()
     base = dict(start.named_parameters())
     for name, parameter in model.named_parameters():
@@ -96,11 +100,61 @@ def test_a_run_trains_adapters_alone_and_exports_them_merged_and_apart(tmp_path:
     assert gap < 1e-4  # rollouts used the adapters of their step
     now = model(IDS).logits
     assert (now - start(IDS).logits).abs().max() > 1e-2
-    whole = load_model(latest_model(tmp_path / "run"))
+    saved = latest_model(tmp_path / "run")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in saved.iterdir()}
+    assert not (saved / "model.safetensors").exists()
+    whole = load_model(saved)
     assert not adapted(whole)
     assert torch.allclose(whole(IDS).logits, now, atol=1e-4)
-    apart = PeftModel.from_pretrained(toy.tiny(1), str(latest_checkpoint(tmp_path / "run") / FOLDER))
-    assert torch.allclose(apart(IDS).logits, now, atol=1e-5)
+    theirs = PeftModel.from_pretrained(toy.tiny(1), str(saved))
+    assert torch.allclose(theirs(IDS).logits, now, atol=1e-5)
+
+
+def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> None:
+    save_model(toy.tiny(1), tmp_path / "base")
+    model = shaken(student(base=str(tmp_path / "base")))
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    good = json.loads(config.read_text())
+    for change, said in (
+        ({"base_model_name_or_path": "nowhere"}, "is a LoRA adapter of the model nowhere, which is not there"),
+        ({"use_dora": True}, "is more than LoRA"),
+        ({"peft_type": "IA3"}, r"is more than LoRA \(IA3\)"),
+        ({"r": None}, "does not fit its base or is damaged"),
+    ):
+        config.write_text(json.dumps(good | change))
+        with pytest.raises(ModelError, match=said):
+            load_model(tmp_path / "adapter")
+    config.write_text("[]")
+    with pytest.raises(ModelError, match="holds no object"):
+        load_model(tmp_path / "adapter")
+
+
+def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(toy.tiny(1), tmp_path / "elsewhere")
+    model = shaken(student(base="gone"))
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    (tmp_path / "adapter" / "turngym.json").write_text("{}")
+    words = ["model", "merge", str(tmp_path / "adapter"), "--out", str(tmp_path / "whole")]
+    assert main(words) == 2
+    assert "--base FOLDER" in capsys.readouterr().err
+    assert main([*words, "--base", str(tmp_path / "elsewhere")]) == 0
+    assert {"config.json", "turngym.json", "turngym.sums"} <= {path.name for path in (tmp_path / "whole").iterdir()}
+    assert torch.allclose(load_model(tmp_path / "whole")(IDS).logits, model(IDS).logits, atol=1e-4)
+    assert main(words) == 2  # never over what is there
+
+
+def test_the_identity_of_an_adapter_is_that_of_its_base_too(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_model(toy.tiny(seed), tmp_path / f"base{seed}")
+    found = []
+    for seed in (1, 2):
+        model = student(base=str(tmp_path / f"base{seed}"))
+        save_adapter(model, model.state_dict(), tmp_path / f"adapter{seed}")
+        found.append(file_hashes(tmp_path / f"adapter{seed}"))
+    one, two = found
+    assert one["adapter_model.safetensors"] == two["adapter_model.safetensors"]
+    assert one["base/model.safetensors"] != two["base/model.safetensors"]
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
@@ -118,12 +172,12 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
 
 def test_the_command_line_trains_and_resumes_adapters_of_the_same_student_only(tmp_path: Path) -> None:
     words = [*command("sft", tmp_path / "run", steps=1, episodes=2), "--lora.rank", "2", "--lora.targets", "q_proj"]
-    assert run(parse(words), SINGLE).step == 1
-    assert run(parse([*words, "--resume"]), SINGLE).step == 1
+    assert run_training(parse(words), SINGLE).step == 1
+    assert run_training(parse([*words, "--resume"]), SINGLE).step == 1
     with pytest.raises(CheckpointError, match=r"lora: checkpoint .*'rank': 2.*now .*'rank': 4"):
-        run(parse([*words, "--resume", "--lora.rank", "4"]), SINGLE)
+        run_training(parse([*words, "--resume", "--lora.rank", "4"]), SINGLE)
     with pytest.raises(CheckpointError, match="lora"):
-        run(parse([*words[: words.index("--lora.rank")], "--resume"]), SINGLE)
+        run_training(parse([*words[: words.index("--lora.rank")], "--resume"]), SINGLE)
 
 
 def test_the_rollout_engine_speaks_with_the_adapters() -> None:

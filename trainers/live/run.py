@@ -76,7 +76,7 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
     kind = _kind(config, model)
     served = copy.deepcopy(model).requires_grad_(False) if kind in ("process", "copy") else None
     if config.train and config.lora.rank:
-        add_adapters(model, config.lora, base=str(config.student), seed=config.run.seed)
+        add_adapters(model, config.lora, base=str(Path(config.student).expanduser().resolve()), seed=config.run.seed)
     if kind == "servers":
         return _servers(config, model, tokenizer, max_length)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
