@@ -61,6 +61,8 @@ class LiveCollect:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         asked = PlayPlan.of(request)
         plans: dict[int, Plan] = {}
+        if asked.states:
+            jobs = [replace(job, states=True) for job in jobs]
         if asked.demonstration_turns is not None:
             jobs, plans = self._demonstrated(jobs, asked.demonstration_turns)
         if asked.prefix_ratios:
@@ -156,19 +158,22 @@ class ExpertCollect:
 def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> list[Job]:
     """The jobs of a step: tasks go by in epochs, each a permutation, and every step has random streams of its own.
 
-    Samples are numbered through the step, so that two groups that happen to play one task differ in their streams.
+    Samples are numbered through the step, so that two groups that happen to play one task differ in their streams. A
+    later round of a step has tasks, numbers and streams of its own.
     """
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
     caps = [cap if cap < request.max_turns else None for cap in depth_caps(request)]
-    places = task_order(len(task_ids), seed=seed, step=request.step, batch=request.episodes // request.group)
+    later, groups = PlayPlan.of(request).round, request.episodes // request.group
+    # no two (seed, step, round) meet as long as a run has fewer than a million steps and seeds
+    step = request.step + later * 10**12
+    places = task_order(len(task_ids), seed=seed, step=step, batch=groups)
     return [
         Job(
             task_id=task_ids[place],
-            sample=number * request.group + member,
-            group=number,
-            # no two (seed, step) meet as long as a run has fewer than a million steps
-            seed=seed * 1_000_003 + request.step,
+            sample=later * request.episodes + number * request.group + member,
+            group=later * groups + number,
+            seed=seed * 1_000_003 + step,
             max_turns=caps[number * request.group + member],
         )
         for number, place in enumerate(places)
@@ -198,7 +203,8 @@ def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode
     process, processes = request.share
     share = f"_process_{process}" if processes > 1 else ""
     path = folder / f"step_{request.step:06d}{share}.jsonl"
-    path.unlink(missing_ok=True)  # a resumed run collects its step again
+    if not PlayPlan.of(request).round:
+        path.unlink(missing_ok=True)  # a resumed run collects its step again
     with TraceWriter(path) as writer:
         for episode in episodes:
             writer.write(episode)

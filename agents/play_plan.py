@@ -31,6 +31,10 @@ class PlayPlan:
     """What these are shares of: its turns, or the ids of its responses, so that one may end within a response."""
     teacher_turns: float = 0.0
     """Guided-OPD: share of the turns that the teacher plays, whole; a coin of its own decides each turn."""
+    states: bool = False
+    """GiGPO: note a hash of the environment's exact state before every turn, in `meta["states"]` of each episode."""
+    round: int = 0
+    """How often the step was asked for before: a later round plays further tasks (GRPO's `refill`)."""
 
     @classmethod
     def of(cls, request: RolloutRequest) -> PlayPlan:

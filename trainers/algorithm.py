@@ -244,6 +244,10 @@ class Algorithm:
     needs_reference: bool = False
     critic: CriticConfig | None = None
     """The critic that this algorithm learns beside the policy."""
+    refill: int = 0
+    """Rounds in which further tasks may be played for a step where `select` leaves groups out."""
+    states: bool = False
+    """Whether its episodes carry a hash of the environment's exact state before every turn."""
     collects: Literal["student", "expert"] = "student"
     """Who plays the episodes: the student, or an expert whom it imitates."""
     cut_recorded: bool = True
@@ -319,6 +323,7 @@ BUILT_IN: Mapping[str, str] = {
     "turnopd": f"{_HERE}.turnopd:ALGORITHM",
     "tcod": f"{_HERE}.tcod:ALGORITHM",
     "grpo": f"{_HERE}.grpo:ALGORITHM",
+    "gigpo": f"{_HERE}.gigpo:ALGORITHM",
     "luffy": f"{_HERE}.luffy:ALGORITHM",
     "prm-rl": f"{_HERE}.prm_rl:ALGORITHM",
     "opd-hints": f"{_HERE}.opd_hints:ALGORITHM",

@@ -154,6 +154,8 @@ class DatasetCollect:
             raise TurngymError("the data set has no episodes; give a trace file with at least one")
         if PlayPlan.of(request).demonstration_turns is not None:
             raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
+        if PlayPlan.of(request).round:
+            raise TurngymError("groups are refilled by playing further tasks: leave --grpo.refill out with trace files")
         groups = [[episode] for episode in self.episodes] if request.group == 1 else self._groups(request.group)
         places = task_order(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
         chosen = [

@@ -156,6 +156,8 @@ K2_LIMIT = (2.0 * KL_LIMIT) ** 0.5
 """The log-ratio d at which d^2 / 2 is 10."""
 K3_LIMITS = (-10.999983298020256, 2.610868638149876)
 """The log-ratios d at which exp(d) - 1 - d is 10."""
+SEQUENCE = "sequence"
+"""The column of `Targets.extra` that numbers the sequences whose tokens share one importance ratio."""
 KLEstimator = Callable[[Tensor, Tensor], Tensor]
 """(logp_N, reference_logp_N) at the sampled ids to an estimate per token [N], nats."""
 
@@ -201,6 +203,44 @@ def clipped_surrogate(
     ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high, dual_clip)
     return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
+
+
+def clipped_weight(
+    logp_N: Tensor,
+    behavior_logp_N: Tensor,
+    advantage_N: Tensor,
+    *,
+    eps_low: float = 1.0,
+    eps_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """CISPO's loss: REINFORCE with a clipped importance weight, per token and not reduced.
+
+    l = -sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp, sg without gradient: where the weight is clipped a token keeps
+    its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
+    A < 0. Arguments and errors as `clipped_surrogate`.
+    Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
+    """
+    plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
+    weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
+    if dual_clip is not None:
+        weight_N = torch.where(advantage_N < 0, weight_N.clamp(max=dual_clip), weight_N)
+    loss_N = -weight_N * advantage_N.detach() * logp_N
+    return Surrogate(loss_N=loss_N, ratio_N=plain.ratio_N, clipped_N=weight_N != plain.ratio_N)
+
+
+def sequence_logp(logp_N: Tensor, behavior_logp_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Log-probabilities whose ratio to the behavior is that of the whole sequence: [N], with gradient.
+
+    behavior + mean over the sequence of (logp - behavior): its ratio is GSPO's s = (p(y) / mu(y))^(1 / |y|), the same
+    for all tokens of the sequence y. `sequence_N` int64 [N] numbers the sequences; all tokens of one must be here.
+    Source: [gspo] eq. 5, eq. 7; docs/algorithms.md#sequence-ratio.
+    """
+    _, index_N = sequence_N.unique(return_inverse=True)
+    gap_N = logp_N - behavior_logp_N.detach()
+    count_s = torch.bincount(index_N)
+    total_s = torch.zeros(len(count_s), dtype=gap_N.dtype, device=gap_N.device).index_add(0, index_N, gap_N)
+    return behavior_logp_N.detach() + (total_s / count_s)[index_N]
 
 
 def clipped_objective(
@@ -340,11 +380,14 @@ class ClippedAdvantage:
 class PolicyGradient:
     """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
 
-    Where the behavior's log-probability is unknown, the present one stands in for it (ratio 1).
+    Where the behavior's log-probability is unknown, the present one stands in for it (ratio 1). Where the targets
+    number sequences, the ratio is that of the sequence.
     Source: [ppo] eq. 7, [grpo] eq. 3; docs/algorithms.md#clipped-surrogate.
     Diagnostics: `clipped`, and `kl_reference` with a reference.
     """
 
+    surrogate: Callable[..., Surrogate] = clipped_surrogate
+    """Or `clipped_weight`."""
     eps_low: float = 0.2
     eps_high: float = 0.2
     kl_coef: float = 0.0
@@ -354,7 +397,7 @@ class PolicyGradient:
     """Greatest ratio that counts where the advantage is negative; None for no bound."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        result, _ = _surrogate_of(tokens, self)
+        result, _ = _surrogate_of(tokens, self, self.surrogate)
         more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
         diagnostics["clipped"] = result.clipped_N.float()
         return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
@@ -375,19 +418,24 @@ class Regularized:
         return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
 
 
-def _surrogate_of(tokens: Tokens, clip: ClippedAdvantage | PolicyGradient) -> tuple[Surrogate, Tensor]:
-    """The clipped surrogate of `tokens` within the bounds of `clip`, and the advantages [n] that it is of."""
+def _surrogate_of(
+    tokens: Tokens, clip: ClippedAdvantage | PolicyGradient, surrogate: Callable[..., Surrogate] = clipped_surrogate
+) -> tuple[Surrogate, Tensor]:
+    """The surrogate of `tokens` within the bounds of `clip`, and the advantages [n] that it is of."""
     if tokens.advantage_n is None:
         raise ValueError("a clipped surrogate needs targets with advantage_N")
-    surrogate = clipped_surrogate(
-        tokens.sampled_logp_n,
-        known_behavior(tokens),
+    logp_n, behavior_n = tokens.sampled_logp_n, known_behavior(tokens)
+    if SEQUENCE in tokens.extra:
+        logp_n = sequence_logp(logp_n, behavior_n, tokens.extra[SEQUENCE])
+    found = surrogate(
+        logp_n,
+        behavior_n,
         tokens.advantage_n,
         eps_low=clip.eps_low,
         eps_high=clip.eps_high,
         dual_clip=clip.dual_clip,
     )
-    return surrogate, tokens.advantage_n
+    return found, tokens.advantage_n
 
 
 def known_behavior(tokens: Tokens) -> Tensor:

@@ -24,7 +24,7 @@ from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig
-from turngym.trainers.losses import TAILS, ClippedAdvantage, SupportKL, sampled_advantage
+from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, sampled_advantage
 
 FloatE = NDArray[np.float64]
 GROUP_EPS = 1e-6
@@ -226,6 +226,30 @@ class WithReference:
         return replace(targets, reference_logp_N=found.astype(np.float32))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithSequences:
+    """Another target function's targets, and which tokens share one importance ratio: the column `sequence`.
+
+    `turn`: those of a response; `episode`: all of an episode, which must then be one row (one segment), for a
+    microbatch holds whole rows. Source: [gspo]; docs/algorithms.md#sequence-ratio.
+    """
+
+    target_fn: TargetFn
+    unit: Literal["turn", "episode"]
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.target_fn(batch, episodes, scorers)
+        sequence_N = batch.episode_N
+        if self.unit == "turn":
+            sequence_N = sequence_N * (int(batch.turn_N.max()) + 1) + batch.turn_N
+        elif len(np.unique(batch.episode_N)) < batch.rows:
+            raise TargetError(
+                "ratio=episode needs episodes of one segment; a memory that rewrites the history makes several: take "
+                "ratio=turn"
+            )
+        return replace(targets, extra={**targets.extra, SEQUENCE: sequence_N})
+
+
 def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDArray[np.float32]:
     """Log-probability of each label under `scorer`, which plays `role`: float32 [N], nats.
 
@@ -305,9 +329,11 @@ class ComparableGroups:
     spread: bool = True
     own: bool = False
     tokens: bool = False
+    most: int | None = None
+    """Keep only the first so many groups; None: all."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        kept = {group for group, members in self._groups(episodes) if self._reason(members) is None}
+        kept = [group for group, members in self._groups(episodes) if self._reason(members) is None][: self.most]
         return [episode for episode in episodes if self._counts(episode) and episode.group in kept]
 
     def row(self, episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -315,7 +341,8 @@ class ComparableGroups:
         groups = [members for _, members in self._groups(episodes)]
         found = Counter(self._reason(members) for members in groups)
         same = [members for members in groups if self._reason(members) == "uniform"]
-        row = {"groups/kept": found[None], "groups/lost": found["lost"]}
+        kept = found[None] if self.most is None else min(found[None], self.most)
+        row = {"groups/kept": kept, "groups/lost": found["lost"]}
         if self.spread:
             solved = sum(all(episode.success for episode in members) for members in same)
             row |= {"groups/uniform": len(same), "groups/uniform_solved": solved}

@@ -6,6 +6,7 @@ In a run of several processes each has a loop of its own, and all take the same 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
-from turngym.trainers.metrics import MetricsLog, check_trackers
+from turngym.trainers.metrics import MetricsLog, check_trackers, read_metrics
 from turngym.trainers.microbatch import resolved
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import NoProgress, Progress
@@ -177,6 +178,8 @@ class Trainer:
             self.order.close()
             if log is not None:
                 log.close()
+        if log is not None and (said := step_metrics.without_contrast(read_metrics(self.out), self.algorithm)):
+            print(said, file=sys.stderr)
         return RunResult(step=loop.state.step, model=latest_model(self.out), train_seconds=loop.state.train_seconds)
 
     def _check(self) -> None:
@@ -190,6 +193,8 @@ class Trainer:
                 f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
                 "take a multiple of the group size"
             )
+        if self.algorithm.refill and not isinstance(self.order, Synchronous):
+            raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         resolved(self.run.packing, self.model)
 
     def _critic(self) -> ValueCritic | None:
@@ -279,6 +284,7 @@ class TrainLoop:
             prefix_ratios=() if algorithm.prefix is None else algorithm.prefix(step, run.episodes // algorithm.group),
             prefix_unit=algorithm.prefix_unit,
             teacher_turns=0.0 if algorithm.guide is None else algorithm.guide(step),
+            states=algorithm.states,
         )
         request = RolloutRequest(
             step=step,
@@ -298,7 +304,17 @@ class TrainLoop:
         if all(episode.status.is_error for episode in episodes):
             first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
             raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
-        return start, planned.plan, episodes
+        return start, planned.plan, self._refilled(planned.request, episodes)
+
+    def _refilled(self, request: RolloutRequest, episodes: list[Episode]) -> list[Episode]:
+        """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
+        select, groups = self.trainer.algorithm.select, request.episodes // request.group
+        for later in range(1, self.trainer.algorithm.refill + 1):
+            if select is None or len({episode.group for episode in select(episodes)}) >= groups:
+                break
+            more = replace(request, plan=replace(request.plan, round=later))
+            episodes = [*episodes, *self.trainer.collect(more)]
+        return episodes
 
     def _step(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
         """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
@@ -312,6 +328,8 @@ class TrainLoop:
         trainer.progress.phase("teacher")
         targets = algorithm.target_fn(batch, kept, self._scorers())
         scored = ClockReading.now()
+        if targets.advantage_N is not None and not targets.advantage_N.any():
+            self._say(f"step {step}: every advantage is 0: no attempt was better than the others at its task")
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
@@ -358,7 +376,13 @@ class TrainLoop:
             self.trainer.on_update(step)
         row |= played_row(episodes) | judge_row(episodes, None)
         row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
+        self._say(f"step {step}: no update: {step_metrics.why_skipped(row)}")
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
+
+    def _say(self, text: str) -> None:
+        """Prints a line for the person who started the run; of several processes one does."""
+        if self.log is not None:
+            print(text, file=sys.stderr)
 
     def _scorers(self) -> Scorers:
         trainer = self.trainer

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,8 @@ MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
 SLOTS = 64
 """Default number of episodes that are played at the same time."""
+STATES = "states"
+"""In `meta` of an episode whose job asked for it: the hash of the environment's state before each turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class Job:
     """Ids with which the agent's first response after the demonstration begins; the agent continues them."""
     max_turns: int | None = None
     """This job's own depth cap, which overrides the rollout's and is recorded in the episode's `meta`."""
+    states: bool = False
+    """Note `state_hash` before every turn; `STATES` in the episode's `meta`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +77,7 @@ class EpisodeRunner:
     """None while the episode runs."""
     error: str = ""
     timings: dict[str, float] = field(default_factory=dict)
+    states: list[str] = field(default_factory=list)
 
     def step(self, reply: Reply, max_turns: int | None = None) -> None:
         """Pass `reply` to the environment and record the turn; `max_turns` caps jobs without a cap of their own."""
@@ -84,6 +91,8 @@ class EpisodeRunner:
             return
         start = time.perf_counter()
         try:
+            if self.job.states:
+                self.states.append(state_hash(self.guard))
             observation, reward, terminated, truncated, info = self.env.step(reply.text)
         except EnvBackendError as error:
             self.status, self.error = Status.ERROR_ENV, str(error)
@@ -133,6 +142,8 @@ class EpisodeRunner:
             extra["goal_rate"] = float(self.goal_rate)
         if job.max_turns is not None:
             extra[SHORT] = job.max_turns
+        if job.states:
+            extra[STATES] = self.states
         extra |= conversation.notes
         return Episode(
             task=conversation.task,
@@ -150,6 +161,13 @@ class EpisodeRunner:
             timings=self.timings,
             meta={**meta, **extra},
         )
+
+
+def state_hash(guard: ActionGuard) -> str:
+    """A hash of everything that playing has changed in the environment: its snapshot without counters of steps, frame
+    and random stream. Equal states have equal hashes in every process."""
+    state = json.dumps(guard.base.get_state()["inner"], sort_keys=True)
+    return hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
 
 
 def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:

@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "turnopd": TEACHER,
     "tcod": TEACHER,
     "grpo": ("--grpo.n", "2", "--grpo.no-filter-groups"),
+    "gigpo": ("--gigpo.n", "2"),
     "luffy": ("--luffy.n", "2", "--luffy.no-filter-groups"),
     "prm-rl": (),
     "opd-hints": (),

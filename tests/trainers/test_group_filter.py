@@ -112,3 +112,16 @@ def test_an_episode_without_tokens_is_not_compared_where_tokens_are_rewarded(mak
     assert names(chosen(episodes)) == [2, 3]
     assert chosen.row(episodes) == {"groups/kept": 1, "groups/lost": 1}
     assert names(ComparableGroups(spread=False)(episodes)) == [0, 1, 2, 3]
+
+
+def test_only_so_many_groups_as_were_asked_for(grouped: Callable[..., list[Episode]]) -> None:
+    episodes = [
+        *grouped(1, (1.0, 1.0)),
+        *grouped(2, (0.0, 1.0), 2),
+        *grouped(5, (0.0, 1.0), 4),
+        *grouped(7, (0.0, 1.0), 6),
+    ]
+    assert names(ComparableGroups(most=2)(episodes)) == [2, 3, 4, 5]
+    assert ComparableGroups(most=2).row(episodes)["groups/kept"] == 2
+    assert names(ComparableGroups(most=9)(episodes)) == [2, 3, 4, 5, 6, 7]
+    assert ComparableGroups(most=9).row(episodes)["groups/kept"] == 3

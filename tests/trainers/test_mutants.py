@@ -32,6 +32,7 @@ from turngym.trainers import (
 )
 from turngym.trainers.algorithms import (
     atod,
+    gigpo,
     grpo_opd,
     guided_opd,
     judge_targets,
@@ -76,6 +77,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "group_filter",
     ),
     kd_reward: ("teacher_reward",),
+    gigpo: ("gigpo",),
     sage_opd: ("intervention",),
     grpo_opd: (
         "turn_reweighting",
@@ -114,7 +116,7 @@ ELSEWHERE = (
     *("micro_batches", "check_packing", "line_states", "resolved"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
-    *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig."),
+    *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),
     *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_model_judge"),
     *("_http_judge", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
@@ -122,6 +124,7 @@ ELSEWHERE = (
 `test_checkpoint` and `test_distributed`."""
 WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
+    "gigpo": "the_rollout_notes|out_of_range",
     "prefix_sharing": "scores_are|a_teacher_reads|which_models",
 }
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
@@ -160,6 +163,10 @@ SAME = {
     "turn_mean: 1 -> 2": NUMBERED,
     "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
+    "TurnAdvantage._situations: '' -> '_'": "a turn that was broken off is in no comparison, whatever its mark",
+    "_centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
+    "np.unique(group_t, return_inverse=True, return_counts=True)": "both are True",
+    "clusters: 1.0 -> 2.0": "only equal texts have a ratio of 1",
     "judge_episodes: True -> False": "as many answers as requests, and requests as episodes",
     "micro_batch: True -> False": "as many starts as ends",
     "pad_rows: True -> False": "as many starts as rows",

@@ -14,6 +14,7 @@ import pytest
 from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth
 from turngym.trainers.algorithms import (
     atod,
+    gigpo,
     grpo,
     grpo_kd,
     grpo_opd,
@@ -29,6 +30,7 @@ from turngym.trainers.algorithms import (
     tcod,
     turnopd,
 )
+from turngym.trainers.algorithms.gigpo import TurnAdvantage
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised
 from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, TurnScore
@@ -50,6 +52,8 @@ from turngym.trainers.losses import (
     PolicyGradient,
     SupportKL,
     bin_reverse_kl,
+    clipped_surrogate,
+    clipped_weight,
     kl_k1,
     kl_k2,
     kl_k3,
@@ -64,6 +68,7 @@ from turngym.trainers.targets import (
     StudentTopK,
     TeacherTopK,
     WithReference,
+    WithSequences,
 )
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_config import train_config
@@ -85,6 +90,7 @@ def with_both(module: Any, config: type[Any]) -> Build:
 
 
 GRPO = with_run(grpo, grpo.GrpoConfig)
+GIGPO = with_run(gigpo, gigpo.GigpoConfig)
 KD = with_run(grpo_kd, grpo_kd.GrpoKdConfig)
 GRPO_OPD = with_run(grpo_opd, grpo_opd.GrpoOpdConfig)
 GUIDED = with_both(guided_opd, guided_opd.GuidedOpdConfig)
@@ -155,7 +161,33 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (GRPO, "entropy_coef", 0.07, "entropy_gradient", True),
     (GRPO, "filter_groups", True, "select", ComparableGroups()),
     (GRPO, "reward", "score", "select", ComparableGroups(reward="score")),
-    (GRPO, "filter_groups", False, "select", None),
+    (GRPO, "filter_groups", False, "select", ComparableGroups(spread=False)),
+    (GRPO, "objective", "surrogate", "token_loss.surrogate", clipped_surrogate),
+    (GRPO, "objective", "weight", "token_loss.surrogate", clipped_weight),
+    (GRPO, "ratio", "token", "target_fn", GroupAdvantage()),
+    (GRPO, "ratio", "turn", "target_fn", WithSequences(target_fn=GroupAdvantage(), unit="turn")),
+    (GRPO, "ratio", "episode", "target_fn", WithSequences(target_fn=GroupAdvantage(), unit="episode")),
+    (GRPO, "refill", 3, "refill", ITSELF),
+    (GRPO, "refill", 3, "select", ComparableGroups(most=8)),
+    # gigpo
+    (GIGPO, "n", 5, "group", ITSELF),
+    (GIGPO, "n", 5, "select", ComparableGroups(spread=False)),
+    (GIGPO, "gamma", 0.5, "target_fn.target_fn", TurnAdvantage(gamma=0.5)),
+    (GIGPO, "w_step", 0.5, "target_fn.target_fn", TurnAdvantage(w_step=0.5)),
+    (GIGPO, "anchor", "state", "target_fn.target_fn", TurnAdvantage(anchor="state")),
+    (GIGPO, "anchor", "state", "states", True),
+    (GIGPO, "anchor", "observation", "states", False),
+    (GIGPO, "similarity", 0.95, "target_fn.target_fn", TurnAdvantage(similarity=0.95)),
+    (GIGPO, "reward", "success", "target_fn.target_fn", TurnAdvantage(reward="success")),
+    (GIGPO, "invalid_cost", 0.1, "target_fn.target_fn", TurnAdvantage(invalid_cost=0.1)),
+    (GIGPO, "scale", "std", "target_fn.target_fn", TurnAdvantage(scale="std")),
+    (GIGPO, "baseline", "turns", "target_fn.target_fn", TurnAdvantage(baseline="turns")),
+    (GIGPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
+    (GIGPO, "kl_coef", 0.0, "target_fn", TurnAdvantage()),
+    (GIGPO, "kl_coef", 0.0, "needs_reference", False),
+    (GIGPO, "kl", "k1", "token_loss.kl", kl_k1),
+    (GIGPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (GIGPO, "entropy_coef", 0.07, "entropy_gradient", True),
     # guided-opd
     (GUIDED, "start", 0.5, "guide", CosineGuide(total=RUN.steps, start=0.5)),
     (GUIDED, "ratio", 0.4, "guide", CosineGuide(total=RUN.steps, ratio=0.4)),
@@ -305,7 +337,7 @@ def test_an_option_arrives(build: Build, option: str, value: Any, place: str, wa
     assert isinstance(found, type(wanted))
 
 
-@pytest.mark.parametrize("build", [GRPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS])
+@pytest.mark.parametrize("build", [GRPO, GIGPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS])
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
@@ -323,7 +355,7 @@ def test_the_clip_of_the_sampled_form() -> None:
         (lambda weight: opd.build(opd.OpdConfig(weight=weight), DistillConfig(), RUN), ("trajectory", "turn_mean")),
         *(
             (build, ("trajectory", "token_mean", "turn_mean"))
-            for build in (GRPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS)
+            for build in (GRPO, GIGPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS)
         ),
     ],
 )
@@ -331,8 +363,8 @@ def test_the_weighting_is_the_one_that_was_named(build: Build, names: tuple[str,
     assert [build(weight=name).weight for name in names] == [WEIGHTS[name] for name in names]
 
 
-def test_luffy_without_a_filter_on_a_baseline_of_all_leaves_nothing_out() -> None:
-    assert LUFFY(advantage="grpo", filter_groups=False).select is None
+def test_without_a_filter_only_an_attempt_that_is_alone_is_left_out() -> None:
+    assert LUFFY(advantage="grpo", filter_groups=False).select == ComparableGroups(spread=False)
 
 
 def with_text(tmp_path: Path, **options: Any) -> BuildContext:
@@ -397,7 +429,7 @@ def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_depth_is_the_runs() -> None:
-    for build in (SFT, OPD, GUIDED, SAGE, ATOD, GRPO, GRPO_OPD, KD, PPO, LUFFY, PRM, HINTS):
+    for build in (SFT, OPD, GUIDED, SAGE, ATOD, GRPO, GIGPO, GRPO_OPD, KD, PPO, LUFFY, PRM, HINTS):
         assert build().depth == FixedDepth(h_max=17)
 
 

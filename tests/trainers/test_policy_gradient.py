@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, kl_k1, kl_k2, kl_k3
+from turngym.trainers.losses import (
+    KL_ESTIMATORS,
+    clipped_surrogate,
+    clipped_weight,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    sequence_logp,
+)
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -55,6 +63,37 @@ def test_what_the_clip_stops_is_told_by_the_side_of_the_advantage():
     out = clipped_surrogate(ratio.log().requires_grad_(), torch.zeros(6), advantage)
     assert out.clipped_N.tolist() == [True, True, False, False, False, False]
     assert not out.ratio_N.requires_grad
+
+
+def test_a_clipped_weight_leaves_every_token_its_gradient():
+    # ratios 2, 1/2 and 5 within [3/4, 3/2]: weights 3/2, 3/4, 3/2; the last has a negative advantage
+    behavior = torch.tensor([-1.0, -1.0, -2.0])
+    logp = (behavior + torch.tensor([2.0, 0.5, 5.0]).log()).requires_grad_()
+    advantage = torch.tensor([2.0, 4.0, -1.0])
+    out = clipped_weight(logp, behavior, advantage, eps_low=0.25, eps_high=0.5)
+    weight = torch.tensor([1.5, 0.75, 1.5])
+    torch.testing.assert_close(out.loss_N, -weight * advantage * logp.detach())
+    assert out.clipped_N.tolist() == [True, True, True]
+    (gradient,) = torch.autograd.grad(out.loss_N.sum(), logp)
+    torch.testing.assert_close(gradient, -weight * advantage)
+    torch.testing.assert_close(out.ratio_N, torch.tensor([2.0, 0.5, 5.0]))
+    # without a lower bound, and with another bound where the advantage is negative
+    free = clipped_weight(logp.detach(), behavior, advantage, eps_high=9.0, dual_clip=3.0)
+    torch.testing.assert_close(free.loss_N / logp.detach(), -torch.tensor([2.0, 0.5, 3.0]) * advantage)
+    assert free.clipped_N.tolist() == [False, False, True]
+    assert clipped_weight(logp.detach(), behavior, advantage).clipped_N.tolist() == [True, False, True]
+
+
+def test_a_sequence_has_one_ratio():
+    # sequence 7: log-ratios 0.3, -0.1 and 0.4, mean 0.2; sequence 2: 0.5 alone
+    behavior = torch.tensor([-1.0, -2.0, -3.0, -4.0], requires_grad=True)
+    logp = (behavior.detach() + torch.tensor([0.3, -0.1, 0.5, 0.4])).requires_grad_()
+    found = sequence_logp(logp, behavior, torch.tensor([7, 7, 2, 7]))
+    torch.testing.assert_close(found, behavior + torch.tensor([0.2, 0.2, 0.5, 0.2]))
+    # each token of the sequence moves its ratio by a third
+    found[0].backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([1 / 3, 1 / 3, 0.0, 1 / 3]))
+    assert behavior.grad is None
 
 
 def test_a_wild_log_ratio_stays_finite():

@@ -22,6 +22,7 @@ from turngym.trainers.targets import (
     TargetError,
     TeacherTopK,
     WithReference,
+    WithSequences,
     demonstrated,
     label_logprobs,
     rewards,
@@ -207,6 +208,24 @@ def test_the_reference_is_added_to_another_target(ragged: list[Episode]) -> None
     np.testing.assert_allclose(targets.advantage_N, [-0.5, -0.55, -0.6, -1.0, -1.05], rtol=1e-6)
     np.testing.assert_allclose(targets.reference_logp_N, [-2.0, -2.2, -2.4, -4.0, -4.2], rtol=1e-6)
     assert NoTargets()(pack(ragged), ragged, scorers).advantage_N is None
+
+
+def test_which_tokens_share_a_ratio(ragged: list[Episode], make_episode: Make) -> None:
+    scorers = Scorers(student=Slope(0.0))
+    both = {"target_fn": NoTargets()}
+
+    def numbers(unit: Any, episodes: list[Episode]) -> Any:
+        return WithSequences(**both, unit=unit)(pack(episodes), episodes, scorers).extra["sequence"].tolist()
+
+    # A's turns of 2 and 1 tokens, B's turn of 2
+    a, _, b, c, _ = numbers("turn", ragged)
+    assert len({a, b, c}) == 3
+    assert numbers("turn", ragged) == [a, a, b, c, c]
+    assert numbers("episode", ragged) == [0, 0, 0, 1, 1]
+    rewritten = make_episode([([1], [2]), ([3], [4])], segments=[0, 1])
+    assert len(set(numbers("turn", [rewritten]))) == 2
+    with pytest.raises(TargetError, match="ratio=episode needs episodes of one segment"):
+        numbers("episode", [rewritten])
 
 
 def test_models_that_are_missing_are_named(ragged: list[Episode]) -> None:

@@ -15,6 +15,7 @@ from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
 from turngym.trainers.config import RunConfig
 from turngym.trainers.losses import (
+    SEQUENCE,
     TAILS,
     ClippedAdvantage,
     NegativeLogLikelihood,
@@ -23,6 +24,7 @@ from turngym.trainers.losses import (
     SupportKL,
     TruncatedImportance,
     bounded,
+    clipped_weight,
     kl_k1,
     raw_reverse_kl,
     with_dual_clip,
@@ -131,6 +133,23 @@ def test_policy_gradient_by_hand() -> None:
     assert "kl_reference" not in PolicyGradient(kl_coef=0.5)(tokens([1.0], advantage_n=[1.0])).diagnostics
     with pytest.raises(ValueError, match="advantage_N"):
         PolicyGradient()(tokens([1.0]))
+
+
+def test_tokens_of_a_sequence_are_clipped_together() -> None:
+    given = tokens([2.0, 0.5, 2.0], advantage_n=[1.0, 1.0, 1.0])
+    alone = [-1.2, -0.5, -1.2]
+    close(PolicyGradient()(given).loss_n, alone)
+    # the first two have a common ratio of sqrt(2 * 1/2) = 1
+    together = replace(given, extra={SEQUENCE: torch.tensor([4, 4, 9])})
+    found = PolicyGradient()(together)
+    close(found.loss_n, [-1.0, -1.0, -1.2])
+    close(found.diagnostics["clipped"], [0.0, 0.0, 1.0])
+
+
+def test_the_weight_alone_may_be_clipped() -> None:
+    given = tokens([2.0, 0.5], advantage_n=[1.0, -1.0])
+    found = PolicyGradient(surrogate=clipped_weight, eps_low=1.0, eps_high=0.5)(given)
+    close(found.loss_n, [-1.5 * log(0.5), 0.5 * log(0.125)])
 
 
 def test_where_behavior_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> None:

@@ -82,6 +82,8 @@ class Bench:
             "guide": lambda step: step / 8,
             "prefix": lambda step, groups: ((step / 10,),) * groups,
             "prefix_unit": "turns",
+            "states": False,
+            "refill": 0,
             "select": None,
             "origins": ("policy",),
             "target_fn": self.target_fn,
@@ -259,6 +261,7 @@ def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
     assert bench.depth.planned == [(DepthState(hbar=7.0), 4)]
     assert Bench(prefix=None).loop._planned(4).request.plan.prefix_ratios == ()
     assert Bench(prefix_unit="tokens").loop._planned(4).request.plan.prefix_unit == "tokens"
+    assert Bench(states=True).loop._planned(4).request.plan.states
     assert Bench(guide=None).loop._planned(4).request.plan.teacher_turns == 0.0
     bench.episodes = ragged
     _, plan, found = bench.loop._collect()
@@ -449,3 +452,45 @@ def test_what_a_partial_probe_asks_of_the_rollouts(ragged: list[Episode], monkey
     assert depth_caps(request(probe=True, short_share=0.99)) == [50, 11, 11, 11, 11, 11]
     whole = request(probe=True)
     assert (whole.plan.short_episodes, whole.plan.short_turns, depth_caps(whole)) == (0, None, [50] * 6)
+
+
+def test_groups_that_are_left_out_are_refilled(ragged: list[Episode]) -> None:
+    """Three groups of two are wanted; each round brings one that counts."""
+    bench = Bench(select=lambda episodes: [episode for episode in episodes if episode.group >= 0], refill=5)
+    bench.episodes = [replace(ragged[0], group=-1), replace(ragged[1], group=0)]
+    rounds: list[int] = []
+
+    def more(request: RolloutRequest) -> list[Episode]:
+        rounds.append(request.plan.round)
+        return [replace(episode, group=request.plan.round) for episode in ragged]
+
+    bench.trainer.collect = more
+    _, _, found = bench.loop._collect()
+    assert rounds == [1, 2]
+    assert [episode.group for episode in found] == [-1, 0, 1, 1, 2, 2]
+    bench.trainer.algorithm.refill = 1
+    assert len(bench.loop._collect()[2]) == 4
+    bench.trainer.algorithm.refill = 0
+    assert len(bench.loop._collect()[2]) == 2
+
+
+def test_a_step_without_contrast_is_said(
+    ragged: list[Episode], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Same(Half):
+        def row(self, episodes: list[Episode]) -> dict[str, int]:
+            return {"groups/kept": 0, "groups/lost": 1, "groups/uniform": 3, "groups/uniform_solved": 2}
+
+    stepped(ragged, monkeypatch, COLUMNS, select=Same(0))
+    assert capsys.readouterr().err == (
+        "step 4: no update: in 3 of 4 groups all attempts are worth the same (2 of them solved), failed episodes left "
+        "1 with less than two to compare\n"
+    )
+    stepped(ragged, monkeypatch, COLUMNS, select=lambda episodes: [])
+    assert capsys.readouterr().err == "step 4: no update: nothing was left to train on\n"
+    stepped(ragged, monkeypatch, COLUMNS, target_fn=lambda *_: Targets(advantage_N=0 * ONES))
+    assert "step 4: every advantage is 0" in capsys.readouterr().err
+    quiet = stepped(ragged, monkeypatch, COLUMNS)
+    quiet.loop.log = None
+    quiet.loop._say("of another process")
+    assert capsys.readouterr().err == ""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference
+from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
+from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -26,7 +26,13 @@ class GrpoConfig:
     scale: Literal["std", "none"] = "std"
     """Divide the advantage by the group's standard deviation, or not."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """Lower and upper clip of the surrogate."""
+    """Lower and upper clip of the importance ratio."""
+    objective: Literal["surrogate", "weight"] = "surrogate"
+    """What is clipped: PPO's surrogate, whose clipped tokens have no gradient, or (CISPO) the weight of log p alone, so
+    that every token keeps one; its lower bound is usually none, `clip` 1 0.28."""
+    ratio: Literal["token", "turn", "episode"] = "token"
+    """What has one importance ratio: each token, or (GSPO) all tokens of a response or of an episode together. The mean
+    over many tokens hardly moves: GSPO's `clip` is 0.0003 0.0004."""
     kl_coef: float = 0.0
     """Weight of the KL to the initial policy; 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
@@ -35,31 +41,44 @@ class GrpoConfig:
     """Weight of the entropy bonus."""
     filter_groups: bool = True
     """Leave out groups whose episodes are all worth the same by `reward`: nothing tells them apart."""
+    refill: int = 0
+    """Rounds in which further tasks may be played for a step whose groups were left out (DAPO's dynamic sampling); each
+    is a batch as large as the step's, and as many groups as that are trained on."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "token_mean"
     """Whether every episode, every token or every response counts the same."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        if self.refill < 0 or (self.refill and not self.filter_groups):
+            raise ConfigError(
+                f"refill is {self.refill} and filter_groups {self.filter_groups}; valid: at least 0, and with a filter "
+                "that leaves groups out"
+            )
 
 
 def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     """Clipped policy gradient on group-relative advantages.
 
     A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i
-    - entropy_coef H_i, r_i the probability ratio to the behavior policy.
+    - entropy_coef H_i, r_i the probability ratio to the behavior policy. With `ratio` it is that of a whole response or
+    episode (GSPO), with `objective=weight` the loss is -sg(clip(r_i)) A log p_i (CISPO); `scale=none` is Dr. GRPO's.
     Source: [grpo] eq. 3, [dapo] section 3.1; docs/algorithms.md#grpo.
     Differs from the paper: the upper clip is 0.28 and every token counts the same (as in DAPO; `clip` 0.2 0.2 and
-    `weight=trajectory` are the paper's), groups whose rewards do not differ are left out, no KL unless asked for.
+    `weight=trajectory` are the paper's), groups whose rewards do not differ are left out, no KL unless asked for. A
+    group of which failed episodes leave one is left out in any case: it has no contrast.
     """
     low, high = config.clip
-    signal = GroupAdvantage(reward=config.reward, scale=config.scale)
+    signal: TargetFn = GroupAdvantage(reward=config.reward, scale=config.scale)
+    if config.ratio != "token":
+        signal = WithSequences(target_fn=signal, unit=config.ratio)
     return Algorithm(
         name="grpo",
         depth=FixedDepth(h_max=run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
+            surrogate=clipped_weight if config.objective == "weight" else clipped_surrogate,
             eps_low=low,
             eps_high=high,
             kl_coef=config.kl_coef,
@@ -67,7 +86,12 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
             entropy_coef=config.entropy_coef,
         ),
         group=config.n,
-        select=ComparableGroups(reward=config.reward) if config.filter_groups else None,
+        select=ComparableGroups(
+            reward=config.reward,
+            spread=config.filter_groups,
+            most=run.episodes // config.n if config.refill else None,
+        ),
+        refill=config.refill,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),

@@ -34,7 +34,7 @@ class Reshape:
     a: float = 0.1
     """Of p_div_p_a; above 0."""
     w: float = 1.0
-    """Of logp and p_logp."""
+    """Of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Of pow; above 0."""
 
@@ -61,12 +61,12 @@ class Reshape:
     def on_policy(self, logp_N: Tensor, old_logp_N: Tensor) -> Tensor:
         """What stands for the ratio pi / pi_old: [N], with gradient, its logarithm cut to +-20.
 
-        f(pi) / f(pi_old) where f is a power or a fraction; logp w (log pi - log pi_old); p_logp the plain ratio plus
-        that: a quotient of logarithms would turn its sign with them.
+        f(pi) / f(pi_old) where f is a power or a fraction; logp log pi - log pi_old, without w, as in the published
+        code; p_logp the plain ratio plus w times that: a quotient of logarithms would turn its sign with them.
         """
         d_N = (logp_N - old_logp_N.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         if self.shape == "logp":
-            return self.w * d_N
+            return d_N
         if self.shape == "p_logp":
             return d_N.exp() + self.w * d_N
         if self.shape in ("square_root", "pow"):
@@ -299,10 +299,8 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
         group=config.n,
         prefix=config.prefix,
         prefix_unit=config.prefix.unit,
-        # the split baseline needs own episodes, whatever is filtered
-        select=ComparableGroups(reward=config.reward, spread=config.filter_groups, own=split)
-        if config.filter_groups or split
-        else None,
+        # an attempt that failed ones left alone has no contrast, and the split baseline needs own episodes
+        select=ComparableGroups(reward=config.reward, spread=config.filter_groups, own=split),
         needs_teacher=False,
         needs_reference=bool(config.kl_coef or config.kl_reward_coef),
         entropy_gradient=bool(config.entropy_coef),

@@ -1,0 +1,305 @@
+"""GiGPO: a GRPO whose turns are compared too, with what other attempts at the task did in the same situation.
+
+Read next: trainers/targets.py, trainers/losses.py, agents/playing/rollout.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.playing.rollout import STATES
+from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
+from turngym.trainers.targets import (
+    GROUP_EPS,
+    PAID,
+    ComparableGroups,
+    Reward,
+    TargetError,
+    WithReference,
+    episode_reward,
+    is_trainable,
+)
+from turngym.trainers.token_weights import WEIGHTS
+
+FloatT = NDArray[np.float64]
+IntT = NDArray[np.int64]
+Anchor = Literal["observation", "state"]
+Scale = Literal["none", "std"]
+
+
+def turn_rewards(episode: Episode, reward: Reward = "return", invalid_cost: float = 0.0) -> FloatT:
+    """What each turn of `episode` was paid: float64 [T], in units of reward.
+
+    `return`: what the environment paid for it. A reward of the whole episode (its success, its score, or the run's own)
+    comes at its last turn. An invalid action costs `invalid_cost`.
+    """
+    paid_T = np.array([turn.reward for turn in episode.turns], np.float64)
+    if reward != "return" or PAID in episode.meta:
+        paid_T = np.zeros(episode.depth)
+        paid_T[-1:] = episode_reward(episode, reward)
+    invalid_T = np.array([not turn.verdict.valid for turn in episode.turns], np.bool_)
+    return paid_T - invalid_cost * invalid_T
+
+
+def discounted_returns(reward_T: FloatT, gamma: float) -> FloatT:
+    """R_t = sum_{k >= t} gamma^(k - t) r_k: float64 [T]. Source: [gigpo] eq. 5; docs/algorithms.md#step-advantage."""
+    return_T, carried = np.zeros(len(reward_T)), 0.0
+    for turn in reversed(range(len(reward_T))):
+        carried = float(reward_T[turn]) + gamma * carried
+        return_T[turn] = carried
+    return return_T
+
+
+def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
+    """Which cluster each text belongs to, numbered from 0 in order of appearance.
+
+    Equal texts are one cluster. Below a `similarity` of 1 a text joins the first cluster whose first text is at least
+    so similar (`difflib.SequenceMatcher.ratio`), as in the published code.
+    """
+    known: dict[str, int] = {}
+    first: list[str] = []
+    for text in anchors:
+        if text in known:
+            continue
+        near = next(
+            (n for n, other in enumerate(first) if similarity < 1.0 and _ratio(other, text) >= similarity), None
+        )
+        if near is None:
+            near = len(first)
+            first.append(text)
+        known[text] = near
+    return [known[text] for text in anchors]
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def step_advantage(return_t: FloatT, anchor_t: IntT, scale: Scale = "none") -> FloatT:
+    """How much better a turn went on than the others of its anchor group: float64 [t].
+
+    A_t = (R_t - mean_a R) / F_a; F_a = 1, or std_a R + 1e-6 with `scale="std"` (unbiased). A turn alone in its group
+    has 0.
+    Source: [gigpo] eq. 7; docs/algorithms.md#step-advantage.
+    """
+    return _centered(return_t, anchor_t, scale)
+
+
+def episode_advantage(
+    total_E: FloatT,
+    group_E: IntT,
+    depth_E: IntT,
+    scale: Scale = "none",
+    baseline: Literal["episodes", "turns"] = "episodes",
+) -> FloatT:
+    """How much better an episode went than the other attempts of its group: float64 [E].
+
+    A_j = (R_j - mean_g R) / F_g; F_g = 1, or std_g R + 1e-6 with `scale="std"` (unbiased). `baseline="turns"` takes
+    mean and deviation over the turns of the group, each with the return of its episode: long episodes count more.
+    Source: [gigpo] eq. 3; docs/algorithms.md#step-advantage (`turns` is the published code's default).
+    """
+    if baseline == "episodes":
+        return _centered(total_E, group_E, scale)
+    over_T = np.repeat(np.arange(len(total_E)), depth_E)
+    found_T = _centered(total_E[over_T], group_E[over_T], scale)
+    # constant over the turns of an episode
+    return found_T[np.cumsum(depth_E) - depth_E]
+
+
+def _centered(value_t: FloatT, group_t: IntT, scale: Scale) -> FloatT:
+    """Values less their group's mean, in units of its unbiased deviation or as they are; 0 where a group has one."""
+    _, index_t, count_g = np.unique(group_t, return_inverse=True, return_counts=True)
+    gap_t: FloatT = value_t - (np.bincount(index_t, value_t) / count_g)[index_t]
+    # rounding must not turn equal returns into a contrast, which a deviation near 0 would blow up
+    gap_t = np.where(np.abs(gap_t) > GROUP_EPS**2, gap_t, 0.0)
+    if scale == "none":
+        return gap_t
+    std_g = np.sqrt(np.bincount(index_t, gap_t**2) / np.maximum(count_g - 1, 1))
+    return gap_t / (std_g + GROUP_EPS)[index_t]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnAdvantage:
+    """GiGPO's advantage, one number for every token of a turn: A_jt = A_j + w_step A_jt.
+
+    A_j is `episode_advantage` of the episode's undiscounted sum of rewards; A_jt is `step_advantage` of the discounted
+    return from turn t on, among the turns of the group's attempts that the policy chose in the same situation: with the
+    same observation before them, or in the same exact state of the environment.
+    Source: [gigpo] eq. 3, eq. 5, eq. 6, eq. 7, eq. 8; docs/algorithms.md#step-advantage.
+    """
+
+    reward: Reward = "return"
+    invalid_cost: float = 0.0
+    gamma: float = 0.95
+    w_step: float = 1.0
+    scale: Scale = "none"
+    baseline: Literal["episodes", "turns"] = "episodes"
+    anchor: Anchor = "observation"
+    similarity: float = 1.0
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        played = [episodes[source] for source in batch.source_E]
+        paid = [turn_rewards(episode, self.reward, self.invalid_cost) for episode in played]
+        total_E = np.array([reward_T.sum() for reward_T in paid])
+        own_E = episode_advantage(total_E, batch.group_E, batch.depth_E, self.scale, self.baseline)
+
+        # Step advantages of the turns that the policy chose, over all episodes; the others are in no comparison.
+        return_T = np.concatenate([discounted_returns(reward_T, self.gamma) for reward_T in paid])
+        chosen_t = np.flatnonzero([is_trainable(turn) for episode in played for turn in episode.turns])
+        anchor_t = self._anchors(played, batch)[chosen_t]
+        step_T = np.zeros(len(return_T))
+        step_T[chosen_t] = step_advantage(return_T[chosen_t], anchor_t, self.scale)
+
+        # A turn's place among all turns is its episode's first place and its index.
+        first_E = np.cumsum(batch.depth_E) - batch.depth_E
+        step_N = step_T[first_E[batch.episode_N] + batch.turn_N]
+        own_T = np.repeat(own_E, batch.depth_E)[chosen_t]
+        count_a = np.unique(anchor_t, return_counts=True)[1]
+        return Targets(
+            advantage_N=(own_E[batch.episode_N] + self.w_step * step_N).astype(np.float32),
+            reward=total_E,
+            log={
+                "anchors/size": float(count_a.mean()),
+                "anchors/largest": int(count_a.max()),
+                "anchors/alone": float((count_a == 1).sum() / len(anchor_t)),
+                "anchors/step_std": float(step_T[chosen_t].std()),
+                "anchors/episode_std": float(own_T.std()),
+            },
+        )
+
+    def _anchors(self, played: Sequence[Episode], batch: RolloutBatch) -> IntT:
+        """The number of each turn's anchor group, [T] over all episodes; groups of different tasks never meet."""
+        numbers: dict[Hashable, int] = {}
+        marks = [list(self._situations(episode)) for episode in played]
+        found: list[list[int]] = [[] for _ in played]
+        for group in np.unique(batch.group_E):
+            members = np.flatnonzero(batch.group_E == group)
+            texts = [text for member in members for text in marks[member]]
+            near = iter(clusters(texts, self.similarity))
+            for member in members:
+                found[member] = [numbers.setdefault((int(group), next(near)), len(numbers)) for _ in marks[member]]
+        return np.array([number for row in found for number in row], np.int64)
+
+    def _situations(self, episode: Episode) -> Iterator[str]:
+        """What tells one situation of `episode` from another, turn by turn."""
+        if self.anchor == "observation":
+            return (turn.observation for turn in episode.turns)
+        states = episode.meta.get(STATES, ())
+        # a response that was broken off never reached the environment; it is in no comparison
+        missing = episode.depth - len(states)
+        if missing > sum(turn.excluded is not None for turn in episode.turns):
+            raise TargetError(
+                f"{episode.task.task_id} sample {episode.sample} has {len(states)} states for {episode.depth} turns; "
+                "anchor=state needs episodes that were played for it (recorded ones: anchor=observation)"
+            )
+        return iter([*states, *[""] * missing])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GigpoConfig:
+    """Group-in-group policy optimization: attempts are compared as wholes, and turn by turn where they meet."""
+
+    n: int = 8
+    """Episodes per task: one group."""
+    gamma: float = 0.95
+    """Discount per turn of the returns that turns are compared by."""
+    w_step: float = 1.0
+    """Weight of the step advantage beside the episode's (omega)."""
+    anchor: Anchor = "observation"
+    """What two turns must have in common to be compared: the observation before them, or (ours) the exact state of the
+    environment, which tells situations apart that read alike."""
+    similarity: float = 1.0
+    """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
+    reward: Reward = "return"
+    """What is paid: the environment's rewards turn by turn, or its score or 1 for success at the last turn."""
+    invalid_cost: float = 0.0
+    """What an invalid action costs; 0.1 in the published scripts, whose success is worth 10."""
+    scale: Literal["none", "std"] = "none"
+    """Divide both advantages by their group's standard deviation, or not."""
+    baseline: Literal["episodes", "turns"] = "episodes"
+    """Mean over a group's episodes, or over their turns, as the published code's default: long episodes count more."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.01
+    """Weight of the KL to the initial policy; 0 needs no copy of it."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL; k3 is the published code's `low_var_kl`."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """Whether every token, every episode or every response counts the same."""
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        if not 0.0 <= self.gamma <= 1.0 or self.w_step < 0.0 or self.invalid_cost < 0.0:
+            raise ConfigError(
+                f"gamma is {self.gamma}, w_step {self.w_step} and invalid_cost {self.invalid_cost}; valid: gamma from "
+                "0 to 1, the others at least 0"
+            )
+        if not 0.0 < self.similarity <= 1.0 or (self.anchor == "state" and self.similarity < 1.0):
+            raise ConfigError(
+                f"similarity is {self.similarity} with anchor={self.anchor}; valid: above 0 to 1, and 1 for states, "
+                "which are equal or not"
+            )
+
+
+def build(config: GigpoConfig, run: RunConfig) -> Algorithm:
+    """Clipped policy gradient on the sum of an episode's and a turn's group-relative advantage.
+
+    A = (R_j - mean_g) / F_g + w_step (R_jt - mean_a) / F_a, R_jt the discounted return from turn t on, a its anchor
+    group; l_i = max(-A r_i, -A clip(r_i, 1 - eps, 1 + eps)) + kl_coef KL_i.
+    Source: [gigpo] eq. 8; docs/algorithms.md#gigpo.
+    Differs from the paper: a success is worth what the environment pays (1; 10 there), the baseline of an episode is
+    the mean over episodes (`baseline=turns` is its code's), groups of which failed episodes leave one are left out.
+    Groups whose returns do not differ stay: their turns may.
+    """
+    low, high = config.clip
+    signal = TurnAdvantage(
+        reward=config.reward,
+        invalid_cost=config.invalid_cost,
+        gamma=config.gamma,
+        w_step=config.w_step,
+        scale=config.scale,
+        baseline=config.baseline,
+        anchor=config.anchor,
+        similarity=config.similarity,
+    )
+    return Algorithm(
+        name="gigpo",
+        depth=FixedDepth(h_max=run.full_depth),
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=PolicyGradient(
+            eps_low=low,
+            eps_high=high,
+            kl_coef=config.kl_coef,
+            kl=KL_ESTIMATORS[config.kl],
+            entropy_coef=config.entropy_coef,
+        ),
+        group=config.n,
+        states=config.anchor == "state",
+        select=ComparableGroups(spread=False),
+        needs_teacher=False,
+        needs_reference=bool(config.kl_coef),
+        entropy_gradient=bool(config.entropy_coef),
+        settings=fingerprint(config),
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="gigpo",
+    config=GigpoConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"reward"}),
+)
