@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.task import Verdict
-from turngym.trainers.algorithm import Algorithm, Blended, DepthPlan, DepthState, EpisodeFilter, Targets
+from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, EpisodeFilter, Targets
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judged import judge_row
 from turngym.trainers.optimizer_step import Epochs, Schedule
@@ -156,32 +156,6 @@ def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> 
     """What a filter says about its choice; nothing without one, or from one that says nothing."""
     row = getattr(select, "row", None)
     return {} if row is None else dict(row(episodes))
-
-
-def why_skipped(row: Mapping[str, Any]) -> str:
-    """Why nothing of a step is trained on, from its row."""
-    same, lost, solved = (row.get(f"groups/{name}", 0) for name in ("uniform", "lost", "uniform_solved"))
-    if not same + lost:
-        return "nothing was left to train on"
-    reasons = []
-    if same:
-        reasons.append(f"in {same} of {same + lost} groups all attempts are worth the same ({solved} of them solved)")
-    if lost:
-        reasons.append(f"failed episodes left {lost} with less than two to compare")
-    return ", ".join(reasons)
-
-
-def without_contrast(rows: Sequence[Mapping[str, Any]], algorithm: Algorithm) -> str:
-    """What to say at the end of a run whose `rows` have steps in which no attempt was better than another; else ""."""
-    steps = [row for row in rows if row["kind"] == "train"]
-    idle = [row for row in steps if not row["episodes"] or row.get("advantage/mean") == row.get("advantage/std") == 0.0]
-    if not idle or algorithm.group == 1:
-        return ""
-    return (
-        f"{len(idle)} of {len(steps)} steps had nothing to compare, so the reward taught nothing there. What helps: a "
-        f"student that sometimes succeeds (turngym train sft before this), larger groups (n of {algorithm.name}), a "
-        "reward with degrees between 0 and 1, easier or harder tasks"
-    )
 
 
 def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:

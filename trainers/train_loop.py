@@ -6,7 +6,6 @@ In a run of several processes each has a loop of its own, and all take the same 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
-from turngym.trainers.metrics import MetricsLog, check_trackers, read_metrics
+from turngym.trainers.metrics import MetricsLog, check_trackers
 from turngym.trainers.microbatch import resolved
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import NoProgress, Progress
@@ -178,8 +177,6 @@ class Trainer:
             self.order.close()
             if log is not None:
                 log.close()
-        if log is not None and (said := step_metrics.without_contrast(read_metrics(self.out), self.algorithm)):
-            print(said, file=sys.stderr)
         return RunResult(step=loop.state.step, model=latest_model(self.out), train_seconds=loop.state.train_seconds)
 
     def _check(self) -> None:
@@ -328,8 +325,6 @@ class TrainLoop:
         trainer.progress.phase("teacher")
         targets = algorithm.target_fn(batch, kept, self._scorers())
         scored = ClockReading.now()
-        if targets.advantage_N is not None and not targets.advantage_N.any():
-            self._say(f"step {step}: every advantage is 0: no attempt was better than the others at its task")
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
@@ -376,13 +371,7 @@ class TrainLoop:
             self.trainer.on_update(step)
         row |= played_row(episodes) | judge_row(episodes, None)
         row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
-        self._say(f"step {step}: no update: {step_metrics.why_skipped(row)}")
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
-
-    def _say(self, text: str) -> None:
-        """Prints a line for the person who started the run; of several processes one does."""
-        if self.log is not None:
-            print(text, file=sys.stderr)
 
     def _scorers(self) -> Scorers:
         trainer = self.trainer

@@ -12,9 +12,9 @@ from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
 GIVEN = """
---lm-loss.files a.txt; --judge rules; --grpo.n 4; --gigpo.n 4; --luffy.n 4; --opd.weight trajectory; --turnopd.depth.warmup 2;
---turnopd.depth.probe-interval 4; --tcod.schedule.k-max 20; --judge-votes 5; --luffy.prefix.count 2;
---luffy.prefix.high 1.0; --prm-rl.weight trajectory; --optimizer.ppo-epochs 2
+--lm-loss.files a.txt; --judge rules; --grpo.n 4; --gigpo.n 4; --luffy.n 4; --opd.weight trajectory;
+--turnopd.depth.warmup 2; --turnopd.depth.probe-interval 4; --tcod.schedule.k-max 20; --judge-votes 5;
+--luffy.prefix.count 2; --luffy.prefix.high 1.0; --prm-rl.weight trajectory; --optimizer.ppo-epochs 2
 """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))
 """What an option is given where the page names no value and it takes no single fraction."""

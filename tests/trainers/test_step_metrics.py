@@ -273,19 +273,3 @@ def test_how_far_the_weights_have_moved() -> None:
     schedule: Any = SimpleNamespace(step=1, total_steps=4)
     assert step_metrics.weight_row(Blend(), schedule) == {"weight/alpha": 0.25}
     assert step_metrics.weight_row(Static(trajectory_weights), schedule) == {}
-
-
-def test_a_run_without_contrast_says_what_helps() -> None:
-    rows = [
-        {"kind": "eval"},
-        {"kind": "train", "episodes": 0},
-        {"kind": "train", "episodes": 8, "advantage/mean": 0.0, "advantage/std": 0.0},
-        {"kind": "train", "episodes": 8, "advantage/mean": 0.0, "advantage/std": 0.5},
-        {"kind": "train", "episodes": 8},
-    ]
-    grpo: Any = SimpleNamespace(name="grpo", group=8)
-    said = step_metrics.without_contrast(rows, grpo)
-    assert said.startswith("2 of 4 steps had nothing to compare")
-    assert "larger groups (n of grpo)" in said
-    assert step_metrics.without_contrast(rows[3:], grpo) == ""
-    assert step_metrics.without_contrast(rows, SimpleNamespace(name="prm-rl", group=1)) == ""  # type: ignore[arg-type]

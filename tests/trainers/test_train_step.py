@@ -472,25 +472,3 @@ def test_groups_that_are_left_out_are_refilled(ragged: list[Episode]) -> None:
     assert len(bench.loop._collect()[2]) == 4
     bench.trainer.algorithm.refill = 0
     assert len(bench.loop._collect()[2]) == 2
-
-
-def test_a_step_without_contrast_is_said(
-    ragged: list[Episode], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Same(Half):
-        def row(self, episodes: list[Episode]) -> dict[str, int]:
-            return {"groups/kept": 0, "groups/lost": 1, "groups/uniform": 3, "groups/uniform_solved": 2}
-
-    stepped(ragged, monkeypatch, COLUMNS, select=Same(0))
-    assert capsys.readouterr().err == (
-        "step 4: no update: in 3 of 4 groups all attempts are worth the same (2 of them solved), failed episodes left "
-        "1 with less than two to compare\n"
-    )
-    stepped(ragged, monkeypatch, COLUMNS, select=lambda episodes: [])
-    assert capsys.readouterr().err == "step 4: no update: nothing was left to train on\n"
-    stepped(ragged, monkeypatch, COLUMNS, target_fn=lambda *_: Targets(advantage_N=0 * ONES))
-    assert "step 4: every advantage is 0" in capsys.readouterr().err
-    quiet = stepped(ragged, monkeypatch, COLUMNS)
-    quiet.loop.log = None
-    quiet.loop._say("of another process")
-    assert capsys.readouterr().err == ""

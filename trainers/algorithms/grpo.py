@@ -50,11 +50,8 @@ class GrpoConfig:
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if self.refill < 0 or (self.refill and not self.filter_groups):
-            raise ConfigError(
-                f"refill is {self.refill} and filter_groups {self.filter_groups}; valid: at least 0, and with a filter "
-                "that leaves groups out"
-            )
+        if self.refill < 0:
+            raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
 
 
 def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
