@@ -34,6 +34,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.access import Access
+from turngym.agents.client_keys import ClientKeys
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import JsonError, strict_json
@@ -48,10 +49,11 @@ try:
     from waitress import wasyncore
     from waitress.adjustments import Adjustments
     from waitress.channel import ClientDisconnected, HTTPChannel
+    from waitress.parser import HTTPRequestParser
     from waitress.server import TcpWSGIServer
     from waitress.task import ErrorTask, WSGITask
 except ImportError:
-    HTTPChannel = TcpWSGIServer = ErrorTask = WSGITask = object
+    HTTPChannel = HTTPRequestParser = TcpWSGIServer = ErrorTask = WSGITask = object
 try:
     import h11
     import uvicorn
@@ -67,6 +69,9 @@ SPARE_FILES = 256
 """File descriptors for everything but connections."""
 BURST = 64
 """Connections that are accepted at a time."""
+LINGER = 2.0
+"""Seconds for which what a refused client still sends is read and thrown away. Closing earlier would reset the
+connection, and most clients would then see the reset in place of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +247,8 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
             threads=front.threads,
             # above ours, which makes room instead of waiting
             connection_limit=connections + 2 * BURST,
+            # waitress's own 8 KiB cost a look at every connection for each
+            recv_bytes=2**16,
             max_request_header_size=front.max_headers,
             # waitress refuses bodies from its limit on, not only above it
             max_request_body_size=front.max_body + 1,
@@ -350,6 +357,7 @@ class Refusal(ErrorTask):
         self.status = f"{code} {reason}"
         self.response_headers.append(("Content-Type", front.media))
         self.set_close_on_finish()
+        self.channel.refused = True
         self.content_length = len(body)
         self.write(body)
 
@@ -363,14 +371,52 @@ class Answer(WSGITask):
         return bytes(super().build_response_header())
 
 
+class Parser(HTTPRequestParser):
+    """Parses a request. Where two headers say its length, somebody in between may have read the other one."""
+
+    def parse_header(self, header_plus: bytes) -> None:
+        super().parse_header(header_plus)
+        both = self.chunked and "CONTENT_LENGTH" in self.headers
+        # waitress takes the header out where it understands it, which HTTP/1.0 does not have
+        if both or "TRANSFER_ENCODING" in self.headers:
+            # answered, and then closed (RFC 9112, 6.1): what follows may be part of this body
+            self.headers["CONNECTION"] = "close"
+        if self.content_length >= self.adj.max_request_body_size:
+            # the body is not asked for: it is refused by its length
+            self.expect_continue = False
+
+
 class Channel(HTTPChannel):
     """One connection that knows how long everything takes."""
 
-    task_class, error_task_class = Answer, Refusal
+    task_class, error_task_class, parser_class = Answer, Refusal, Parser
     began: float | None = None
     """When the first byte of the request came that is not complete yet."""
+    refused = False
+    """Whether the last request was answered before all of it had come."""
+    lingers: float | None = None
+    """Until when what a refused client still sends is read and thrown away."""
+
+    def handle_close(self) -> None:
+        if self.refused and self.connected and self.lingers is None and not self.total_outbufs_len:
+            try:
+                self.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                super().handle_close()
+            else:
+                self.lingers, self.will_close = time.monotonic() + LINGER, False
+            return
+        super().handle_close()
+
+    def readable(self) -> bool:
+        return self.lingers is not None or bool(super().readable())
+
+    def writable(self) -> bool:
+        return self.lingers is None and bool(super().writable())
 
     def received(self, data: bytes) -> bool:
+        if self.lingers is not None:
+            return False
         self.began = time.monotonic() if self.began is None else self.began
         found = super().received(data)
         if self.request is None:
@@ -379,6 +425,8 @@ class Channel(HTTPChannel):
 
     def overdue(self, now: float, front: Front) -> bool:
         """Whether a request takes too long to arrive, none comes, or nothing of the answer is taken."""
+        if self.lingers is not None:
+            return now > self.lingers
         if self.began is not None and now - self.began > front.timeouts.receive:
             return True
         if self.idle() and time.time() - self.last_activity > front.timeouts.idle:
@@ -517,6 +565,7 @@ class Guarded:
         return self.access.refusal(host, origin)
 
 
+CLOSE = (b"connection", b"close")
 PIECE = 4 * 2**10
 """Bytes of headers that are parsed at a time: h11 looks at their limit only between two pieces."""
 
@@ -553,6 +602,13 @@ class LimitedProtocol(H11Protocol):
             self._disarm()
         if self.leaving and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        names = {name for name, _ in self.headers or ()}
+        if {b"content-length", b"transfer-encoding"} <= names and CLOSE not in self.headers:
+            # as `Parser` does: answered, and then closed
+            self.headers.append(CLOSE)
 
     def on_response_complete(self) -> None:
         self._disarm()
@@ -665,9 +721,12 @@ class JsonBodies:
             if message["type"] == "http.disconnect":
                 raise ConnectionError("the client went away")
             body += message.get("body", b"")
+            more = message.get("more_body", False)
             if len(body) > self.max_body:
+                if more:
+                    await _discard(receive)
                 raise _Refused(413, f"the body is larger than {self.max_body} bytes")
-            if not message.get("more_body", False):
+            if not more:
                 return bytes(body)
 
     def _check(self, scope: Scope, body: bytes) -> None:
@@ -708,6 +767,34 @@ async def refuse(send: Send, status: int, text: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read what is left of a body, as long as `LINGER` allows."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while (await receive()).get("more_body", False):
+                pass
+
+
+CLIENT = "turngym.client"
+"""Where an ASGI scope has the name of the client whose key came with the request."""
+
+
+class KeyedClients:
+    """ASGI middleware: 401 without a client's key; the application reads in `scope[CLIENT]` whose it was."""
+
+    def __init__(self, app: AsgiApp, keys: ClientKeys) -> None:
+        self.app, self.keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            client = self.keys.client_of(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
+            if client is None:
+                await refuse(send, 401, "the key is missing or wrong: send Authorization: Bearer KEY")
+                return
+            scope = {**scope, CLIENT: client}
+        await self.app(scope, receive, send)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

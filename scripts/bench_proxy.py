@@ -198,19 +198,17 @@ def run_load(config: BenchProxy, out: Path) -> int:
 
 
 def _start_server(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
-    """Starts the proxy and returns it with its address. Raises TurngymError if its first line has none."""
+    """Starts the proxy and returns it with its address. Raises TurngymError if it ends before it has one."""
     command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
     command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
     command += ["--batch-turns", "64"] if config.train else ["--no-train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://[^\s,]+", line)
-    if found is None:
-        process.kill()
-        raise TurngymError(f"the server did not start: {line!r}")
-    return process, found.group()
+    for line in process.stdout:
+        if found := re.search(r"ready: (http://[^\s,]+)", line):
+            return process, found[1]
+    raise TurngymError(f"the server did not start; it ended with status {process.wait()}")
 
 
 def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:

@@ -6,6 +6,7 @@ Each verb is a module of this folder and is imported only when it is called, so 
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import importlib
 import importlib.util
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -70,7 +71,9 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         print(f"{command}: unknown verb {argv[0]!r}\n\n{usage(command, verbs)}", file=sys.stderr)
         return 2
     try:
-        return int(importlib.import_module(verbs[argv[0]]).main(list(argv[1:])))
+        with _ending_at_once(f"{command} {argv[0]}: stopped\n"):
+            module = importlib.import_module(verbs[argv[0]])
+        return int(module.main(list(argv[1:])))
     except TurngymError as error:
         print(f"{command} {argv[0]}: {error}", file=sys.stderr)
         return 2
@@ -119,6 +122,28 @@ def end_on_sigterm() -> None:
     """Makes SIGTERM raise Terminated, even if the parent process ignored it. Verbs that serve or train replace this."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
+
+
+@contextlib.contextmanager
+def _ending_at_once(said: str) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end the process with one line.
+
+    An exception would go through what is imported, and torch's C++ ends the process with a message of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        os.write(2, said.encode())
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

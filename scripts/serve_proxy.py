@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from turngym.agents.access import is_loopback
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.envs.core.errors import TurngymError
 
@@ -56,21 +57,24 @@ def parse(argv: Sequence[str]) -> ServeProxy:
 
 def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = None) -> int:
     """Serve until a signal, or until training fails (status 1). `prepare` gets the training before it begins."""
+    keys = ClientKeys.of(os.environ.get(KEY), config.client_keys)
+    if not keys.keys and not is_loopback(config.host):
+        raise TurngymError(
+            f"--host {config.host} opens the policy to the network: set a key in {KEY} first, or name --client-keys"
+        )
+    if config.batch_turns < 1:
+        raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
+    print(f"loading {config.student}", flush=True)
     from turngym.agents.proxy.app import create_app
     from turngym.agents.serving import DrainingServer
     from turngym.trainers.live.run import build
 
-    key = os.environ.get(KEY) or None
-    if key is None and not is_loopback(config.host):
-        raise TurngymError(f"--host {config.host} opens the policy to the network: set a key in {KEY} first")
-    if config.batch_turns < 1:
-        raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
     # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
     sys.setswitchinterval(SWITCH)
     over = threading.Event()
-    service, training = build(config)
+    service, training = build(config, keys.share)
     try:
-        app = create_app(service, api_key=key, more_health=None if training is None else training.health)
+        app = create_app(service, keys=keys, more_health=None if training is None else training.health)
         server = DrainingServer(
             proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
         )

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,14 @@ class EngineProcess:
         settings = {**self._settings, "policy_version": self.policy_version}
         arguments = (theirs, self._threads, self._payload, self._path, settings)
         self._process = context.Process(target=serve_engine, args=arguments, name="turngym-engine", daemon=True)
-        self._process.start()
+        # starting the tracker would unblock the signals again
+        resource_tracker.ensure_running()
+        # blocked from its first moment on: Ctrl-C reaches it, too, while it still imports torch
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
         self._end.detach()

@@ -10,7 +10,6 @@ Errors are JSON with the four fields that OpenAI clients read. `create_app` at t
 
 from __future__ import annotations
 
-import hmac
 import json
 import re
 import time
@@ -18,10 +17,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.config import ApiError, ProxyError, invalid
 from turngym.agents.proxy.conversation import Delta
 from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
-from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService, answer_id
+from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService
 from turngym.agents.proxy.sessions import Feedback
 from turngym.envs.core.errors import did_you_mean
 
@@ -109,7 +109,7 @@ def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[s
         "logprobs": None if pieces is None else _logprobs(_scored(finished), pieces),
         "finish_reason": finished.finish,
     }
-    answer = {**_head(finished.number, inflight, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
+    answer = {**_head(inflight, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
     if inflight.request.token_ids:
         choice["token_ids"] = finished.record.ids.tolist()
         answer["prompt_token_ids"] = inflight.prompt.ids.tolist()
@@ -126,7 +126,7 @@ class EventStream:
 
     def __init__(self, inflight: InflightRequest) -> None:
         self._inflight, self._service = inflight, inflight.service
-        self._head = _head(inflight.number, inflight, "chat.completion.chunk")
+        self._head = _head(inflight, "chat.completion.chunk")
         self._text, self._reader = self._service.renderer.incremental_decoder(), inflight.reader()
         self._drawn: list[tuple[int, float]] = []
         """Ids whose log-probabilities were not sent yet."""
@@ -207,9 +207,9 @@ def _data(value: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def _head(number: int, inflight: InflightRequest, kind: str) -> dict[str, Any]:
+def _head(inflight: InflightRequest, kind: str) -> dict[str, Any]:
     return {
-        "id": answer_id(inflight.service.run_id, number),
+        "id": inflight.answer_id,
         "object": kind,
         "created": int(time.time()),
         "model": inflight.service.name,
@@ -311,14 +311,16 @@ OPEN = ("/healthz", "/watch")
 
 
 def create_app(
-    service: ProxyService, *, api_key: str | None = None, more_health: Callable[[], Mapping[str, Any]] | None = None
+    service: ProxyService, *, keys: ClientKeys | None = None, more_health: Callable[[], Mapping[str, Any]] | None = None
 ) -> Flask:
     """A WSGI application; `app.extensions["proxy"]` is the service. `more_health` adds to what /healthz says.
+
+    What one of several `keys` has opened, requests with another one neither see nor change.
 
     Raises ProxyError if Flask is not installed.
     """
     try:
-        from flask import Flask, Response, request
+        from flask import Flask, Response, g, request
     except ImportError as error:
         raise ProxyError("the proxy needs Flask: pip install 'turngym[serve]'") from error
     # both paths are given, because Flask cannot find them for a package inside a namespace
@@ -329,8 +331,10 @@ def create_app(
 
     @app.before_request
     def check() -> None:
-        if api_key is not None and request.path not in OPEN:
-            _check_key(request.headers.get("Authorization", ""), api_key)
+        g.client = "" if keys is None else keys.client_of(request.headers.get("Authorization", ""))
+        if g.client is None and request.path not in OPEN:
+            text = "the API key is missing or wrong: send Authorization: Bearer KEY"
+            raise ApiError(401, text, code="invalid_api_key")
         # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
         if request.method == "POST" and request.mimetype != "application/json":
             raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
@@ -344,7 +348,7 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:
-        asked = read_request(body(), dict(request.headers), service.settings, service.name)
+        asked = read_request(body(), dict(request.headers), service.settings, service.name, g.client)
         inflight = service.begin(asked)
         if asked.stream:
             no_cache = {"Cache-Control": "no-cache"}
@@ -367,14 +371,14 @@ def create_app(
             raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
         given = fields.get("messages")
         final = read_messages(given, service.settings) if given else ()
-        return json_response({"object": "session", "turns": service.end(session, final)}, 200)
+        return json_response({"object": "session", "turns": service.end(session, final, client=g.client)}, 200)
 
     @app.post("/v1/feedback")
     def feedback() -> Response:
         if service.stopping:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
         said, place = read_feedback(body(), dict(request.headers))
-        outcome = service.feedback(said, **place)
+        outcome = service.feedback(said, **place, client=g.client)
         return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
 
     @app.get("/v1/models")
@@ -408,11 +412,3 @@ def create_app(
     for path in OTHERS:
         app.add_url_rule(path, f"not {path}", other, methods=["POST"])
     return app
-
-
-def _check_key(header: str, key: str) -> None:
-    scheme, _, given = header.partition(" ")
-    # as the bytes that came (WSGI reads headers as Latin-1): compare_digest refuses text that is not ASCII
-    same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode())
-    if scheme.lower() != "bearer" or not same:
-        raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key")

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,10 @@ UNKNOWN = "\ufffd"
 """The character that a decoder writes for bytes that are no character, or not a complete one yet."""
 LONGEST = 8
 """Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
+LONG = 20_000
+"""Most characters of a text that others wait for while it is tokenized, some 10 ms. Longer ones do not hold them up."""
+SUSPICIOUS = 8
+"""Characters for each token of the context from which a text is counted before it is tokenized as a whole."""
 Delta = str | ToolCall
 """A piece of the answer: text, or one complete tool call."""
 
@@ -281,8 +286,11 @@ class ChatListRenderer:
         self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
         """Ids that end an answer."""
         self.tokenizer: Any = tokenizer
-        # fast tokenizers refuse to be used by two threads at once
-        self._lock = threading.Lock()
+        # fast tokenizers refuse to be used by two threads at once; long texts get a copy, so that no other waits
+        self._lock, self._long_lock = threading.Lock(), threading.Lock()
+        self._long_tokenizer: Any = None
+        self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        """Characters of the longest token: no text of n tokens has more than n times as many."""
         added = getattr(tokenizer, "added_tokens_decoder", {})
         special = {str(token) for token in tokenizer.all_special_tokens}
         self.control = tuple(sorted(special | {token.content for token in added.values() if token.special}))
@@ -298,10 +306,14 @@ class ChatListRenderer:
             shown = ""
         self._shows_results = "turngymresult" in shown
 
-    def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+    def prompt(
+        self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = (), *, most: int | None = None
+    ) -> Prompt:
         """The prompt for `messages` after `history`, which is not changed.
 
-        Raises ApiError (400) for control tokens in the text, or roles that the template refuses.
+        A text that is far longer than `most` tokens is not tokenized to its end.
+
+        Raises ApiError (400) for control tokens in the text, roles that the template refuses, and far too long a text.
         """
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
@@ -315,8 +327,10 @@ class ChatListRenderer:
         with self._lock:
             text = self._render(given, tools)
             before = self._history_text(history) if follows and history.segments and tools == history.tools else None
-            extends = before is not None and text.startswith(before)
-            added = self._encode(text[len(before) :] if before is not None and extends else text)
+        extends = before is not None and text.startswith(before)
+        if most is not None and len(text) > SUSPICIOUS * most:
+            self._check_beginning(text, most)
+        added = self._encode(text[len(before) :] if before is not None and extends else text)
         ids = np.concatenate((history.segments[-1].view(), added)) if extends else added
         return Prompt(
             ids=ids,
@@ -345,8 +359,7 @@ class ChatListRenderer:
 
     def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
         """A whole prompt, int32 [P]."""
-        with self._lock:
-            return self._encode(self._render(given, tools))
+        return self._encode(self._render(given, tools))
 
     def decode(self, ids: NDArray[np.int32]) -> tuple[str, int | None]:
         """(The answer as text without the stop id that ended it, that id or None.)"""
@@ -406,9 +419,25 @@ class ChatListRenderer:
     def _stop_text(self, last: int | None) -> str:
         return "" if last is None else self._decode([last])
 
+    def _check_beginning(self, text: str, most: int) -> None:
+        """Raises ApiError (400) once the pieces of `text` so far have more than twice `most` tokens.
+
+        Twice, because pieces may have a few tokens more than the whole. Others get their turn between two pieces.
+        """
+        count = 0
+        for start in range(0, len(text), LONG):
+            count += len(self._encode(text[start : start + LONG]))
+            if count > 2 * most:
+                said = f"the messages are more than {2 * most} tokens; with an answer this model holds {most}"
+                raise invalid(said, "messages", "context_length_exceeded")
+
     def _encode(self, text: str) -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+        with self._long_lock if len(text) > LONG else self._lock:
+            if len(text) > LONG and self._long_tokenizer is None:
+                self._long_tokenizer = copy.deepcopy(self.tokenizer)
+            tokenizer = self._long_tokenizer if len(text) > LONG else self.tokenizer
+            return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
     def _decode(self, ids: list[int]) -> str:
         decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

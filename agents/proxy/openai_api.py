@@ -76,6 +76,8 @@ def _content(content: Any, where: str) -> str:
 
 
 def _clean(text: str, where: str) -> str:
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -190,9 +192,11 @@ class ChatRequest:
     """The client's own id; None if the client names no session."""
     main: bool
     """Whether the turn is trained on."""
+    client: str = ""
+    """The name of the client's key; "" where all clients share one, or none is asked for."""
     user: str = ""
     """OpenAI's `user`, or `metadata.user_id`: only conversations of the same user are matched by their history."""
-    client: str = ""
+    user_agent: str = ""
     """The client's User-Agent, at most 60 printable characters, for the log."""
     done: bool
     """Whether the session ends with this turn."""
@@ -222,9 +226,9 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_request(
-    fields: Mapping[str, Any], headers: Mapping[str, str], settings: ProxySettings, name: str
+    fields: Mapping[str, Any], headers: Mapping[str, str], settings: ProxySettings, name: str, client: str = ""
 ) -> ChatRequest:
-    """The request; headers win over fields of the body. `name` is the only model there is.
+    """The request of `client`; headers win over fields of the body. `name` is the only model there is.
 
     Raises ApiError: 400 with the field at fault, 404 for a model that is not served.
     """
@@ -256,14 +260,15 @@ def read_request(
     check_sampling(fields)
     choice = fields.get("tool_choice")
     user = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
-    client = headers.get("User-Agent") or "a client without a name"
+    user_agent = headers.get("User-Agent") or "a client without a name"
     ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
     return ChatRequest(
         messages=read_messages(fields.get("messages"), settings),
         session_id=session,
         main=turn_type == "main",
+        client=client,
         user="" if user is None else _short(user, "user"),
-        client="".join(char if char.isprintable() else " " for char in client)[:60].strip(),
+        user_agent="".join(char if char.isprintable() else " " for char in user_agent[:60]).strip(),
         done=read_done(fields, headers),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),

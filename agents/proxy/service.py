@@ -7,6 +7,7 @@ not know; and a session's next request begins only when the one before it is ove
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
@@ -40,13 +41,6 @@ class Finished:
     """`stop`, `length` or `tool_calls`."""
     record: TurnRecord
     prompt_tokens: int
-    number: int
-    """Number of the request since the server started."""
-
-
-def answer_id(run_id: str, number: int) -> str:
-    """What clients know the answer to the `number`th request as."""
-    return f"chatcmpl-{run_id}-{number}"
 
 
 class InflightRequest:
@@ -59,12 +53,13 @@ class InflightRequest:
         session: ProxySession | None,
         prompt: Prompt,
         pending: PendingRequest,
-        number: int,
         deadline: float,
         salt: str = "",
     ) -> None:
         self.service, self.request, self.session, self.prompt = service, request, session, prompt
-        self.pending, self.number, self.deadline = pending, number, deadline
+        self.pending, self.deadline = pending, deadline
+        self.answer_id = f"chatcmpl-{secrets.token_hex(12)}"
+        """What the client knows the answer as. It cannot be guessed: nobody else can say anything of the answer."""
         self._salt, self._over, self._known = salt, False, 0
 
     def reader(self) -> AnswerReader:
@@ -118,13 +113,13 @@ class InflightRequest:
             self._over = True
             if why:
                 self.service.engine.release(self.pending.request.session)
-            self.service.closed(self.session, why)
+            self.service.closed(self.request.client, self.session, why)
 
 
 MAX_TOKENS = 512
 """Most tokens of an answer where neither request nor settings say."""
-CLIENTS = 100
-"""Most clients that are counted by name."""
+NAMES = 100
+"""Most names that clients choose which are counted one by one."""
 SHOWN = ("main", "side", "sessions_ended", "underway")
 """Counts that /healthz has under other names."""
 
@@ -140,6 +135,8 @@ class RequestCounts:
         """Requests that named no session, by what their client calls itself."""
         self.notice: Callable[[str], None] = lambda text: None
         """Gets lines for the log of the server."""
+        self._underway: Counter[str] = Counter()
+        """Requests under way, by client."""
         self._lock = threading.Lock()
 
     def add(self, what: str) -> None:
@@ -147,35 +144,39 @@ class RequestCounts:
         with self._lock:
             self.counts[what] += 1
 
-    def begin(self, most: int) -> None:
-        """One more request is under way. Raises ApiError (429) where `most` are already."""
+    def begin(self, client: str, most: int, share: int) -> None:
+        """One more request is under way. Raises ApiError (429) where `most` are already, or `share` of this client."""
         with self._lock:
-            if self.counts["underway"] >= most:
+            own = self._underway[client]
+            if self.counts["underway"] >= most or own >= share:
                 self.counts["turned_away"] += 1
-                raise busy(f"{most} requests are under way already; ask again later")
+                under_way = f"{own} requests of this client" if own >= share else f"{most} requests"
+                raise busy(f"{under_way} are under way already; ask again later")
             self.counts["underway"] += 1
+            self._underway[client] += 1
 
-    def end(self, dropped: str) -> None:
+    def end(self, client: str, dropped: str) -> None:
         """Note that a request is over; `dropped` says why it got no answer, and is empty if it got one."""
         with self._lock:
             self.counts["underway"] -= 1
+            self._underway[client] -= 1
             if dropped:
                 self.counts[dropped] += 1
 
     def note_ignored(self, fields: Sequence[str]) -> None:
         with self._lock:
-            self.ignored.update(fields)
+            for name in fields:
+                _count(self.ignored, name)
 
-    def note_unnamed(self, client: str, main: bool) -> None:
+    def note_unnamed(self, user_agent: str, main: bool) -> None:
         """Count a request that names no session, and say once of each client that it does not."""
         with self._lock:
-            # what clients call themselves is theirs to choose: the table must not grow without end
-            client = client if len(self.unnamed) < CLIENTS else "others"
-            self.unnamed[client] += 1
-            new = self.unnamed[client] == 1
+            new = _count(self.unnamed, user_agent) == 1
         if new:
             way = "told apart by their history" if main else "answered and not trained on"
-            self.notice(f"{client!r} names no session; its conversations are {way}. X-Session-Id names them exactly")
+            self.notice(
+                f"{user_agent!r} names no session; its conversations are {way}. X-Session-Id names them exactly"
+            )
 
     def as_json(self) -> tuple[Counter[str], dict[str, Any]]:
         """(All counts; what /healthz shows: the two tables, then the counts that it has under no other name.)"""
@@ -184,9 +185,17 @@ class RequestCounts:
         return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
 
 
-def owner_of(user: str) -> str:
-    """A hash of the user that conversations belong to; "" if the client names none."""
-    return session_name(f"user/{user}") if user else ""
+def _count(table: Counter[str], name: str) -> int:
+    """Count a name that a client chose: such a table must not grow without end."""
+    name = name[:60] if name[:60] in table or len(table) < NAMES else "others"
+    table[name] += 1
+    return table[name]
+
+
+def owner_of(request: ChatRequest) -> str:
+    """A hash of whose conversations they are: the client and its user. "" if neither has a name."""
+    whose = f"{request.client}/{request.user}"
+    return "" if whose == "/" else session_name(request.client, whose, kind="owner")
 
 
 class ProxyService:
@@ -202,6 +211,7 @@ class ProxyService:
         on_turn: gets every session, as it is by then, when a turn has been added behind another one.
         on_feedback: gets what users say of turns, with the arguments that `HeardFeedback` describes.
         on_close: called when nothing is generated any more; it ends the policy.
+        share: the part of a limit that one client may take, from the limit; by default all of it.
 
     Raises ProxyError for records of a newer version.
     """
@@ -221,19 +231,19 @@ class ProxyService:
         on_turn: Callable[[Episode], None] | None = None,
         on_feedback: Callable[[str, int, Feedback | None, bool], Outcome] | None = None,
         on_close: Callable[[], None] | None = None,
+        share: Callable[[int], int] = lambda limit: limit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ProxySettings()
         self.renderer, self.max_context, self.temperature = renderer, max_context, temperature
         self.name = self.settings.name or "turngym"
         self.stopping = False
-        self.run_id = secrets.token_hex(4)
-        """Makes the ids of answers unique among servers; nothing depends on it."""
         self.tally = RequestCounts()
         self.counts = self.tally.counts
         self._seed, self.clock = seed, clock
         self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
+        self._share = share(self.settings.max_waiting)
         self._heard = HeardFeedback(on_feedback)
         self.engine = EngineQueue(
             policy,
@@ -248,7 +258,11 @@ class ProxyService:
             self.recorder.write(usage_record("resumed", resumed_from))
         past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
         self.sessions = SessionTable(
-            idle=self.settings.idle, limit=self.settings.max_sessions, clock=clock, serial=past.serial
+            idle=self.settings.idle,
+            limit=self.settings.max_sessions,
+            share=share(self.settings.max_sessions),
+            clock=clock,
+            serial=past.serial,
         )
         self.sessions.restore(past.open)
         self.unused = past.ended
@@ -264,15 +278,16 @@ class ProxyService:
 
         Raises ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
         """
-        self._admit()
+        self._admit(request.client)
         deadline, session = self.deadline(), None
         try:
+            self._check_size(request)
             # a side turn without a session id has no session
-            name = None if request.session_id is None else session_name(request.session_id)
+            name = None if request.session_id is None else session_name(request.client, request.session_id)
             if name is None:
-                self.tally.note_unnamed(request.client, request.main)
+                self.tally.note_unnamed(request.user_agent, request.main)
                 if request.main:
-                    name = self.sessions.name_of(owner_of(request.user), request.messages)
+                    name = self.sessions.name_of(request.client, owner_of(request), request.messages)
             if name is not None:
                 session = self._enter(name, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
@@ -281,38 +296,44 @@ class ProxyService:
                 self._finish(session, "part", session.new_messages(request.messages), key)
                 session.begin_part(key)
             history = session.history if session is not None and request.main else ChatHistory()
-            prompt = self.renderer.prompt(history, request.messages, request.tools)
+            prompt = self.renderer.prompt(history, request.messages, request.tools, most=self.max_context)
             number = next(self._numbers)
             asked = self._engine_request(request, prompt, session, number)
             pending = self.engine.submit(asked, streaming=request.stream)
         except BaseException:
-            self.closed(session, "refused")
+            self.closed(request.client, session, "refused")
             raise
         self.tally.note_ignored(request.ignored)
         salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
-        return InflightRequest(self, request, session, prompt, pending, number, deadline, salt)
+        return InflightRequest(self, request, session, prompt, pending, deadline, salt)
 
-    def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
+    def end(self, session_id: str, final: tuple[ChatMessage, ...] = (), *, client: str = "") -> int:
         """End a session because its client says so; returns its number of turns. `final` came after its last answer."""
-        self._admit()
+        self._admit(client)
         session = None
         try:
-            session = self._enter(session_name(session_id), self.deadline())
+            session = self._enter(session_name(client, session_id), self.deadline())
             turns = len(session.turns)
             self._finish(session, "done", session.new_messages(final) or final)
             self.sessions.end(session)
         finally:
-            self.closed(session, "")
+            self.closed(client, session, "")
         return turns
 
     def feedback(
-        self, feedback: Feedback, *, session_id: str | None = None, turn: int | None = None, answer: str | None = None
+        self,
+        feedback: Feedback,
+        *,
+        session_id: str | None = None,
+        turn: int | None = None,
+        answer: str | None = None,
+        client: str = "",
     ) -> Outcome:
-        """Take in feedback on a turn, named by session and number (None: the last) or by the id of its answer.
+        """Take in a client's feedback on a turn, named by session and number (None: the last) or by its answer's id.
 
         Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known.
         """
-        place = self._heard.place(session_id, turn, answer)
+        place = self._heard.place(client, session_id, turn, answer)
         is_open = any(session.key == place[0] for session in self.sessions.all())
         outcome = self._heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
         self.tally.add(f"feedback_{outcome}")
@@ -357,6 +378,15 @@ class ProxyService:
         if self._on_close is not None:
             self._on_close()
         self.recorder.close()
+
+    def _check_size(self, request: ChatRequest) -> None:
+        """Raises ApiError (400) for what is too long by its characters: tokenizing it could take half a minute."""
+        most = self.max_context * self.renderer.longest_token
+        characters = sum(message.characters for message in request.messages)
+        characters += len(json.dumps(request.tools)) if request.tools else 0
+        if characters > most:
+            text = f"the messages are {characters} characters; this model holds {self.max_context} tokens"
+            raise invalid(f"{text}, which are {most} at most", "messages", "context_length_exceeded")
 
     def _engine_request(
         self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
@@ -413,10 +443,10 @@ class ProxyService:
             self._finish(other, "room")
         return session
 
-    def _admit(self) -> None:
+    def _admit(self, client: str) -> None:
         if self.stopping:
             raise busy(STOPPING, status=503, seconds=5)
-        self.tally.begin(self.settings.max_waiting)
+        self.tally.begin(client, self.settings.max_waiting, self._share)
 
     def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
         """Write down a finished turn and add it to its session. Called once per request."""
@@ -441,7 +471,7 @@ class ProxyService:
             version_spans=generation.version_spans,
             temperature=inflight.pending.request.sampling.temperature,
             retry=prompt.retry,
-            owner=owner_of(request.user) if main and request.session_id is None else None,
+            owner=owner_of(request) if main and request.session_id is None else None,
         )
         # written before anything else: no client may have an answer that a restarted server would not know
         record = replace(record, at=self.recorder.write(record.as_json()))
@@ -450,7 +480,7 @@ class ProxyService:
                 self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
             self.sessions.note(session)
-            self._heard.note(session, answer_id(self.run_id, inflight.number), again=record.retry)
+            self._heard.note(session, inflight.answer_id, again=record.retry)
             if self._on_turn is not None and len(session.turns) > 1:
                 self._on_turn(episode_of(session, "open", temperature=self.temperature))
         else:
@@ -464,11 +494,10 @@ class ProxyService:
             finish="tool_calls" if record.reply.tool_calls else generation.finish,
             record=record,
             prompt_tokens=len(prompt.ids),
-            number=inflight.number,
         )
 
-    def closed(self, session: ProxySession | None, dropped: str) -> None:
-        """Note that a request is over; `dropped` says why it got no answer, and is empty if it got one."""
-        self.tally.end(dropped)
+    def closed(self, client: str, session: ProxySession | None, dropped: str) -> None:
+        """Note that a client's request is over; `dropped` says why it got no answer, and is empty if it got one."""
+        self.tally.end(client, dropped)
         if session is not None:
             self.sessions.release(session)

@@ -92,7 +92,7 @@ class ProxySession:
 
     key: str
     name: str
-    """128 bits of the SHA-256 of the client's id, in hex; the id itself is kept nowhere."""
+    """As `session_name` makes it; the id that the client gave is kept nowhere."""
     history: ChatHistory = field(default_factory=ChatHistory)
     turns: list[SessionTurn] = field(default_factory=list)
     before: tuple[Message, ...] = ()
@@ -158,9 +158,17 @@ class SessionTable:
     """All open sessions. Requests of one session are answered one at a time, in the order in which they came."""
 
     def __init__(
-        self, *, idle: float, limit: int, clock: Callable[[], float] = time.monotonic, serial: int = 0
+        self,
+        *,
+        idle: float,
+        limit: int,
+        share: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        serial: int = 0,
     ) -> None:
+        """`share`: most sessions of one client among the `limit`; None allows it all of them."""
         self._idle, self._limit, self._clock = idle, limit, clock
+        self._share = limit if share is None else share
         self._open: dict[str, ProxySession] = {}
         self._changed = threading.Condition()
         self._match = HistoryMatch()
@@ -170,11 +178,12 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def name_of(self, owner: str, messages: Sequence[ChatMessage]) -> str:
+    def name_of(self, client: str, owner: str, messages: Sequence[ChatMessage]) -> str:
         """The name of the session of `owner` that a conversation without an id continues, or of a new one."""
         with self._changed:
             # the serial number is in the records, so that no later process gives a name again
-            return self._match.find(owner, messages) or session_name(f"unnamed/{self.serial + 1}")
+            found = self._match.find(owner, messages)
+            return found or session_name(client, str(self.serial + 1), kind="unnamed")
 
     def note(self, session: ProxySession) -> None:
         """Make a session with an owner findable by its history, to which a turn was added."""
@@ -185,6 +194,8 @@ class SessionTable:
     def acquire(self, name: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
         """(The session, to be given back with `release`; sessions that were evicted to make room for it.)
 
+        A client that has its share makes room with sessions of its own.
+
         Raises ApiError (503) when the session's other requests are not done by `deadline`.
         """
         turn = object()
@@ -193,10 +204,12 @@ class SessionTable:
             while True:
                 session = self._open.get(name)
                 if session is None:
-                    if len(self._open) >= self._limit:
-                        idle = [other for other in self._open.values() if not other.queue]
+                    own = [other for other in self._open.values() if other.name[:CLIENT] == name[:CLIENT]]
+                    if len(own) >= self._share or len(self._open) >= self._limit:
+                        among = own if len(own) >= self._share else list(self._open.values())
+                        idle = [other for other in among if not other.queue]
                         if not idle:
-                            raise busy(f"{len(self._open)} sessions are open and all of them busy; ask again later")
+                            raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")
                         evicted.append(min(idle, key=lambda other: other.last_used))
                         self._remove(evicted[-1])
                     session = ProxySession(key=self._key(name), name=name, last_used=self._clock())
@@ -267,9 +280,20 @@ class SessionTable:
         return f"{name}-{self.serial}"
 
 
-def session_name(session_id: str) -> str:
-    """A hash of the client's session id: it does not reveal the id, and is safe in file names."""
-    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+CLIENT = 8
+"""Letters of a session's name that stand for its client."""
+
+
+def session_name(client: str, session_id: str, *, kind: Literal["named", "unnamed", "owner"] = "named") -> str:
+    """32 hex digits that stand for what a client calls a session, and for the client: they reveal neither.
+
+    Clients may call a session what they like. So the names that this server thinks of are of another `kind`.
+    """
+    return _hash(f"client/{client}")[:CLIENT] + _hash(f"{kind}/{session_id}")[: 32 - CLIENT]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 REMEMBERED = 10_000
@@ -328,15 +352,15 @@ class HeardFeedback:
         if taken_back and self._tell is not None:
             self._tell(*place, None, True)
 
-    def place(self, session_id: str | None, turn: int | None, answer: str | None) -> Place:
-        """The turn that a client names by session and number (None: the last one), or by the id of its answer.
+    def place(self, client: str, session_id: str | None, turn: int | None, answer: str | None) -> Place:
+        """The turn of its own that a client names by session and number (None: the last), or by the id of its answer.
 
         Raises ApiError (404) for one that is not known.
         """
         with self._lock:
-            parts = self._parts.get(session_name(session_id or ""))
+            parts = self._parts.get(session_name(client, session_id or ""))
             answered = None if answer is None else self._answers.get(answer)
-        if answered is not None:
+        if answered is not None and answered[0].startswith(session_name(client, "")[:CLIENT]):
             return answered
         if answer is not None:
             text = f"there was no main turn {answer!r} since this server started; name session_id and turn"

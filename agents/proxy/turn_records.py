@@ -83,6 +83,11 @@ class ChatMessage:
         return "\n".join(part for part in (self.content, *(call.as_text() for call in self.tool_calls)) if part)
 
     @property
+    def characters(self) -> int:
+        """Characters of content and calls, without those that a template puts around them."""
+        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for messages that say the same: clients trim what they were sent and write JSON anew."""
         calls = tuple((call.name, json.dumps(_value(call.arguments), sort_keys=True)) for call in self.tool_calls)

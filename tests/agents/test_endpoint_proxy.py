@@ -17,6 +17,7 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 pytest.importorskip("torch", reason="the tiny model needs turngym[train]")
 
 from turngym.agents import EvalResult, evaluate
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -39,7 +40,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options: dict[str, Any] = {"student": STUDENT, "train": False, "device": "cpu", "threads": 1}
     settings = ProxySettings(max_waiting=8, name="tiny")
     service, _ = build(ServeProxy(out=tmp_path_factory.mktemp("proxy"), proxy=settings, **options))
-    server = DrainingServer(proxy_front(create_app(service, api_key="sesame")), port=0)
+    server = DrainingServer(proxy_front(create_app(service, keys=ClientKeys({"": "sesame"}))), port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server.url

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("torch", reason="judging is part of training")
 
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ApiError
 from turngym.agents.proxy.judging import SessionBuffer, TurnJudging
-from turngym.agents.proxy.service import answer_id
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import read_records
 from turngym.envs.core.episode import Episode
@@ -59,12 +59,13 @@ def start(make_tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Heard]]
 
 def test_a_turn_is_named_by_its_number_or_its_answer(start: Any) -> None:
     served = start()
-    served.bench.talk("s", 3)
+    asked = served.bench.begin([user("hello")], "s")
+    served.bench.ask([user("hello"), asked.wait(20).reply, user("more")], "s")
+    served.bench.ask([user("something else")], "s")
     key = served.bench.service.sessions.all()[0].key
     assert served.service.feedback(UP, session_id="s", turn=1) == "counted"
     assert served.service.feedback(DOWN, session_id="s") == "counted"
-    first = answer_id(served.service.run_id, 1)
-    assert served.service.feedback(DOWN, answer=first) == "counted"
+    assert served.service.feedback(DOWN, answer=asked.answer_id) == "counted"
     assert served.told == [(key, 1, UP, True), (key, 2, DOWN, True), (key, 0, DOWN, True)]
     assert served.written() == [(1, 1, ""), (2, -1, DOWN.text), (0, -1, DOWN.text)]
     assert served.service.health()["feedback_counted"] == 3
@@ -130,7 +131,7 @@ def test_what_was_said_survives_a_restart(start: Any) -> None:
 def test_who_asks_wrongly_is_told_what(start: Any) -> None:
     served = start()
     served.bench.talk("s", 1)
-    client = create_app(served.service, api_key="k").test_client()
+    client = create_app(served.service, keys=ClientKeys({"": "k"})).test_client()
     key = {"Authorization": "Bearer k"}
     assert client.post("/v1/feedback", json={"score": 1, "session_id": "s"}).status_code == 401
     assert client.post("/v1/feedback", data="{}", headers=key).status_code == 415

@@ -126,8 +126,8 @@ def test_a_main_turn_needs_a_session_where_nothing_else_tells_it() -> None:
 
 def test_whose_conversation_it_is() -> None:
     assert [read(user="ann").user, read(metadata={"user_id": "bob"}).user, read().user] == ["ann", "bob", ""]
-    assert read({"User-Agent": "OpenAI/Python 2\x07" + "x" * 99}).client == "OpenAI/Python 2 " + "x" * 44
-    assert read().client == "a client without a name"
+    assert read({"User-Agent": "OpenAI/Python 2\x07" + "x" * 99}).user_agent == "OpenAI/Python 2 " + "x" * 44
+    assert read().user_agent == "a client without a name"
 
 
 def test_limits_of_answers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import PAGE, prometheus
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.scripts.serve_proxy import every_minute, status_line
@@ -83,7 +84,9 @@ def test_routes_and_the_key(tmp_path: Path, make_tokenizer: Any) -> None:
     from turngym.agents.proxy.app import create_app
 
     bench = tools.Bench(make_tokenizer(), tmp_path)
-    client = create_app(bench.service, api_key="k", more_health=lambda: {"training": {"step": 3}}).test_client()
+    client = create_app(
+        bench.service, keys=ClientKeys({"": "k"}), more_health=lambda: {"training": {"step": 3}}
+    ).test_client()
     assert client.get("/watch").data.decode() == PAGE
     assert client.get("/metrics").status_code == 401
     found = client.get("/metrics", headers={"Authorization": "Bearer k"})

@@ -17,7 +17,8 @@ from running_site import RunningSite, until
 
 pytest.importorskip("uvicorn", reason="the server needs turngym[openenv] or turngym[mcp]")
 
-from turngym.agents.serving import AsgiServer, JsonBodies, Timeouts
+from turngym.agents.client_keys import ClientKeys
+from turngym.agents.serving import CLIENT, AsgiServer, JsonBodies, KeyedClients, Timeouts
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -118,6 +119,42 @@ def test_what_is_refused_before_the_application_sees_it(serve: Callable[..., Sit
     assert found == status
     assert set(json.loads(body)) == {"error"}
     assert site.asked == 0
+
+
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(serve: Callable[..., Site]) -> None:
+    site = serve()
+    head = post(b"{}", more="Transfer-Encoding: chunked\r\n").removesuffix(b"{}")
+    with site.connect() as client:
+        client.sendall(head + b"2\r\n{}\r\n0\r\n\r\n" + GET)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in answer.lower()
+
+
+def test_who_sends_too_much_is_told_so(serve: Callable[..., Site]) -> None:
+    """The answer arrives although the client sends on: a reset would take its place."""
+    site = serve(max_body=1000)
+    assert site.ask(post(bytes(20 << 20)))[0] == 413
+    assert site.asked == 0
+
+
+def test_only_clients_with_a_key_are_answered() -> None:
+    keys = ClientKeys({"ann": "a" * 16})
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope[CLIENT])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    site = RunningSite(AsgiServer(KeyedClients(app, keys), extra="mcp"))
+    site.gate = threading.Event()
+    for sent, status in ((b"", b"401"), (b"Bearer wrong", b"401"), (b"Bearer " + b"a" * 16, b"200")):
+        with site.connect() as client:
+            client.sendall(GET.replace(b"\r\n\r\n", b"\r\nAuthorization: " + sent + b"\r\n\r\n"))
+            assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
+    site.stop()
+    assert seen == ["ann"]
 
 
 def test_headers_up_to_the_limit_are_read(serve: Callable[..., Site]) -> None:

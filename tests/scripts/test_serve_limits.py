@@ -224,6 +224,51 @@ def test_what_is_refused_before_the_application_sees_it(serve: Callable[..., Sit
     assert site.asked == 0
 
 
+TWO_LENGTHS = (
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("sent", [TWO_LENGTHS, TWO_LENGTHS.replace(b"HTTP/1.1", b"HTTP/1.0")])
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(serve: Callable[..., Site], sent: bytes) -> None:
+    """What a server in between takes for the next request is not answered (RFC 9112, 6.1)."""
+    site = serve()
+    with site.connect() as client:
+        client.sendall(sent + GET)
+        answer = closed(client)
+    assert answer.count(b"HTTP/1.1 ") + answer.count(b"HTTP/1.0 ") == 1
+    assert site.asked == 0
+
+
+@pytest.mark.parametrize("how", ["length", "chunks", "expect"])
+def test_who_sends_too_much_is_told_so(serve: Callable[..., Site], how: str) -> None:
+    """The answer arrives although the client sends on: a reset would take its place."""
+    site = serve()
+    size, more = 20 << 20, b"Expect: 100-continue\r\n" if how == "expect" else b""
+    length = b"Transfer-Encoding: chunked" if how == "chunks" else b"Content-Length: %d" % size
+    with site.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + more + length + b"\r\n\r\n")
+        if how != "expect":
+            client.sendall((b"%x\r\n" % size if how == "chunks" else b"") + bytes(size))
+        answer = closed(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"larger than 1048576 bytes" in answer
+    until(lambda: not site.server._server.active_channels)
+
+
+def test_who_is_refused_and_sends_on_is_closed(serve: Callable[..., Site]) -> None:
+    site = serve()
+    with site.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                client.sendall(b"x")
+                time.sleep(0.05)
+            pytest.fail("the server read all of it")
+    assert site.ask() == (200, b"now")
+
+
 def test_connections_fit_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +219,31 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
 def test_what_cannot_be_served(tmp_path: Path, more: dict[str, Any], text: str) -> None:
     with pytest.raises(TurngymError, match=text):
         serve(options(tmp_path, **more))
+
+
+@pytest.mark.long
+def test_it_says_that_it_loads_and_ctrl_c_does_not_reach_the_engine_while_it_is_imported(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group: the engine's process would print a traceback over the server's own line."""
+    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(proxy_run.STUDENT)]
+    command += ["--out", str(tmp_path), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"loading {proxy_run.STUDENT}\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (importing := [pid for pid in children.read_text().split() if imports_torch(pid)]):
+            time.sleep(0.01)
+        os.kill(int(importing[0]), signal.SIGINT)
+        assert process.stdout.readline().startswith("ready: ")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().endswith("stopped; everything accepted was answered\n")
+    assert process.returncode == 0
+
+
+def imports_torch(pid: str) -> bool:
+    try:
+        return "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("name", ["proxy_prm_rl.sh", "proxy_opd_hints.sh"])

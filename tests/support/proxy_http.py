@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import proxy_tools as tools
 
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.serving import DrainingServer
 from turngym.scripts.serve_proxy import proxy_front
@@ -18,9 +19,11 @@ from turngym.scripts.serve_proxy import proxy_front
 class Served:
     """A running server, its bench, and a plain HTTP client."""
 
-    def __init__(self, bench: Any, key: str | None = None) -> None:
+    def __init__(self, bench: Any, key: str | None = None, keys: ClientKeys | None = None) -> None:
+        """With `key` all clients share it, and `http` sends it; with `keys` each has its own."""
+        keys = keys or ClientKeys({} if key is None else {"": key})
         self.bench, self.policy, self.service = bench, bench.policy, bench.service
-        self.server = DrainingServer(proxy_front(create_app(bench.service, api_key=key)), port=0, drain=10.0)
+        self.server = DrainingServer(proxy_front(create_app(bench.service, keys=keys)), port=0, drain=10.0)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         headers = {} if key is None else {"Authorization": b"Bearer " + key.encode()}

@@ -128,7 +128,7 @@ class Bench:
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
         # tests that are not about them: a request without a session is a side turn
         options.setdefault("unnamed", "side")
-        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn", "on_feedback")
+        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn", "on_feedback", "share")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)
         self.service = ProxyService(
@@ -141,11 +141,11 @@ class Bench:
             **service,
         )
 
-    def request(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Any:
+    def request(self, messages: Sequence[Any], session: str | None = None, client: str = "", **fields: Any) -> Any:
         body = {"messages": [as_dict(m) for m in messages], **fields}
         if session is not None:
             body["session_id"] = session
-        return read_request(body, {}, self.service.settings, self.service.name)
+        return read_request(body, {}, self.service.settings, self.service.name, client)
 
     def begin(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Any:
         return self.service.begin(self.request(messages, session, **fields))

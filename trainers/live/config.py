@@ -36,7 +36,10 @@ class ServeProxy:
     teacher: Path | None = None
     """Folder of the teacher of opd and turnopd, and of opd-hints and prm-opd instead of the student before training."""
     host: str = "127.0.0.1"
-    """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY."""
+    """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY, or --client-keys."""
+    client_keys: Path | None = None
+    """File with a line for each client, its name and its key. Clients then have sessions of their own, and an equal
+    part of --proxy.max-waiting and --proxy.max-sessions each. Without it all clients are one."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 8080

@@ -315,8 +315,10 @@ class LineProgress(NoProgress):
         print(f"step {row['step']}: {', '.join(texts)}", flush=True)
 
 
-def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
-    """Load the models and put the run together; a folder that holds a run goes on.
+def build(
+    config: ServeProxy, share: Callable[[int], int] = lambda limit: limit
+) -> tuple[ProxyService, Training | None]:
+    """Load the models and put the run together; a folder that holds a run goes on. `share` is as in `ProxyService`.
 
     Raises TurngymError for a judge, a teacher or a folder that does not fit.
     """
@@ -333,7 +335,8 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
-        return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
+        service = ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed, share=share)
+        return service, None
     algorithm = _algorithm(config, tokenizer)
     scoring = {"dtype": config.teacher_dtype, "device": config.device, "max_tokens": config.run.micro_tokens}
     teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
@@ -357,6 +360,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         on_turn=training.turn,
         on_feedback=training.feedback,
         on_close=serving.close,
+        share=share,
     )
     if serving.copied is not None:
         serving.copied.queue = service.engine

@@ -1,0 +1,68 @@
+"""Whose request is this? Keys tell the clients of one server apart, so that nobody acts on what another one opened.
+
+A server asks for no key, for one that all its clients share, or for a key of each client. The last is a file with a
+line for each client, its name and its key:
+
+    ann  4f1c0a9be2d7486f
+    bob  c07d5e6619aa4b2e
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turngym.envs.core.errors import TurngymError
+
+SHORTEST = 16
+"""Fewest characters of a client's key: shorter ones can be guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """The key of every client by its name. One key under the name "" is shared by all; without keys none is asked."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, shared: str | None, path: Path | None) -> ClientKeys:
+        """The keys of the file `path`, else the one that is shared. Raises TurngymError for a file that does not do."""
+        if path is None:
+            return cls({"": shared} if shared else {})
+        try:
+            text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
+        except (OSError, UnicodeDecodeError) as error:
+            raise TurngymError(f"--client-keys {path} cannot be read: {error}") from None
+        if mode & 0o077:
+            raise TurngymError(f"--client-keys {path} can be read by others on this machine: chmod 600 {path}")
+        keys: dict[str, str] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            name, *rest = line.split()[:3] or [""]
+            if not name:
+                continue
+            # a line is never quoted: it holds a key
+            where = f"--client-keys {path}, line {number}"
+            if len(rest) != 1 or len(rest[0]) < SHORTEST:
+                raise TurngymError(f"{where}: it must be a name and a key of at least {SHORTEST} characters")
+            if name in keys or rest[0] in keys.values():
+                raise TurngymError(f"{where}: its name or its key is there already; each client needs its own")
+            keys[name] = rest[0]
+        if not keys:
+            raise TurngymError(f"--client-keys {path} names no client: write a line for each, a name and a key")
+        return cls(keys)
+
+    def client_of(self, authorization: str) -> str | None:
+        """The name of the client whose key the header `Authorization: Bearer KEY` has; None where nobody's is there."""
+        if not self.keys:
+            return ""
+        scheme, _, given = authorization.partition(" ")
+        # as the bytes that came (WSGI reads headers as Latin-1): compare_digest refuses text that is not ASCII
+        sent = given.strip().encode("latin-1", "replace")
+        same = [name for name, key in self.keys.items() if hmac.compare_digest(sent, key.encode())]
+        return same[0] if same and scheme.lower() == "bearer" else None
+
+    def share(self, limit: int) -> int:
+        """How much of `limit` one client may take: an equal part, so that none takes what others need."""
+        return max(1, limit // max(1, len(self.keys)))
