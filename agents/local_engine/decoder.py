@@ -1,8 +1,8 @@
 """A fast decoder for the Llama family: a few tensor operations a layer, without transformers' modules.
 
 For small models and batches, calling modules costs more than the products inside them. `DenseDecoder` reads the weights
-of a Llama, Mistral or Qwen model (`read_weights`) and computes the same logits up to rounding; any other model, or one
-that was changed (adapters, hooks, quantized layers), runs through transformers as it is.
+of a Llama, Mistral or Qwen model (`read_weights`), LoRA adapters merged in, and computes the same logits up to rounding;
+any other model, or one that was changed (hooks, quantized layers), runs through transformers as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turngym.agents.local_engine.cache import RaggedCache, Segment, Step
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
-FUSE_BYTES = 1 << 28
+FUSE_BYTES = 1 << 30
 """Weights of larger models are used in place: fusing products saves little there, and a copy would cost memory."""
 Masks = Tensor | dict[str, Tensor | None]
 """Additive masks [B, 1, Q, length]; by layer type if they differ."""
@@ -166,7 +166,8 @@ def dense_problem(model: Any) -> str | None:
         return f"{name} is not a model of {', '.join(FAMILY)}"
     if not name.endswith("ForCausalLM") or model.config.hidden_act != "silu":
         return f"{name} with {model.config.hidden_act} is built differently"
-    dtypes = {parameter.dtype for parameter in model.parameters()}
+    # adapters are float32 whatever the model is
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if ".lora_" not in name}
     if len(dtypes) != 1:
         return f"its parameters have several types: {', '.join(sorted(map(str, dtypes)))}"
     return next(_changed(model, kind), None)
@@ -224,7 +225,7 @@ def _pair(norm: Any, fuse: bool, *modules: nn.Linear) -> tuple[Norm, Linear]:
 
 
 def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
-    weights = tuple(module.weight.detach().t() for module in modules)
+    weights = tuple(_weight(module).t() for module in modules)
     biases = tuple(None if module.bias is None else module.bias.detach() for module in modules)
     if not fuse:
         return Linear(weights, biases)
@@ -233,10 +234,33 @@ def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
     return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(given) if given else None,))
 
 
+def _weight(module: Any) -> Tensor:
+    """The weight [out, in] of a linear layer; with a LoRA adapter W + alpha / rank B A, summed in float32."""
+    if not _is_lora(module):
+        return module.weight.detach()
+    weight, (name,) = module.base_layer.weight.detach(), module.active_adapters
+    delta = module.lora_B[name].weight.detach().float() @ module.lora_A[name].weight.detach().float()
+    return torch.add(weight.float(), delta, alpha=module.scaling[name]).to(weight.dtype)
+
+
+def _is_lora(module: Any) -> bool:
+    """Whether `module` is a linear layer of peft with one LoRA adapter and nothing else that would change its result."""
+    if type(module).__name__ != "Linear" or type(module).__module__ != "peft.tuners.lora.layer":
+        return False
+    names = module.active_adapters
+    if len(names) != 1 or module.merged or module.disable_adapters or type(module.base_layer) is not nn.Linear:
+        return False
+    plain = type(module.lora_dropout[names[0]]) is nn.Identity and module.lora_B[names[0]].bias is None
+    return plain and not module.lora_variant and not module.fan_in_fan_out
+
+
 def _changed(model: Any, kind: str) -> Iterator[str]:
-    """Parts that are not as transformers builds them: adapters, quantized layers, parametrizations, shards."""
+    """Parts that are not as transformers builds them: other adapters, quantized layers, parametrizations, shards."""
     own = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
+    adapters = tuple(f"{name}." for name, module in model.named_modules() if _is_lora(module))
     for name, module in model.named_modules():
+        if f"{name}.".startswith(adapters):
+            continue  # `_weight` reads it
         name = name or "the model"
         plain = type(module) in (nn.Linear, nn.Embedding, nn.ModuleList)
         if not plain and not type(module).__module__.startswith(own):
