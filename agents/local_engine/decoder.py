@@ -1,8 +1,8 @@
 """A fast decoder for the Llama family: a few tensor operations a layer, without transformers' modules.
 
 For small models and batches, calling modules costs more than the products inside them. `DenseDecoder` reads the weights
-of a Llama, Mistral or Qwen model (`read_weights`), LoRA adapters merged in, and computes the same logits up to rounding;
-any other model, or one that was changed (hooks, quantized layers), runs through transformers as it is.
+of a Llama, Mistral or Qwen model, LoRA adapters merged in (`read_weights`), and computes the same logits up to
+rounding. Any other model, or one that was changed (hooks, quantized layers), runs through transformers as it is.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _weight(module: Any) -> Tensor:
 
 
 def _is_lora(module: Any) -> bool:
-    """Whether `module` is a linear layer of peft with one LoRA adapter and nothing else that would change its result."""
+    """Whether `module` is peft's linear layer with one LoRA adapter and nothing else that would change its result."""
     if type(module).__name__ != "Linear" or type(module).__module__ != "peft.tuners.lora.layer":
         return False
     names = module.active_adapters
