@@ -143,7 +143,26 @@ QUESTIONS = Place(
     reported=questions(1, (3, 4, 5), 1),
 )
 """Multi-hop questions over small fictional worlds."""
+NEXT_GOALS = """
+505 506 508 530 533 538 541 543 554 556 559 561 562 563 571 577 579 582 590 596 606 613 615 631 641 647 663 664 669
+680 681 682 683 685 691 700 704 719 721 722 733 735 739 740 743 746 747 748 754 757 758 765 766 778 779 783 794 803
+806 807 812 814 823 835 837 840 845 848 859 860 868 880 881 884 897 898 901 906 909 913 916 919 929 931 933 937 939
+941 942 947 961 962 967 970 974 982 989 990 1001 1003
+"""
+"""The hundred evaluation goals of the shop that come after those of `webshop-quickstart`."""
+HOUSEHOLD = Place(
+    name="household", world="alfworld", evaluated={"part": "eval"}, chosen=household(0), reported=household(100)
+)
+SHOP = Place(
+    name="shop",
+    world="webshop",
+    evaluated={"split": "eval"},
+    chosen=load_panel("webshop-quickstart").task_ids,
+    reported=tuple(f"embedded-small/{number}" for number in NEXT_GOALS.split()),
+)
 STUDENT = Start(name="student")
+WARM = Start(name="warm", imitation=setup_of("webshop").warm)
+"""The shop's student after some imitation: nearly all that the shipped one samples is failure."""
 STUCK = Start(
     name="stuck",
     imitation=Imitation(steps=30, lr="1e-3", schedule="linear"),
@@ -171,9 +190,27 @@ GRPO = Arm(name="grpo", recipe=Recipe(algorithm="grpo", words=("--grpo.weight", 
 JUDGE = ("--judge", "expert")
 BOLD = (*REWARD, "--optimizer.lr", "5e-4")
 """Where nearly nothing succeeds there is little that large steps could undo."""
+# at equal terms with grpo: no KL to the initial policy, and every attempt counts the same
+GIGPO_WORDS = ("--gigpo.weight", "trajectory", "--gigpo.kl-coef", "0")
+GIGPO = Scenario(
+    name="gigpo",
+    claim="Attempts at one task pass through the same situations; comparing what followed there gives each turn credit "
+    "of its own, which the reward of the whole attempt does not.",
+    place=HOUSEHOLD,
+    start=STUDENT,
+    method=Arm(name="gigpo", recipe=Recipe(algorithm="gigpo", words=GIGPO_WORDS)),
+    control=GRPO,
+    others=(
+        Arm(name="gigpo-state", recipe=Recipe(algorithm="gigpo", words=(*GIGPO_WORDS, "--gigpo.anchor", "state"))),
+    ),
+    words=REWARD,
+    steps=12,
+)
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
+        GIGPO,
+        replace(GIGPO, name="gigpo-shop", place=SHOP, start=WARM),
         Scenario(
             name="luffy",
             claim="Where hardly any own attempt succeeds, groups hold no contrast and on-policy learning stands still; "
@@ -295,7 +332,7 @@ class ScenarioOptions:
     out: Path = Path("runs/scenarios")
     """Folder of the runs, panels, texts, report.md, scenarios.png and scenarios.json."""
     scenarios: tuple[str, ...] = ()
-    """Which of them (default: all): luffy, prm-rl, hints, grpo-kd, text, ppo-kd."""
+    """Which of them (default: all): gigpo, gigpo-shop, luffy, prm-rl, hints, grpo-kd, text, ppo-kd."""
     seeds: int = 3
     """Runs per arm: seeds 1, 2, ... Settings were chosen on seed 0."""
     chosen: bool = False

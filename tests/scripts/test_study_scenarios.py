@@ -51,6 +51,7 @@ from turngym.scripts.study.scenarios import (
 )
 
 DIFFER = {
+    **{key: {"--algorithm", "--gigpo.weight", "--gigpo.kl-coef", "--grpo.weight"} for key in ("gigpo", "gigpo-shop")},
     "luffy": {"--algorithm", "--expert", "--luffy.weight", "--grpo.weight"},
     "prm-rl": {"--algorithm", "--expert", "--judge", "--judge-strict", "--grpo.weight"},
     # each at the learning rate, and with as many updates, as suit its own loss
@@ -132,8 +133,8 @@ def test_nothing_is_reported_on_the_tasks_of_the_choice(place: Any, tmp_path: Pa
     assert [panel.task_ids for panel in both] == [place.chosen[:2], place.reported[:2]]
     assert all(panel.make_kwargs["max_turns"] == place.opened().max_turns for panel in both)
     world = load_world(place.world)
-    assert both[0].make_kwargs["split" if place.world == "search" else "part"] == "eval"
-    assert world.panel.split("-")[0] in ("alfworld", "search")
+    assert both[0].make_kwargs["part" if world.name.startswith("alfworld") else "split"] == "eval"
+    assert world.panel.split("-")[0] in ("alfworld", "webshop", "search")
     with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks"):
         write_panels(tmp_path / "other", replace(place, chosen=place.chosen[:2], reported=place.chosen[1:3]))
 
