@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,7 @@ from turngym.agents.evaluation.compare import decisive, describe, differing
 from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
 from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
 from turngym.envs.core.tables import Table, markdown
+from turngym.scripts.options import pop_option
 from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
 from turngym.scripts.report_figures import Figure, csv_text, write_figure
 from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures, draw_summary
@@ -63,29 +65,34 @@ def _shown(value: object) -> str:
     return "-" if value is None else str(value)
 
 
+def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """(base, other) of all comparisons: first what was trained side by side, then everything against the first run."""
+    played = [run for run in runs if run.episodes]
+    trained = [run for run in played if run.training]
+    found = [(base[0], run) for base in (trained, played) for run in base[1:]]
+    return list({(base.name, run.name): (base, run) for base, run in found}.values())
+
+
 def paired_table(runs: Sequence[Run], *, different_settings: bool = False) -> Table | None:
-    """Each evaluation minus the first, paired by task; None with fewer than two.
+    """Differences of evaluations, paired by task (`pairs`); None with fewer than two.
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
-    played = [run for run in runs if run.episodes]
-    if len(played) < 2:
-        return None
-    base, rows = played[0], []
-    for run in played[1:]:
-        other = decisive(differing(base.settings, run.settings))
+    rows = []
+    for base, run in pairs(runs):
+        name, other = f"{run.name} minus {base.name}", decisive(differing(base.settings, run.settings))
         if other and not different_settings:
             said = f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
-            rows.append([run.name, "-", "-", said])
+            rows.append([name, "-", "-", said])
             continue
         try:
             difference = compare(base.episodes, run.episodes)
         except ScoreError as error:
-            rows.append([run.name, "-", "-", str(error)])
+            rows.append([name, "-", "-", str(error)])
             continue
         clear = "yes" if difference.low > 0 or difference.high < 0 else "no"
-        rows.append([run.name, str(difference), str(difference.tasks), clear])
-    return ["run", f"minus {base.name} [95 %]", "tasks", "clear of zero"], rows
+        rows.append([name, str(difference), str(difference.tasks), clear])
+    return (["comparison", "points of success [95 %]", "tasks", "clear of zero"], rows) if rows else None
 
 
 def regime_table(runs: Sequence[Diagnosed]) -> Table:
@@ -164,27 +171,19 @@ class Section:
 
 
 def sections(
-    runs: Sequence[Run], scores: dict[str, Scores], found: Sequence[Diagnosed], *, different_settings: bool = False
+    runs: Sequence[Run], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Table | None
 ) -> list[Section]:
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all."""
     made = []
+    if paired is not None:
+        made.append(Section(title="Paired difference", parts=(("paired", paired),)))
     if scores:
-        made.append(
-            Section(
-                title="Success (%)",
-                parts=(
-                    ("success", success_table(scores)),
-                    "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted.",
-                ),
-            )
-        )
+        text = "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted."
+        made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
     unlike = settings_table(runs)
     if unlike is not None:
         made.append(Section(title="Settings that differ", parts=(("settings", unlike),)))
-    paired = paired_table(runs, different_settings=different_settings)
-    if paired is not None:
-        made.append(Section(title="Paired difference (points of success)", parts=(("paired", paired),)))
     if curves(runs):
         text = "Same-Step and Least-Time: mean ± standard deviation of the last four evaluations, in percent."
         parts: tuple[Part, ...] = (("training", training_table(runs)), text, *accuracy_figures(runs))
@@ -225,9 +224,78 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
     ]
 
 
-def as_markdown(made: Sequence[Section], drawn: bool) -> str:
+# The head: what was compared, where, with which models, when, and what came out.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Title, summary and origin of a report."""
+
+    title: str
+    summary: str
+    """At most three sentences."""
+    facts: tuple[str, ...]
+    """Environment and panel, what each run was, dates, the command."""
+
+
+def head(
+    runs: Sequence[Run], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
+) -> Head:
+    """The head of a report that `command` makes; `title` overrides the one that the runs give."""
+    envs = dict.fromkeys(task.env_id for run in runs for task in run.episodes.tasks())
+    envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
+    panels = dict.fromkeys(run.panel for run in runs if run.panel)
+    names = [run.name for run in runs if run.training] or [run.name for run in runs]
+    where = ", ".join(panels or envs)
+    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(run) for run in runs]
+    return Head(
+        title=title or " and ".join(names) + (f": {where}" if where else ""),
+        summary=" ".join([*_outcome(paired), *_levels(scores), *_costs(runs)]),
+        facts=(*filter(None, facts), command),
+    )
+
+
+def _origin(run: Run) -> str:
+    """`opd: opd, student A, teacher B, 2026-11-25`; empty if nothing is known."""
+    own, about = run.config, run.config.get("provenance", {})
+    parts = [str(own["algorithm"])] if "algorithm" in own else []
+    parts += [f"{role} {_short(own[role])}" for role in ("student", "teacher", "agent") if own.get(role)]
+    parts += [str(about["started"])[:10]] if "started" in about else []
+    return f"{run.name}: {', '.join(parts)}" if parts else ""
+
+
+def _short(path: object) -> str:
+    """The last two names of a path: where a machine keeps its models says nothing to others."""
+    kind, colon, rest = str(path).partition(":")
+    return f"{kind}:{_short(rest)}" if colon else "/".join(Path(kind).parts[-2:])
+
+
+def _outcome(paired: Table | None) -> list[str]:
+    """The first comparison in a sentence."""
+    if paired is None:
+        return []
+    name, difference, tasks, clear = paired[1][0]
+    if difference == "-":
+        return [f"{name}: {clear}."]
+    found = "clear of zero" if clear == "yes" else "not clear of zero"
+    return [f"{name}: {difference} points of success on {tasks} shared tasks, {found}."]
+
+
+def _levels(scores: Mapping[str, Scores]) -> list[str]:
+    found = ", ".join(f"{name} {percent(item.overall.avg.mean)} %" for name, item in scores.items())
+    return [f"Success: {found}."] if found else []
+
+
+def _costs(runs: Sequence[Run]) -> list[str]:
+    last = {run.name: max(run.points, key=lambda point: point.step) for run in runs if run.points}
+    found = ", ".join(f"{name} {point.seconds:.0f} s for {point.step} steps" for name, point in last.items())
+    return [f"Training took {found}."] if found else []
+
+
+def as_markdown(top: Head, made: Sequence[Section], drawn: bool) -> str:
     """The report as Markdown; with `drawn` figures appear as images of `figures/`."""
-    parts = ["# Report"]
+    parts = [f"# {top.title}", top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
+    parts = [part for part in parts if part]
     for section in made:
         texts = [text for part in section.parts if (text := _markdown(part, drawn))]
         parts += [f"## {section.title}", *texts] if texts else []
@@ -254,7 +322,7 @@ MOST_ATTACHED = 300_000
 """Largest CSV in bytes that is embedded in the page. Larger ones are only written to the data folder."""
 
 
-def page(title: str, made: Sequence[Section], drawn: Mapping[str, Sequence[str]]) -> str:
+def page(top: Head, made: Sequence[Section], drawn: Mapping[str, Sequence[str]]) -> str:
     """The page; `drawn` has the panels of each figure by its name, as SVG."""
     links = "".join(f'<li><a href="#s{n}">{escape(section.title)}</a></li>' for n, section in enumerate(made))
     body = "".join(
@@ -264,7 +332,10 @@ def page(title: str, made: Sequence[Section], drawn: Mapping[str, Sequence[str]]
         for n, section in enumerate(made)
     )
     text = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in (("__TITLE__", escape(title)), ("__LINKS__", links), ("__BODY__", body)):
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in top.facts)
+    about = f"<p class=summary>{escape(top.summary)}</p><ul class=facts>{facts}</ul>"
+    marks = {"__TITLE__": escape(top.title), "__ABOUT__": about, "__LINKS__": links, "__BODY__": body}
+    for name, value in marks.items():
         text = text.replace(name, value)
     return text
 
@@ -330,8 +401,8 @@ class Options:
     different_settings: bool = False
     """Compare evaluations by task although they were played otherwise (turns, arguments of gym.make, temperature,
     preset); by default such pairs are refused."""
-    title: str = "Report"
-    """Heading of the page."""
+    title: str | None = None
+    """Heading of the page; by default the runs and what they played."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -343,18 +414,22 @@ def main(argv: Sequence[str]) -> int:
     unique_names(runs)
     scores = {run.name: score(run.episodes) for run in runs if run.episodes}
     found = diagnosed(runs) if options.diagnostics else []
-    made = sections(runs, scores, found, different_settings=options.different_settings)
-    print(as_markdown(made, drawn=False))
+    paired = paired_table(runs, different_settings=options.different_settings)
+    made = sections(runs, scores, found, paired)
+    # where the report is written to says nothing of it
+    command = shlex.join(["turngym", "report", *pop_option(argv, "--out")[0]])
+    top = head(runs, scores, paired, options.title, command)
+    print(as_markdown(top, made, drawn=False))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.figure:
             draw_summary(runs, scores, options.out / "report.png")
-        _write(options, made)
+        _write(options, top, made)
         print(f"written to {options.out}; open {options.out / 'report.html'} in a browser")
     return 0
 
 
-def _write(options: Options, made: Sequence[Section]) -> None:
+def _write(options: Options, top: Head, made: Sequence[Section]) -> None:
     folder = options.out or Path()
     (folder / "data").mkdir(exist_ok=True)
     drawn: dict[str, list[str]] = {}
@@ -363,8 +438,8 @@ def _write(options: Options, made: Sequence[Section]) -> None:
             (folder / "data" / f"{part[0]}.csv").write_text(csv_text(part[1]), encoding="utf-8")
         elif isinstance(part, Figure):
             drawn[part.name] = write_figure(part, folder, draw=options.figure)
-    text = as_markdown(made, drawn=options.figure)
+    text = as_markdown(top, made, drawn=options.figure)
     if options.figure:
         text += "\n![Accuracy, depth, categories](report.png)\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
-    (folder / "report.html").write_text(page(options.title, made, drawn), encoding="utf-8")
+    (folder / "report.html").write_text(page(top, made, drawn), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from turngym.agents.evaluation.scores import Outcomes
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import FILE
 from turngym.envs.core.trace import iter_trace
 
 if TYPE_CHECKING:
@@ -47,6 +49,14 @@ class Run:
     """How the episodes were played, as `recorded` gives it."""
     skipped: tuple[str, ...] = ()
     """Lines that could not be read."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What the run was asked for: its config.toml; empty without one."""
+
+    @property
+    def panel(self) -> str | None:
+        """What the episodes were played on; None for a bare trace."""
+        notes = [meta["panel"] for *_, meta in self.episodes.played() if "panel" in meta]
+        return str(notes[-1]["name"]) if notes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,7 @@ def load_run(spec: str, place: int = 0) -> Run:
     path = Path(rest).expanduser()
     name = name or (path.parent.name if path.name in ("trace.jsonl", "eval") else path.stem) or str(path)
     if path.is_file():
-        return Run(name=name, place=place, **_nonempty(path, _evaluation(path)))
+        return Run(name=name, place=place, config=_config(path.parent), **_nonempty(path, _evaluation(path)))
     found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
     traces = [trace for hits in found for trace in hits]
     values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
@@ -82,7 +92,12 @@ def load_run(spec: str, place: int = 0) -> Run:
         _nonempty(traces[0], values)
     if not values:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
-    return Run(name=name, place=place, **values)
+    return Run(name=name, place=place, config=_config(path), **values)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    # not by `read_toml`, which leaves out where the numbers came from
+    return tomllib.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else {}
 
 
 def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:

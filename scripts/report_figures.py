@@ -120,17 +120,19 @@ def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str
         return [_inline(pyplot, panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
 
 
-def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 3) -> None:
-    """Draws panels beside each other and writes them to PNG and SVG files. Raises TurngymError without matplotlib."""
+def save_panels(panels: Sequence[Panel], *paths: Path) -> None:
+    """Draws panels in two columns and writes them to PNG and SVG files. Raises TurngymError without matplotlib.
+
+    A single panel leaves half of the width empty: so letters are of one size in all figures of a page.
+    """
     with plotting() as pyplot:
-        drawn = _draw(pyplot, panels, columns)
+        drawn = _draw(pyplot, panels, columns=2)
         for path in paths:
             drawn.savefig(path, dpi=140, metadata=_metadata(path.suffix))
         pyplot.close(drawn)
 
 
-def _draw(pyplot: Any, panels: Sequence[Panel], columns: int = 3) -> Any:
-    columns = min(len(panels), columns)
+def _draw(pyplot: Any, panels: Sequence[Panel], columns: int) -> Any:
     rows = -(-len(panels) // columns)
     width, height = PANEL
     figure, axes = pyplot.subplots(
@@ -149,7 +151,7 @@ def _draw(pyplot: Any, panels: Sequence[Panel], columns: int = 3) -> Any:
 
 def _inline(pyplot: Any, panel: Panel, prefix: str) -> str:
     """One panel as an SVG element for a page: ids of its own, colors of the page's theme."""
-    drawn, page = _draw(pyplot, [panel]), io.StringIO()
+    drawn, page = _draw(pyplot, [panel], columns=1), io.StringIO()
     drawn.savefig(page, format="svg", metadata=_metadata(".svg"))
     pyplot.close(drawn)
     text = page.getvalue()

@@ -447,7 +447,7 @@ def draw_summary(runs: Sequence[Run], scores: Mapping[str, Scores], path: Path) 
         cells = {run: {row.name: _interval_bar(row.avg) for row in found} for run, found in rows.items()}
         places = {run.name: run.place for run in runs}
         panels.append(Panel("by category (95 % interval over tasks)", partial(_bars, cells=cells, places=places)))
-    save_panels(panels, path, columns=4)
+    save_panels(panels, path)
 
 
 def _interval_bar(value: Interval) -> Bar:

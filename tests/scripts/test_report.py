@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import report
@@ -80,6 +81,40 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return work / "out", printed.getvalue()
 
 
+def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: Any) -> None:
+    """As the quickstart reports: two models and two methods, of which the methods are what it was made for."""
+    for name, noise in (("student", 0.9), ("teacher", 0.0), ("opd", 0.5), ("turnopd", 0.3)):
+        trained = name.endswith("opd")
+        out = tmp_path / name / "eval" if trained else tmp_path / name
+        evaluate("alfworld-quickstart", "expert", noise=noise, samples=1, limit=8, workers=0, out=out, progress=False)
+        if trained:
+            (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in FULL))
+            (tmp_path / name / "config.toml").write_text(
+                f'algorithm = "{name}"\nstudent = "/home/me/models/small/student"\nteacher = "big/teacher"\n'
+                'env = "turngym/ALFWorld-v0"\n[provenance]\nstarted = "2026-11-25T01:02:03+00:00"\n'
+            )
+    runs = [f"{name}={tmp_path / name}" for name in ("student", "teacher", "opd", "turnopd")]
+    assert main(["report", *runs, "--no-diagnostics", "--no-figure", "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# opd and turnopd: alfworld-quickstart-v1"
+    summary = lines[2]
+    assert re.fullmatch(
+        r"turnopd minus opd: [-\d.]+ \[.+\] points of success on 8 shared tasks, (not )?clear of zero\. "
+        r"Success: student [\d.]+ %, teacher 100\.0 %, opd [\d.]+ %, turnopd [\d.]+ %\. "
+        r"Training took opd 35 s for 10 steps, turnopd 35 s for 10 steps\.",
+        summary,
+    )
+    assert "- turngym/ALFWorld-v0, panel alfworld-quickstart-v1" in lines
+    assert "- opd: opd, student small/student, teacher big/teacher, 2026-11-25" in lines
+    assert any(line.startswith("- turngym report student=") and "--out" not in line for line in lines)
+    tables = [line for line in lines if line.startswith("|")]
+    assert tables[0].startswith("| comparison | points of success [95 %] |")
+    compared = [line.split("|")[1].strip() for line in tables[2:6]]
+    assert compared == ["turnopd minus opd", "teacher minus student", "opd minus student", "turnopd minus student"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"<p class=summary>{summary}</p>" in page
+
+
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:
     with (folder / "data" / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -90,6 +125,8 @@ def test_all_figures_of_a_run(reported: tuple[Path, str]) -> None:
     assert "deep third of KL mass" in printed
     for name in NUMBERS:
         if name != "controller":  # neither run had one
+            drawing = (out / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+            assert 'width="633.6pt"' in drawing, "all figures are two panels of 4.4 inches wide"
             assert numbers(out, name), name
             assert (out / "figures" / f"{name}.png").stat().st_size > 5000, name
             assert (out / "figures" / f"{name}.svg").read_text(encoding="utf-8").count("<svg") == 1

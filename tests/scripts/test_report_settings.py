@@ -42,7 +42,7 @@ def test_other_settings_are_said_and_the_pair_is_refused(
     asked = report(runs, capsys, "own", other, "--different-settings")
     assert "not compared" not in asked
     assert "## Settings that differ" in asked
-    assert f"| {other} | " in asked.partition("## Paired difference")[2]
+    assert f"| {other} minus own | " in asked.partition("## Paired difference")[2]
 
 
 def test_what_the_panel_fixes_may_be_said_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
