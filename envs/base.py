@@ -218,7 +218,10 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @abstractmethod
     def _set_state(self, state: Any) -> None:
-        """Restores what `_get_state` returned; the same task has just begun."""
+        """Restores what `_get_state` returned; the same task has just begun.
+
+        A state that could not be played on must be refused here (`require_shape`), with a ValueError or TypeError.
+        """
 
     # --- the Gymnasium interface
 
@@ -333,7 +336,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 self._close()
             guard.put_back(self._restore)
             # what reading a snapshot raises that was changed, or that another environment took
-            wrong = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+            wrong = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
             if isinstance(error, wrong) and not isinstance(error, TurngymError):
                 what = f"{type(error).__name__}: {error}"
                 raise TurngymError(f"{self.env_id}: the snapshot cannot be restored here ({what})") from error
@@ -434,11 +437,36 @@ def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str)
             f"{where}: the snapshot lacks {', '.join(missing)}; give what get_state() gave{inside or outside}"
         )
     for key, types in keys.items():
-        if not isinstance(state[key], types):
+        # True is an int to Python, and no snapshot counts below 0
+        number = isinstance(state[key], int) and bool not in types
+        if not isinstance(state[key], types) or (number and (isinstance(state[key], bool) or state[key] < 0)):
             names = " or ".join(kind.__name__ for kind in types)
             raise TurngymError(f"{where}: the snapshot's {key} is {state[key]!r:.80}; it must be {names}")
     if "phase" in keys:
         checked_choice(f"{where}: the snapshot's phase", state["phase"], ("playing", "over"))
+
+
+def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
+    """Raises TypeError, naming the place, unless `value`, of types of JSON, has this shape.
+
+    A type, or a tuple of types, is a value of it; `[shape]` a list of any length, `[shape, shape, ...]` one item of
+    each; `{"name": shape}` an object with exactly these names. `bool` is no `int`.
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping) or value.keys() != shape.keys():
+            raise TypeError(f"{what} is {value!r:.80}; it must be an object of {', '.join(shape)}")
+        for name, inner in shape.items():
+            require_shape(value[name], inner, f"{what}.{name}")
+    elif isinstance(shape, list):
+        if not isinstance(value, (list, tuple)) or (len(shape) > 1 and len(value) != len(shape)):
+            size = f" of {len(shape)}" if len(shape) > 1 else ""
+            raise TypeError(f"{what} is {value!r:.80}; it must be a list{size}")
+        for place, item in enumerate(value):
+            require_shape(item, shape[place] if len(shape) > 1 else shape[0], f"{what}[{place}]")
+    else:
+        kinds = shape if isinstance(shape, tuple) else (shape,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{what} is {value!r:.80}; it must be {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 class SnapshotGuard:

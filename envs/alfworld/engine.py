@@ -13,6 +13,7 @@ from typing import Any
 
 from turngym.envs.alfworld.game import Game
 from turngym.envs.alfworld.pddl import Indices, LookGoal, Problem, listing
+from turngym.envs.base import require_shape
 
 NOTHING = "Nothing happens."
 Command = tuple[str, int, int]
@@ -73,6 +74,27 @@ class State:
         flags = (sorted(flag) for flag in (self.clean, self.hot, self.cool, self.sliced, self.toggled))
         places = ([list(things) for things in place] for place in (self.contents, self.at, self.taken))
         return [self.location, self.held, sorted(self.opened), *places, *flags]
+
+
+_RECORD = [int, int, [int], [[int]], [[int]], [[int]], [int], [int], [int], [int], [int]]
+"""The shape of `State.record()`."""
+
+
+def check_record(problem: Problem, record: Any) -> None:
+    """Raises TypeError or ValueError unless `record` is of a state that a game of `problem` may have."""
+    require_shape(record, _RECORD)
+    location, held, opened, contents, at, taken, *flags = record
+    objects, receptacles, locations = len(problem.objects), len(problem.receptacles), len(problem.locations)
+    sizes = (len(contents), len(taken), len(at))
+    if sizes != (receptacles, receptacles, locations):
+        raise ValueError(f"contents of {sizes} places; the game has {(receptacles, receptacles, locations)}")
+    things = [thing for places in (contents, at, taken) for place in places for thing in place]
+    things += [thing for flag in flags for thing in flag]
+    for what, numbers, count in (("location", [location], locations), ("receptacle", opened, receptacles)):
+        if not all(0 <= number < count for number in numbers):
+            raise ValueError(f"{what} {max(numbers)} of {count}")
+    if not all(0 <= thing < objects for thing in things) or not -1 <= held < objects:
+        raise ValueError(f"an object that is none of the game's {objects}")
 
 
 class NativeEngine:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.engine import NativeEngine, check_record
 from turngym.envs.alfworld.game import Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
@@ -17,7 +17,7 @@ from turngym.envs.alfworld.pddl import GameUnsupported, category, parse_problem
 from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
-from turngym.envs.base import Outcome, Player, TextEnv
+from turngym.envs.base import Outcome, Player, TextEnv, require_shape
 from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 
@@ -202,7 +202,10 @@ class ALFWorldEnv(TextEnv):
         return [self._shuffle, native, None if self._reference is None else list(self._reference.get_state())]
 
     def _set_state(self, state: Any) -> None:
+        require_shape(state, [(int, type(None)), (list, tuple, type(None)), (list, tuple, type(None))])
         shuffle, native, history = state
+        if history is not None:
+            require_shape(history, [str], "the commands")
         if (history is not None) is not (self._reference is not None):
             taken = "native" if history is None else "textworld"
             raise TaskError(
@@ -215,6 +218,7 @@ class ALFWorldEnv(TextEnv):
         if self._reference is not None:
             self._reference.set_state(tuple(history))
         if self._native is not None:
+            check_record(self._native.problem, native)
             self._native.set_state(native)
 
     def _close(self) -> None:

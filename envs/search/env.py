@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
@@ -25,6 +25,11 @@ INSTRUCTIONS = """Answer a question with the help of a search engine.
 Think between <think> and </think> first, and again whenever you have got new information. If you lack some knowledge, \
 search for it; the best passages come back between <information> and </information>. You may search as often as you \
 like, one query at a time. Once you know enough, give the answer alone, without explanation."""
+
+
+_TEXT = (str, type(None))
+_STATE = [[[str, str]], _TEXT, [str], [str], [[str, str, str, (int, float)]], _TEXT]
+"""The shape of `SearchEnv._get_state()`."""
 
 
 class SearchEnv(TextEnv):
@@ -278,6 +283,7 @@ class SearchEnv(TextEnv):
         return [*plays, sorted(self._seen), hits, self._answer]
 
     def _set_state(self, state: Any) -> None:
+        require_shape(state, _STATE)
         log, self._pending, queries, seen, hits, self._answer = state
         self._log = [(response, observation) for response, observation in log]
         self._queries, self._seen = list(queries), set(seen)

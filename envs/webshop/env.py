@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
@@ -268,7 +268,8 @@ class WebShopEnv(TextEnv):
 
     def _set_state(self, state: Any) -> None:
         page, history = state
-        self._show(State.read(page))
+        require_shape(history, [[str], [str]], "the history")
+        self._show(State.read(page, self.shop))
         self._history.set_state(history)
 
     def _close(self) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from turngym.envs.base import require_shape
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
@@ -98,6 +99,15 @@ COMPAT: Mapping[str, Quirks] = {
 }
 
 
+_TEXT, _NUMBER = (str, type(None)), (int, float)
+_RECORD: dict[str, Any] = {"kind": str, "keywords": [str], "found": [str], "page": int, "asin": _TEXT, "sub": _TEXT}
+_RECORD |= {"options": [[str, str]], "visited": [str], "searches": int, "reward": (dict, type(None))}
+_REWARD = {"total": _NUMBER, "r_type": _NUMBER, "r_att": _NUMBER, "r_option": (*_NUMBER, type(None)), "r_price": bool}
+_REWARD |= {"w_att": _NUMBER, "w_option": _NUMBER, "w_price": _NUMBER, "title_score": _NUMBER, "tagger": str}
+_REWARD |= {"query_match": bool, "category_match": bool}
+"""The shapes of `State.record()` and of the reward in it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The state of a session. It is immutable, so it is its own snapshot."""
@@ -136,8 +146,26 @@ class State:
         return {**asdict(self), **lists, "options": [list(option) for option in self.options]}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> State:
-        """The state that `record` wrote; lists of JSON may stand for its tuples."""
+    def read(cls, record: Mapping[str, Any], shop: Shop) -> State:
+        """The state that `record` wrote; lists of JSON may stand for its tuples.
+
+        Raises TypeError or ValueError for one that no play in `shop` leads to: other types, unknown pages or products.
+        """
+        require_shape(record, _RECORD)
+        kind, asin, sub = record["kind"], record["asin"], record["sub"]
+        if kind not in get_args(Kind) or sub not in (None, *SUB_PAGES) or record["page"] < 0 or record["searches"] < 0:
+            raise ValueError(f"there is no page {kind!r} with number {record['page']} and sub-page {sub!r}")
+        if (kind in ("item", "sub", "done") and asin is None) or (kind == "sub" and sub is None):
+            raise ValueError(f"the page {kind!r} lacks its product or its sub-page")
+        if record["reward"] is not None:
+            require_shape(record["reward"], _REWARD, "the reward")
+            if not 0.0 <= record["reward"]["total"] <= 1.0:
+                raise ValueError(f"a reward of {record['reward']['total']}; it is from 0 to 1")
+        elif kind == "done":
+            raise ValueError("the last page lacks its reward")
+        for known in (*record["found"], *record["visited"], *(() if asin is None else (asin,))):
+            if shop.products.row(known) is None:
+                raise ValueError(f"product {known!r} is not in the shop")
         lists = {name: tuple(record[name]) for name in ("keywords", "found")}
         options = tuple((name, value) for name, value in record["options"])
         reward = None if record["reward"] is None else Reward(**record["reward"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -54,6 +55,48 @@ def test_what_cannot_be_restored_is_one_clear_line(env_id: str) -> None:
         assert guard.get_state() == state, f"{says}: the environment has changed"
     assert says in text
     assert "this looks like a guard's" in expect(TurngymError, guard.base.set_state, state)
+
+
+STRANGE: tuple[Any, ...] = (None, "x", -1, 10**6, [], {}, True, 1.5, [["x"]], [7])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every item inside `value`; of a list, its first three."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    for name, item in items:
+        yield (*path, name)
+        yield from places(item, (*path, name))
+
+
+def changed(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    state = copy.deepcopy(state)
+    inner = state
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize("env_id", ENVS)
+def test_a_made_up_state_is_refused_or_can_be_played(env_id: str) -> None:
+    """Every item of a snapshot, replaced by anything: refused at once, or an episode that goes on without an error."""
+    guard = made(env_id, max_turns=None)
+    guard.reset(seed=0)
+    played(guard, 2)
+    state = json.loads(json.dumps(guard.get_state()))
+    accepted = 0
+    for path in places(state):
+        for value in STRANGE:
+            try:
+                guard.set_state(changed(state, path, value))
+            except TurngymError:
+                continue
+            accepted += 1
+            guard.describe()
+            if not guard._over and guard.base._phase == "playing":
+                played(guard, 2)
+            json.dumps(guard.get_state())
+    assert accepted < 0.2 * len(STRANGE) * sum(1 for _ in places(state))
 
 
 @pytest.mark.parametrize("env_id", ENVS)

@@ -74,7 +74,7 @@ def test_gym_make_takes_an_open_shop(tiny_shop: Shop) -> None:
         (("click[buy now]",), "there is nothing to click on this page but the search bar"),
         (("search[mug]", "search[lamp]"), "there is no search bar on this page"),
         (("search[mug]", "click[blue]"), 'nothing on this page is called "blue"'),
-        (("search[mug]", "Click[mug0000001]"), '"Click[mug0000001]" is neither search[keywords] nor click[label]'),
+        (("search[mug]", "Click[mug0000001]"), "begins with Click, which must be in lower case: click[...]"),
         (("search[mug]", "click[ mug0000001]"), "is not possible now"),
         (("buy the mug",), '"buy the mug" is neither search[keywords] nor click[label]'),
     ],
