@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,17 +12,18 @@ from turngym.agents.endpoint.agent import EndpointAgent, open_endpoint
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.models import file_hashes, load_policy, trained_on
 from turngym.agents.options import AgentOptions
-from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, describe, renderer_of, resolved
+from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.sglang.client import PolicyServer
 from turngym.agents.sglang.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv
-from turngym.envs.channels import make_channel
+from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.plugins import find, installed
 from turngym.envs.core.protocols import Sampling
-from turngym.envs.core.task import ToolSpec, content_hash
+from turngym.envs.core.task import content_hash
 from turngym.envs.core.trace import read_episodes
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
@@ -43,6 +44,8 @@ class OpenedAgent:
     """Of a model's files: two checkpoints of one name are not the same player."""
     dtype: str | None = None
     """Precision of a model that plays in this process: another one draws other episodes."""
+    examples: Examples = field(default_factory=Examples)
+    """What the prompt shows in front of the task."""
 
 
 class MakeAgent(Protocol):
@@ -74,9 +77,11 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     elif kind == "model" and argument:
         env = probe()
         _warn_of_transfer(argument, env.env_id)
-        return _open_model(argument, options, env.tool, servers or PolicyServer())
+        return _open_model(argument, options, env, servers or PolicyServer())
     elif kind == "openai" and argument:
-        return _open_endpoint(argument, options, probe().tool)
+        return _open_endpoint(argument, options, probe())
+    elif options.examples is not None:
+        raise AgentError(f"--examples are for models (model:FOLDER, openai:MODEL), not for the agent {name!r}")
     # `expert` plays in every environment, so that one need not be asked
     elif name == "expert" or name in (env := probe()).players or name in installed(PLAYERS):
         shown = f"{name} (noise {options.noise:g})" if options.noise else name
@@ -120,16 +125,22 @@ def _plain_channel(options: AgentOptions) -> str | None:
     return None if options.channel in ("auto", "none") else options.channel
 
 
-def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: PolicyServer) -> OpenedAgent:
+def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: PolicyServer) -> OpenedAgent:
+    tool = env.tool
     settings = _settings(ChatSettings.load(folder), options)
     path = Path(folder).resolve()
     engine, model, tokenizer = _engine(folder, settings, options, servers)
     settings = resolved(settings, tokenizer, tool)
-    renderer = renderer_of(model, tokenizer, settings, tool)
+    channel = make_channel(settings.channel, tool)
+    examples = _examples(options, env, channel)
+    renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes)
+    system = settings.system
+    if examples.text:
+        system = examples.in_system(system_message(env, channel, renderer) if system is None else system)
     agent = ModelAgent(
         engine,
         renderer,
-        make_channel(settings.channel, tool),
+        channel,
         Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
         max_context=engine.max_length,
         # weights often lie in a folder `model` of their checkpoint, whose name tells more
@@ -138,16 +149,24 @@ def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: Pol
     return OpenedAgent(
         agent=agent,
         channel=settings.channel,
-        system=settings.system,
+        system=system,
         chat=describe(settings),
         temperature=options.temperature,
         fingerprint=content_hash(
             {"files": file_hashes(folder), "settings": settings.identity}
             # another engine draws other episodes from the same seed
             | ({"engine": "sglang"} if servers.policy_server else {})
+            | ({"examples": examples.identity} if examples.identity else {})
         )[:16],
         dtype=None if servers.policy_server else options.dtype,
+        examples=examples,
     )
+
+
+def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples:
+    if options.examples is None:
+        return Examples()
+    return read_examples(options.examples, options.examples_as, env.env_id, channel, env.tool)
 
 
 def _warn_of_transfer(folder: str, env_id: str) -> None:
@@ -159,17 +178,24 @@ def _warn_of_transfer(folder: str, env_id: str) -> None:
         )
 
 
-def _open_endpoint(model: str, options: AgentOptions, tool: ToolSpec) -> OpenedAgent:
+def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAgent:
     own = "tool" if options.channel == "tool" else "user"
     if options.observation_role not in ("auto", own):
         raise AgentError("--observation-role is not for endpoints: results of calls are of role tool, others of user")
     if options.channel not in ("auto", "text", "tool", "tool:hermes"):
         raise AgentError(f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, tool")
+    # text works with every endpoint, and its traces look the same for every agent
+    channel = make_channel("text" if options.channel == "auto" else options.channel, env.tool)
+    examples = _examples(options, env, channel)
+    system = options.system
+    if examples.text:
+        system = examples.in_system(system_message(env, channel, None) if system is None else system)
     agent = open_endpoint(
         model,
         options.endpoint,
-        tool,
-        channel=options.channel,
+        env.tool,
+        channel=channel,
+        examples=examples.episodes,
         temperature=options.temperature,
         thinking=options.thinking,
         max_tokens=options.max_new_tokens,
@@ -177,7 +203,11 @@ def _open_endpoint(model: str, options: AgentOptions, tool: ToolSpec) -> OpenedA
         memory=options.memory or "all",
         slots=options.slots,
     )
-    return _opened_endpoint(agent, options.system)
+    opened = _opened_endpoint(agent, system)
+    if examples.identity is None:
+        return opened
+    shown = content_hash({"agent": opened.fingerprint, "examples": examples.identity})[:16]
+    return replace(opened, fingerprint=shown, examples=examples)
 
 
 def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:

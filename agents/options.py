@@ -39,6 +39,11 @@ class AgentOptions:
     memory: str | None = None
     """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
     transcript); by default as the model was trained, else all."""
+    examples: str | None = None
+    """File with examples (few-shots) for a model's prompt: a trace, whose successful episodes are shown, or a text."""
+    examples_as: Literal["auto", "text", "turns"] = "auto"
+    """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
+    auto: a trace as turns."""
     max_new_tokens: int | None = None
     """Most tokens of one response; by default as the model was trained, else 512, at an endpoint 4096."""
     max_context: int | None = None
@@ -80,6 +85,8 @@ class AgentSettings(EndpointSettings, total=False):
     observation_role: Literal["auto", "user", "tool"]
     system: str | None
     memory: str | None
+    examples: str | None
+    examples_as: Literal["auto", "text", "turns"]
     max_new_tokens: int | None
     max_context: int | None
     device: str

@@ -178,7 +178,9 @@ _FOLDED = (
     "but marked invalid, here it is valid"
 )
 _REACT = "ReAct (arXiv:2210.03629; github.com/ysymyth/ReAct, {})"
-_REACT_DIFFERS = "no examples in the prompt; a chat message instead of a text to continue; {}"
+_REACT_DIFFERS = (
+    "no examples in the prompt unless `--examples` gives them; a chat message instead of a text to continue; {}"
+)
 _ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
 _ON_WEBSHOP: Any = {"env_id": WEBSHOP, "tool": "webshop_step", "argument": "action"}
 _ON_SEARCH: Any = {"env_id": SEARCH, "tool": "search", "argument": "query"}

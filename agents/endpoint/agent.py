@@ -23,10 +23,20 @@ from turngym.agents.endpoint.client import (
     EndpointTimeout,
     Sent,
 )
-from turngym.agents.endpoint.messages import NOTE, Answer, Prices, Transcript, Usage, add_ids, content_of, response_of
+from turngym.agents.endpoint.messages import (
+    NOTE,
+    Answer,
+    Prices,
+    Transcript,
+    Usage,
+    add_ids,
+    content_of,
+    example_messages,
+    response_of,
+)
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.conversation import ALL, Memory, memory_of
-from turngym.envs.channels import Channel, make_channel
+from turngym.agents.rendering.conversation import ALL, Example, Memory, memory_of
+from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.settings import json_object
@@ -47,8 +57,10 @@ TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.u
 class TranscriptWriter(ResponseWriter):
     """Writes a response that the endpoint did not choose into the messages of a conversation."""
 
+    examples: Sequence[dict[str, Any]] = ()
+
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
-        transcript = transcript_of(conversation)
+        transcript = transcript_of(conversation, examples=self.examples)
         transcript.answer(Answer(content=text), text)
         return Reply(text=text, finish="scripted", origin=origin)
 
@@ -70,6 +82,7 @@ class EndpointAgent:
         deadline, retries: see `EndpointOptions`.
         parallel: most requests in flight.
         prices: prices for computing the cost.
+        examples: episodes that stand as earlier messages in front of every episode.
 
     Raises AgentError if httpx is not installed, and from `respond` if the endpoint never worked.
     """
@@ -85,6 +98,7 @@ class EndpointAgent:
         retries: int = 6,
         parallel: int = 64,
         prices: Prices | None = None,
+        examples: Sequence[Example] = (),
     ) -> None:
         for name, value, least in (("deadline", deadline, 0.001), ("retries", retries, 0), ("slots", parallel, 1)):
             if value < least:
@@ -95,7 +109,8 @@ class EndpointAgent:
             raise AgentError("an endpoint needs httpx: pip install 'turngym[endpoint]'") from error
         self.address, self.parameters, self.channel, self.tool = address, parameters, channel, tool
         self.name = f"openai {parameters.model}"
-        self.writer = TranscriptWriter()
+        self._examples = example_messages(examples, channel, tool)
+        self.writer = TranscriptWriter(examples=self._examples)
         self._deadline, self._retries, self._parallel = deadline, retries, parallel
         self._prices = prices
         self._memory = memory_of(parameters.memory)
@@ -116,7 +131,7 @@ class EndpointAgent:
                     f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
                     f"{theirs!r}: make both with the same channel"
                 )
-            transcript_of(conversation, self._memory)
+            transcript_of(conversation, self._memory, self._examples)
         loop, client = self._open()
 
         async def ask_all() -> list[Sent | EndpointError]:
@@ -224,9 +239,11 @@ class EndpointAgent:
         conversation.notes[NOTE] = total.to_json()
 
 
-def transcript_of(conversation: Conversation, memory: Memory = ALL) -> Transcript:
+def transcript_of(
+    conversation: Conversation, memory: Memory = ALL, examples: Sequence[dict[str, Any]] = ()
+) -> Transcript:
     """The messages of the next request: what `memory` shows of the episode, then the current observation."""
-    transcript: Transcript = conversation.memory.setdefault(TRANSCRIPT, Transcript())
+    transcript: Transcript = conversation.memory.setdefault(TRANSCRIPT, Transcript(examples=examples))
     if transcript.observed == conversation.turn:
         prompt = memory.prompt(conversation.statement, conversation.past, conversation.observation)
         if prompt is not None:
@@ -252,7 +269,8 @@ def open_endpoint(
     options: EndpointOptions,
     tool: ToolSpec,
     *,
-    channel: str,
+    channel: Channel,
+    examples: Sequence[Example] = (),
     temperature: float,
     thinking: Literal["auto", "on", "off"],
     max_tokens: int | None,
@@ -286,11 +304,11 @@ def open_endpoint(
     return EndpointAgent(
         Address.of(options.base_url, options.key_env),
         parameters,
-        # text works with every endpoint, and its traces look the same for every agent
-        make_channel("text" if channel == "auto" else channel, tool),
+        channel,
         tool,
         deadline=options.request_deadline,
         retries=options.request_retries,
         parallel=slots,
         prices=Prices.of(options.price_in, options.price_cached, options.price_out),
+        examples=examples,
     )

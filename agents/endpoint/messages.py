@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
-from turngym.envs.channels import Channel
+from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
+from turngym.envs.channels import Channel, first_action
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
+from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
 
@@ -273,11 +274,14 @@ class Transcript:
     """Number of observations so far."""
     open_calls: tuple[str, ...] = ()
     """Ids of the last answer's calls, which have no results yet."""
+    examples: Sequence[dict[str, Any]] = ()
+    """Messages that stand between the system message and the first observation."""
 
     def observe(self, system: str, observation: str) -> None:
         """Add an observation: as the result of the last call, else as a message of the user."""
-        if not self.messages and system:
-            self.messages.append({"role": "system", "content": printable(system)})
+        if not self.messages:
+            self.messages += [{"role": "system", "content": printable(system)}] if system else []
+            self.messages += self.examples
         self.observed += 1
         if not self.open_calls:
             self.messages.append({"role": "user", "content": printable(observation)})
@@ -300,6 +304,26 @@ class Transcript:
             message[answer.reasoning_field] = answer.reasoning
         self.open_calls = tuple(call.id for call in answer.calls)
         self.messages.append(message)
+
+
+def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSpec) -> tuple[dict[str, Any], ...]:
+    """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
+    shown = Transcript()
+    for number, example in enumerate(examples):
+        for turn, (observation, response) in enumerate(example.turns):
+            shown.observe("", observation)
+            action = channel.parse(response).action if channel.name == "tool" else None
+            verb = None if action is None else first_action(action, tool.tags)
+            # the last answer of a search is text in the tool channel, too
+            if action is None or (verb is not None and verb[0] != tool.tags[0]):
+                shown.answer(Answer(content=response), response)
+                continue
+            arguments = json.dumps({tool.argument: action if verb is None else verb[1]}, ensure_ascii=False)
+            call = ToolCall(id=f"example_{number}_{turn}", name=tool.name, arguments=arguments)
+            shown.answer(Answer(content="", calls=(call,)), "")
+        if shown.open_calls:
+            shown.observe("", example.final)
+    return tuple(shown.messages)
 
 
 def content_of(answer: Answer, channel: Channel) -> str:

@@ -29,7 +29,7 @@ from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import load_panel
 
-OWN = ("agent", "model", "chat", "channel", "dtype", "seed")
+OWN = ("agent", "model", "chat", "channel", "dtype", "examples", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
 AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
 """Settings of how much was played, which may differ here: the tasks themselves are compared."""

@@ -28,7 +28,7 @@ from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.settings import FILE, to_table, write_config
 from turngym.envs.core.task import ToolSpec
-from turngym.envs.panels import Panel, load_panel, verify_panel
+from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
 
 AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
 """Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
@@ -103,6 +103,8 @@ def evaluate(
             servers=servers,
         )
         opened = ready.opened
+        # an evaluation that shows how its own tasks are done would measure copying
+        assert_disjoint(opened.examples.tasks, panel.tasks)
         if verify:
             _check(panel, env_maker(panel.env_id, **ready.kwargs)())
         trace = None if out is None else Path(out) / "trace.jsonl"
@@ -204,6 +206,7 @@ def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any
     # where the data lie is left out: the tasks' hashes say whether they are the same
     made = {name: overrides[name] for name in sorted(overrides) if name != "data"}
     known = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
+    known["examples"] = opened.examples.identity
     return {"make": made, **{name: value for name, value in known.items() if value is not None}}
 
 

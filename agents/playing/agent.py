@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHistory, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
+from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.task import Task
@@ -32,6 +33,14 @@ def task_number(task_id: str) -> int:
 def reset_seed(task_id: str, seed: int) -> int:
     """The seed of an environment's reset, the same for all samples of a task."""
     return task_number(task_id) + seed
+
+
+def system_message(env: ActionGuard | TextEnv, channel: Channel | None, renderer: ChatRenderer | None) -> str:
+    """The default system message: the environment's instructions, and the channel's unless the chat template gives
+    them."""
+    if channel is None or (renderer is not None and renderer.describes_tool):
+        return env.instructions
+    return f"{env.instructions}\n\n{channel.instructions(env.tool)}"
 
 
 @dataclass(slots=True)

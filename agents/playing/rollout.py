@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed
+from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
@@ -190,7 +190,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
         task=task,
         seed=job.seed,
         sample=job.sample,
-        system=_system_text(guard, renderer) if system is None else system,
+        system=system_message(guard, guard.channel, renderer) if system is None else system,
         observation=observation,
         admissible=guard.admissible(),
         env=guard,
@@ -218,12 +218,6 @@ def failed_episode(
         episode_return=0.0,
         meta={**meta, "error": str(error)},
     )
-
-
-def _system_text(guard: ActionGuard, renderer: ChatRenderer | None) -> str:
-    if guard.channel is None or (renderer is not None and renderer.describes_tool):
-        return guard.instructions
-    return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
 
 
 def _segments(runner: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:

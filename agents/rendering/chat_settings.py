@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, ChatTemplate, RenderError
-from turngym.agents.rendering.conversation import memory_of
+from turngym.agents.rendering.conversation import Example, memory_of
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
@@ -205,6 +205,7 @@ def open_renderer(
     *,
     history: Literal["template", "append"] | None = None,
     stop_ids: Sequence[int] = (),
+    examples: Sequence[Example] = (),
 ) -> ChatRenderer:
     """The renderer of `settings`, which `resolved` has completed; `history` overrides theirs.
 
@@ -222,14 +223,18 @@ def open_renderer(
         dialect=channel.dialect if called else None,
         thoughts=channel.dialect.thoughts if called else channel.thoughts,
         memory=memory_of(settings.memory),
+        examples=examples,
     )
 
 
-def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:
+def renderer_of(
+    model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec, examples: Sequence[Example] = ()
+) -> ChatRenderer:
     """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
     # transformers allows one id, a list of ids, or none
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    return open_renderer(tokenizer, settings, tool, stop_ids=(more,) if isinstance(more, int) else tuple(more))
+    stop_ids = (more,) if isinstance(more, int) else tuple(more)
+    return open_renderer(tokenizer, settings, tool, stop_ids=stop_ids, examples=examples)
 
 
 def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:

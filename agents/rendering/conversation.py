@@ -134,6 +134,20 @@ class PastTurn:
         return without(self.observation, self.listing)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """An episode in front of the task, as the agent is shown it."""
+
+    turns: tuple[tuple[str, str], ...]
+    """(observation, response) pairs."""
+    final: str
+    """The observation after the last response."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part for turn in self.turns for part in turn)
+
+
 def without(observation: str, listing: str) -> str:
     """`observation` without the `listing` in it. Text that a wrapper wrote behind the listing stays."""
     before, found, after = observation.rpartition(listing) if listing else ("", "", "")

@@ -25,7 +25,7 @@ from turngym.agents.rendering.chat_template import (
     ObservationRole,
     RenderError,
 )
-from turngym.agents.rendering.conversation import ALL, IdBuffer, Memory, TokenHistory
+from turngym.agents.rendering.conversation import ALL, Example, IdBuffer, Memory, Message, TokenHistory
 from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.core.episode import Episode, Origin, Turn
 from turngym.envs.core.errors import TurngymError
@@ -61,6 +61,7 @@ class ChatRenderer:
         history: `template` lets the template rewrite the past; `append` keeps everything.
         stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
+        examples: episodes that stand as earlier messages between the system message and the first observation.
 
     Raises RenderError without a chat template, and for a role that it refuses.
     """
@@ -78,8 +79,10 @@ class ChatRenderer:
         dialect: Dialect | None = None,
         thoughts: Thoughts = THINK,
         memory: Memory = ALL,
+        examples: Sequence[Example] = (),
     ) -> None:
         self.memory = memory
+        self.examples = examples
         if history not in ("template", "append"):
             raise RenderError(f"history {history!r} is unknown; valid: 'template', 'append'")
         self.template = ChatTemplate(
@@ -101,12 +104,18 @@ class ChatRenderer:
         self._shown_unchanged = lru_cache(CACHE)(self._check_shown_unchanged)
         self.append_only = self._append or self._probe()
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
+        try:
+            self.template.render(self._opening(SYSTEM, OBSERVATION))
+        except RenderError as error:
+            # Mistral's allows no message of the user after the result of a call
+            raise RenderError(
+                f"examples cannot be shown as turns, show them as text (--examples-as text): {error}"
+            ) from error
 
     def open(self, system: str, observation: str) -> TokenHistory:
         """A new conversation with its first prompt."""
         history = TokenHistory(appendable=self.append_only)
-        history.messages = self.template.opening(system, observation)
-        self._open_segment(history, self.template.render(history.messages))
+        self.restart(history, system, observation)
         return history
 
     def observe(self, history: TokenHistory, observation: str) -> None:
@@ -151,8 +160,25 @@ class ChatRenderer:
 
     def restart(self, history: TokenHistory, system: str, observation: str) -> None:
         """Open a segment whose prompt is a new conversation, without anything of the segments before."""
-        history.messages = self.template.opening(system, observation)
+        history.messages = self._opening(system, observation)
         self._open_segment(history, self.template.render(history.messages))
+
+    def _opening(self, system: str, observation: str) -> list[Message]:
+        """The messages of a first prompt."""
+        if not self.examples:
+            return self.template.opening(system, observation)
+        messages: list[Message] = []
+        for example in self.examples:
+            for number, (seen, response) in enumerate(example.turns):
+                if number:
+                    messages.append(self.template.observation(seen, messages[-1]))
+                else:
+                    messages += [{"role": "user", "content": seen}] if messages else self.template.opening(system, seen)
+                messages.append(self.template.answer(self.template.fit(response)))
+            # a call needs its result; where observations are the user's, two of them must not follow each other
+            closing = self.template.observation(example.final, messages[-1])
+            messages += [closing] if closing["role"] == "tool" else []
+        return [*messages, {"role": "user", "content": observation}]
 
     def respond(self, history: TokenHistory, ids: NDArray[np.int32]) -> str:
         """Record sampled `ids` int32 [R] unchanged; returns the response as text, without the stop id that ended it."""
@@ -262,6 +288,19 @@ def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> b
     return not set(said) & set(renderer.stop_ids) and renderer.template.decode(said) == response
 
 
+def said_in(channel: Channel, tool: ToolSpec, turn: Turn) -> str:
+    """The response of `turn` in `channel`, its thought included; as it was written if the channel reads it."""
+    read, thought = channel.parse(turn.response), split_thought(turn.response, tool.tags)[0]
+    # a thought in the usual tags may not be a thought in this channel's style
+    if turn.action is None or (read.action is not None and (read.thought is not None or thought is None)):
+        return turn.response
+    try:
+        return channel.format(turn.action, thought or None)
+    except TurngymError:
+        # an action that this channel cannot express stays as it was written
+        return turn.response
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEpisodes:
     """Gives ids to episodes that have none (experts, endpoints, people); others stay as they are.
@@ -343,15 +382,7 @@ class TextEpisodes:
 
     def response(self, turn: Turn) -> str:
         """The recorded response in this channel, its thought included."""
-        read, thought = self.channel.parse(turn.response), split_thought(turn.response, self.tool.tags)[0]
-        # a thought in the usual tags may not be a thought in this channel's style
-        if turn.action is None or (read.action is not None and (read.thought is not None or thought is None)):
-            return turn.response
-        try:
-            return self.channel.format(turn.action, thought or None)
-        except TurngymError:
-            # an action that this channel cannot express stays as it was written
-            return turn.response
+        return said_in(self.channel, self.tool, turn)
 
     def _instructed(self, system: str) -> str:
         """The recorded system message with this channel's instructions in place of another channel's."""

@@ -33,6 +33,7 @@ OF_MODELS: dict[str, Any] = {
     "max_new_tokens": 7,
     "max_context": 300,
     "dtype": "bfloat16",
+    "examples": __file__,
 }
 """Settings of a model that plays in this process, each with another value: another evaluation."""
 OF_OTHERS: dict[str, tuple[str, Any]] = {"agent": ("random", "random"), "noise": ("expert", 0.5)}
@@ -51,6 +52,7 @@ NO_IDENTITY = {
     "key_env": "who pays",
     "request_deadline": "how long it is waited for",
     "request_retries": "how often it is asked again",
+    "examples_as": "nothing without examples; with them it is part of theirs (test_examples)",
     "token_ids": "what comes back beside the answer",
     "price_in": "what it costs",
     "price_cached": "what it costs",

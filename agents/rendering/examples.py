@@ -1,0 +1,82 @@
+"""Examples in the prompt (few-shots): episodes of a trace or a text, in front of the task.
+
+As turns, each episode of a trace stands in the prompt as earlier messages: observation, response, observation, ... As
+text, it stands at the end of the system message, and so does the content of a text file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from turngym.agents.rendering.conversation import Example
+from turngym.agents.rendering.renderer import said_in
+from turngym.envs.channels import Channel
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.task import Task, ToolSpec, content_hash
+from turngym.envs.core.trace import read_episodes
+
+ExamplesForm = Literal["auto", "text", "turns"]
+TRACE = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """What a prompt shows in front of the task: a text in the system message, or episodes as messages."""
+
+    text: str = ""
+    episodes: tuple[Example, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    """The tasks of the examples, where they are known."""
+
+    @property
+    def identity(self) -> str | None:
+        """A name and a hash of the content, for the record of a result; None without examples."""
+        if not self.text and not self.episodes:
+            return None
+        form = f"{len(self.episodes)} as turns" if self.episodes else "text"
+        content = {"text": self.text, "episodes": [[*episode.turns, episode.final] for episode in self.episodes]}
+        return f"{form}, {content_hash(content)[:16]}"
+
+    def in_system(self, system: str) -> str:
+        """The system message with the text of the examples."""
+        return f"{system}\n\n{self.text}".strip() if self.text else system
+
+
+def read_examples(path: str | Path, form: ExamplesForm, env_id: str, channel: Channel, tool: ToolSpec) -> Examples:
+    """The examples in a trace (`*.jsonl`; its successful episodes, in order) or in a text file.
+
+    Responses are rewritten for `channel` where it does not read them. `auto` shows a trace as turns and a text as text.
+
+    Raises AgentError for a file that cannot be read or holds no example, and for episodes of another environment.
+    """
+    path = Path(path).expanduser()
+    if path.suffix != TRACE:
+        if form == "turns":
+            raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}) can be shown as turns")
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AgentError(f"--examples {path} cannot be read: {error}") from error
+        if not text:
+            raise AgentError(f"--examples {path} is empty")
+        return Examples(text=text)
+    episodes = read_episodes(path)
+    if others := sorted({episode.task.env_id for episode in episodes} - {env_id}):
+        raise AgentError(f"--examples {path} has episodes of {', '.join(others)}; the agent plays {env_id}")
+    tasks = tuple(episode.task for episode in episodes if episode.success)
+    shown = tuple(_example(episode, channel, tool) for episode in episodes if episode.success)
+    if not shown:
+        raise AgentError(f"--examples {path}: none of its {len(episodes)} episodes succeeded")
+    if form != "text":
+        return Examples(episodes=shown, tasks=tasks)
+    return Examples(tasks=tasks, text="\n\n".join(f"Example {n}:\n{one.text}" for n, one in enumerate(shown, start=1)))
+
+
+def _example(episode: Episode, channel: Channel, tool: ToolSpec) -> Example:
+    valid = [turn for turn in episode.turns if turn.verdict.valid]
+    turns: Sequence[tuple[str, str]] = [(turn.observation, said_in(channel, tool, turn)) for turn in valid]
+    return Example(turns=tuple(turns), final=episode.final_observation)
