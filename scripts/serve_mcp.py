@@ -19,7 +19,9 @@ import tyro
 
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.agents.serving import AsgiServer, JsonBodies
+from turngym.agents.client_keys import ClientKeys
+from turngym.agents.serving import AsgiServer, JsonBodies, KeyedClients
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.scripts.options import Listen
 
@@ -41,6 +43,11 @@ class ServeMcp:
     listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=8020))
     clients: int = 64
     """Most episodes that are open at a time."""
+    idle: float = 900.0
+    """http: seconds without a call after which an episode ends."""
+    client_keys: Path | None = None
+    """http: file with a line for each client, its name and its key. Episodes are then its own, and it may have an equal
+    part of --clients open. Without it all clients are one, and an episode is known by its name alone."""
     limit: int | None = None
     """Only the first so many tasks of the panel."""
     seed: int = 0
@@ -54,16 +61,19 @@ class ServeMcp:
 def main(argv: Sequence[str]) -> int:
     config = tyro.cli(ServeMcp, args=list(argv), prog="turngym serve mcp", description=__doc__)
     need("mcp.server.mcpserver", "turngym serve mcp (mcp 2)", "mcp")
-    episodes = open_episodes(config)
+    keys = ClientKeys.of(None, config.client_keys)
+    episodes = open_episodes(config, keys)
     try:
-        serve(config, server(episodes))
+        serve(config, server(episodes), keys)
     finally:
         episodes.close()
     return 0
 
 
-def open_episodes(config: ServeMcp) -> Episodes:
-    """The episodes of the chosen panel."""
+def open_episodes(config: ServeMcp, keys: ClientKeys) -> Episodes:
+    """The episodes of the chosen panel. Raises TurngymError for limits that leave nothing."""
+    if config.clients < 1 or not config.idle > 0:
+        raise TurngymError(f"--clients is {config.clients}, --idle {config.idle:g}; both must be more than 0")
     sessions = PanelSessions.of(
         config.panel,
         channel="tool",
@@ -73,16 +83,23 @@ def open_episodes(config: ServeMcp) -> Episodes:
         data=config.data,
         trace=config.out / "trace.jsonl",
     )
-    return Episodes(sessions, agent=config.agent, named=config.transport == "http", most=config.clients)
+    return Episodes(
+        sessions,
+        agent=config.agent,
+        named=config.transport == "http",
+        most=config.clients,
+        share=keys.share(config.clients),
+        idle=config.idle,
+    )
 
 
-def serve(config: ServeMcp, application: Any) -> None:
+def serve(config: ServeMcp, application: Any, keys: ClientKeys) -> None:
     """Answer clients until the last one leaves (stdio) or Ctrl-C (HTTP)."""
     if config.transport == "http":
         # its own check of Host knows no further names; ours stands in front of it
         checked = "0.0.0.0" if config.listen.hosts else config.listen.host
         app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
-        web = AsgiServer(app, extra="mcp", **asdict(config.listen))
+        web = AsgiServer(KeyedClients(app, keys), extra="mcp", **asdict(config.listen))
         web.stop_on_signals()
         print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
         web.run()

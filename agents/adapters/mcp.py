@@ -1,25 +1,32 @@
 """A panel as an MCP server (tried with mcp 2.0.0): `begin` opens an episode, the environment's action is another tool.
 
 Over stdio a process is one episode. Since protocol 2026-07-28 HTTP has no sessions, so there `begin` names the episode,
-and every action says which one it belongs to. What is judged stays here: the client reads observations.
+and every action says which one it belongs to. The name cannot be guessed, and is good for the client that got it. What
+is judged stays here: the client reads observations.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import count
 from typing import Any
 
 from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed, with_call
 from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.agents.serving import CLIENT
 from turngym.envs.channels import tagged
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 
 BEGIN = "begin"
+GRACE = 60.0
+"""Seconds after its last call for which an episode keeps its place although another client needs one."""
 
 
 class CallError(TurngymError):
@@ -27,8 +34,21 @@ class CallError(TurngymError):
 
 
 @dataclass(slots=True)
+class Playing:
+    """An open episode, whose it is, and when it was last used."""
+
+    session: EpisodeSession
+    client: str
+    used: float
+
+
+@dataclass(slots=True)
 class Episodes:
-    """The episodes that clients of one server play, by name."""
+    """The episodes that clients of one server play, by name.
+
+    One that nobody has used for `idle` seconds ends. Where no more may be open, the one that was used longest ago makes
+    room, if that is a minute ago.
+    """
 
     sessions: PanelSessions
     """With the channel `tool`: what a client calls is judged as the call of a model is."""
@@ -38,10 +58,18 @@ class Episodes:
     """Several at a time, each with a name; False: one, which has none."""
     most: int = 64
     """Most that are open at a time."""
-    _open: dict[str, EpisodeSession] = field(default_factory=dict)
-    _over: set[str] = field(default_factory=set)
-    _numbers: count[int] = field(default_factory=lambda: count(1))
+    share: int | None = None
+    """Most of them that one client may have open; None: all."""
+    idle: float = 900.0
+    """Seconds without a call after which an episode ends."""
+    clock: Callable[[], float] = time.monotonic
+    _open: dict[str, Playing] = field(default_factory=dict)
+    _over: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
+    """The names of the last episodes that ended, so that a late call is told so."""
+    _begun: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _begin_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while an episode is opened, which may take seconds in which the others are played."""
 
     @property
     def tool(self) -> ToolSpec:
@@ -63,54 +91,89 @@ class Episodes:
             for name, said, properties in found
         ]
 
-    def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Play one call; the text for the client. Raises CallError, SessionFailed."""
+    def call(self, name: str, arguments: dict[str, Any], client: str = "") -> str:
+        """Play one call of `client`; the text for it. Raises CallError, SessionFailed."""
         known = {tool: schema for tool, _, schema in self.schemas()}
         if name not in known:
             raise CallError(f"there is no tool {name!r}; tools are: {', '.join(known)}")
+        self._end_idle()
         if name == BEGIN:
-            return self._begin()
+            return self._begin(client)
         episode = str(arguments.get("episode", "")) if self.named else ""
         with self._lock:  # two calls at a time would step one environment twice: the second finds no episode
-            session = self._open.pop(episode, None)
-        if session is None:
+            playing = self._open.get(episode)
+            if playing is not None and playing.client == client:
+                del self._open[episode]
+            else:
+                playing = None
+        if playing is None:
             state = "is over" if episode in self._over else "is not open"
             raise CallError(
                 f"episode {episode!r} {state}" if self.named else f"the episode {state}; call {BEGIN} first"
             )
-        return self._step(episode, session, name, arguments)
+        return self._step(episode, playing, name, arguments)
 
     def close(self) -> None:
-        """End what is open: an episode that was given up counts as it stands, one that nobody acted in does not."""
+        """End what is open."""
         while self._open:
-            _, session = self._open.popitem()
-            if session.turns:
-                session.end(Status.TRUNCATED_DEPTH, "the client left")
-                self.sessions.keep(session, self.agent)
-            session.close()
+            self._give_up(*self._open.popitem(), "the client left")
         self.sessions.write_results()
 
-    def _begin(self) -> str:
+    def _give_up(self, episode: str, playing: Playing, why: str) -> None:
+        """An episode that was given up counts as it stands, one that nobody acted in does not."""
+        self._over.append(episode)
+        if playing.session.turns:
+            playing.session.end(Status.TRUNCATED_DEPTH, why)
+            self.sessions.keep(playing.session, self.agent)
+        playing.session.close()
+
+    def _end_idle(self) -> None:
         with self._lock:
-            if not self.named and (self._open or self._over):
+            late = self.clock() - self.idle
+            names = [name for name, playing in self._open.items() if playing.used < late] if self.named else []
+            gone = [(name, self._open.pop(name)) for name in names]
+        for name, playing in gone:
+            self._give_up(name, playing, f"the client was silent for {self.idle:g} s")
+        if gone:
+            self.sessions.write_results()
+
+    def _make_room(self, client: str) -> None:
+        """Raises CallError where as many are open as may be, and all of them in use."""
+        with self._lock:
+            own = [name for name, playing in self._open.items() if playing.client == client]
+            full = self.share is not None and len(own) >= self.share
+            among = own if full else list(self._open)
+            if not full and len(among) < self.most:
+                return
+            oldest = min(among, key=lambda name: self._open[name].used)
+            if self._open[oldest].used > self.clock() - GRACE:
+                raise CallError(f"{len(among)} episodes are open: finish one first, or ask again in a minute")
+            playing = self._open.pop(oldest)
+        self._give_up(oldest, playing, "another episode needed its place")
+
+    def _begin(self, client: str) -> str:
+        with self._begin_lock:
+            if not self.named and self._begun:
                 raise CallError("this process plays one episode, and it has begun: start another process")
-            if len(self._open) >= self.most:
-                raise CallError(f"{self.most} episodes are open: finish one first")
-            episode = f"e{next(self._numbers)}" if self.named else ""
+            self._make_room(client)
+            episode = secrets.token_hex(8) if self.named else ""
             session = self.sessions.open(*self.sessions.next_episode())
-            self._open[episode] = session
+            self._begun = True
+            self._open[episode] = Playing(session, client, self.clock())
         spoken = [f"Where it says to write <{tag}>...</{tag}>, call the tool {tag}." for tag in self.tool.tags[1:]]
         text = "\n\n".join([*(message["content"] for message in session.messages), *spoken])
         return f"episode: {episode}\n\n{text}" if self.named else text
 
-    def _step(self, episode: str, session: EpisodeSession, name: str, arguments: dict[str, Any]) -> str:
+    def _step(self, episode: str, playing: Playing, name: str, arguments: dict[str, Any]) -> str:
+        session = playing.session
         given = {key: value for key, value in arguments.items() if key != "episode"}
         is_tag = name in self.tool.tags[1:]
         stepped = session.step_text(tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given))
         if not session.done:
-            self._open[episode] = session
+            playing.used = self.clock()
+            self._open[episode] = playing
             return stepped.observation
-        self._over.add(episode)
+        self._over.append(episode)
         try:
             row = self.sessions.keep(session, self.agent)
         except SessionFailed as error:
@@ -133,8 +196,11 @@ def server(episodes: Episodes) -> Any:
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(context: Any, params: Any) -> Any:
+        # over stdio there is no request, and one client
+        request = getattr(context, "request", None)
+        client = "" if request is None else request.scope.get(CLIENT, "")
         try:
-            text, failed = await run_sync(episodes.call, params.name, params.arguments or {}), False
+            text, failed = await run_sync(episodes.call, params.name, params.arguments or {}, client), False
         except TurngymError as error:
             text, failed = str(error), True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)

@@ -16,7 +16,9 @@ import pytest
 
 from turngym.agents.adapters.mcp import CallError, Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
+from turngym.agents.client_keys import ClientKeys
 from turngym.agents.evaluation.compare import rescore
+from turngym.agents.serving import AsgiServer, JsonBodies, KeyedClients
 from turngym.envs.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
@@ -26,6 +28,11 @@ def open_episodes(folder: Path, panel: str = PANEL, **options: Any) -> Episodes:
     settings = {key: options.pop(key) for key in ("limit", "max_turns") if key in options}
     sessions = PanelSessions.of(panel, channel="tool", trace=folder / "trace.jsonl", **settings)
     return Episodes(sessions, **options)
+
+
+def begin(episodes: Episodes, client: str = "") -> str:
+    """The name of a new episode."""
+    return episodes.call("begin", {}, client).splitlines()[0].removeprefix("episode: ")
 
 
 def text_of(result: Any) -> str:
@@ -106,24 +113,24 @@ def test_clients_over_http_play_their_own_episodes(url: str, tmp_path: Path) -> 
     import anyio
     from mcp.client import Client
 
-    async def both() -> list[list[str]]:
+    async def both() -> tuple[list[str], list[str]]:
         async with Client(url) as one, Client(url, mode="legacy") as other:
-            return [*[await play(client, []) for client in (one, other)], await turns(one, other)]
+            begun = [(await play(client, []))[0] for client in (one, other)]
+            names = [text.splitlines()[0].removeprefix("episode: ") for text in begun]
+            return names, await turns((one, names[0]), (other, names[1]))
 
     async def turns(*clients: Any) -> list[str]:
         told = []
         for _ in range(3):
-            for number, client in enumerate(clients, start=1):
-                call = {"episode": f"e{number}", "action": "look"}
-                told.append(text_of(await client.call_tool("alfworld_step", call)))
-        late = await clients[0].call_tool("alfworld_step", {"episode": "e1", "action": "look"})
+            for client, name in clients:
+                told.append(text_of(await client.call_tool("alfworld_step", {"episode": name, "action": "look"})))
+        client, name = clients[0]
+        late = await client.call_tool("alfworld_step", {"episode": name, "action": "look"})
         assert late.is_error
         return [*told, text_of(late)]
 
-    (first,), (second,), told = anyio.run(both)
-    assert first.splitlines()[0] == "episode: e1"
-    assert second.splitlines()[0] == "episode: e2"
-    assert told[4:] == [told[4], told[5], "episode 'e1' is over"]
+    names, told = anyio.run(both)
+    assert told[4:] == [told[4], told[5], f"episode {names[0]!r} is over"]
     assert "The episode is over (truncated_turns)." in told[4]
     episodes, _ = read_trace(tmp_path / "trace.jsonl")
     panel = open_episodes(tmp_path).sessions.tasks
@@ -137,8 +144,7 @@ def test_what_is_played_next(tmp_path: Path) -> None:
     for _ in range(2):
         episodes = open_episodes(tmp_path, limit=2, max_turns=1)
         for _ in range(2):
-            name = episodes.call("begin", {}).splitlines()[0].removeprefix("episode: ")
-            episodes.call("alfworld_step", {"episode": name, "action": "look"})
+            episodes.call("alfworld_step", {"episode": begin(episodes), "action": "look"})
         episodes.close()
         asked = [(e.task.task_id, e.sample) for e in read_trace(tmp_path / "trace.jsonl")[0]]
     tasks = [task.task_id for task in episodes.sessions.tasks]
@@ -165,9 +171,8 @@ def test_calls_are_judged_and_wrong_ones_are_told(tmp_path: Path) -> None:
 
 def test_who_leaves_has_not_succeeded(tmp_path: Path) -> None:
     episodes = open_episodes(tmp_path, limit=2)
-    episodes.call("begin", {})
-    episodes.call("begin", {})
-    episodes.call("alfworld_step", {"episode": "e2", "action": "look"})
+    begin(episodes)
+    episodes.call("alfworld_step", {"episode": begin(episodes), "action": "look"})
     episodes.close()
     (episode,) = read_trace(tmp_path / "trace.jsonl")[0]
     assert (episode.status.value, episode.success, episode.meta["error"]) == (
@@ -178,11 +183,82 @@ def test_who_leaves_has_not_succeeded(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results.json").read_text())["scores"]["overall"]["avg"]["mean"] == 0.0
 
 
-def test_only_so_many_are_open(tmp_path: Path) -> None:
-    episodes = open_episodes(tmp_path, most=1)
-    episodes.call("begin", {})
-    with pytest.raises(CallError, match="1 episodes are open"):
-        episodes.call("begin", {})
+LOOK = {"action": "look"}
+
+
+def test_names_of_episodes_cannot_be_guessed_and_are_their_clients_own(tmp_path: Path) -> None:
+    episodes = open_episodes(tmp_path)
+    names = [begin(episodes, "ann") for _ in range(3)]
+    # 64 random bits: no two share more than by chance
+    assert all(len(name) == 16 for name in names)
+    assert len({name[:8] for name in names}) == 3
+    with pytest.raises(CallError, match="is not open"):
+        episodes.call("alfworld_step", {"episode": names[0], **LOOK}, "bob")
+    assert episodes.call("alfworld_step", {"episode": names[0], **LOOK}, "ann")
+    episodes.close()
+    (played,) = read_trace(tmp_path / "trace.jsonl")[0]
+    assert played.depth == 1
+
+
+def test_idle_episodes_end_and_lock_nobody_out(tmp_path: Path) -> None:
+    now = [0.0]
+    episodes = open_episodes(tmp_path, most=2, idle=900.0, clock=lambda: now[0])
+    first = begin(episodes)
+    episodes.call("alfworld_step", {"episode": first, **LOOK})
+    begin(episodes)
+    with pytest.raises(CallError, match="2 episodes are open: finish one first, or ask again in a minute"):
+        begin(episodes)
+    now[0] = 50.0
+    episodes.call("alfworld_step", {"episode": first, **LOOK})
+    now[0] = 70.0
+    third = begin(episodes)  # in the place of the second, which was used longest ago
+    now[0] = 960.0
+    assert episodes.call("alfworld_step", {"episode": third, **LOOK})
+    with pytest.raises(CallError, match="is over"):
+        episodes.call("alfworld_step", {"episode": first, **LOOK})
+    (played,) = read_trace(tmp_path / "trace.jsonl")[0]
+    assert (played.depth, played.meta["error"]) == (2, "the client was silent for 900 s")
+    episodes.close()
+
+
+def test_a_client_has_its_share_of_the_episodes(tmp_path: Path) -> None:
+    now = [0.0]
+    episodes = open_episodes(tmp_path, most=4, share=2, clock=lambda: now[0])
+    taken = [begin(episodes, "ann") for _ in range(2)]
+    with pytest.raises(CallError, match="2 episodes are open"):
+        begin(episodes, "ann")
+    others = begin(episodes, "bob")
+    now[0] = 61.0
+    begin(episodes, "ann")  # in the place of one of her own
+    with pytest.raises(CallError, match="is over"):
+        episodes.call("alfworld_step", {"episode": taken[0], **LOOK}, "ann")
+    assert episodes.call("alfworld_step", {"episode": others, **LOOK}, "bob")
+    episodes.close()
+
+
+def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("mcp.server.mcpserver", reason="needs the extra turngym[mcp]")
+    import httpx
+
+    keys = ClientKeys({"ann": "a" * 16, "bob": "b" * 16})
+    episodes = open_episodes(tmp_path, limit=1)
+    app = server(episodes).streamable_http_app(stateless_http=True, json_response=True)
+    web = AsgiServer(KeyedClients(JsonBodies(app), keys), extra="mcp")
+    thread = threading.Thread(target=web.run, daemon=True)
+    thread.start()
+
+    def call(client: str, name: str, **arguments: Any) -> Any:
+        headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {keys.keys[client]}"}
+        params = {"name": name, "arguments": arguments}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        return httpx.post(f"{web.url}/mcp", json=body, headers=headers, timeout=60).json()["result"]
+
+    name = call("ann", "begin")["content"][0]["text"].splitlines()[0].removeprefix("episode: ")
+    assert call("bob", "alfworld_step", episode=name, action="look")["isError"]
+    assert not call("ann", "alfworld_step", episode=name, action="look")["isError"]
+    assert httpx.post(f"{web.url}/mcp", json={}).status_code == 401
+    web.stop()
+    thread.join(20)
     episodes.close()
 
 
@@ -202,7 +278,7 @@ def test_expert_actions_win(tmp_path: Path, played: SimpleNamespace, assert_same
     """The recorded actions through calls: the same ends, scores and verdicts."""
     episodes = open_episodes(tmp_path, limit=6, max_turns=12)
     for episode in played.result.episodes:
-        name = episodes.call("begin", {}).splitlines()[0].removeprefix("episode: ")
+        name = begin(episodes)
         for turn in episode.turns:
             episodes.call("alfworld_step", {"episode": name, "action": turn.action})
     assert rescore(tmp_path).scores == played.result.scores
