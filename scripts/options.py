@@ -217,7 +217,8 @@ def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
     argv += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
     argv += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
-    return [*argv, "--eval-every", "10", "--eval-samples", "1"]
+    argv += ["--rollout-dtype", world.dtype] if world.dtype != "float32" else []
+    return [*argv, "--eval-every", str(recipe.eval_every), "--eval-samples", "1", *recipe.options]
 
 
 def sft_argv(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:

@@ -30,7 +30,8 @@ class Quickstart:
     """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"
-    """Embedded world: alfworld, alfworld-loops, webshop, search or search-loops."""
+    """Embedded world: alfworld, alfworld-loops, webshop, search or search-loops; or alfworld-smollm2, the household of
+    a real language model, which takes most of an hour."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
     steps: int | None = None
@@ -43,10 +44,10 @@ class Quickstart:
     """Tasks of the evaluations, never trained on, if not the world's."""
     split: str | None = None
     """Split to train on, if not the world's; `train` takes the real games of $ALFWORLD_DATA."""
-    samples: int = 4
-    """Episodes per task of the evaluations before and after."""
+    samples: int | None = None
+    """Episodes per task of the evaluations before and after, if not the world's (4)."""
     limit: int | None = None
-    """Evaluate on the first so many tasks only."""
+    """Evaluate on the first so many tasks only, if not the world's (all)."""
     methods: tuple[str, ...] = ("opd", "turnopd")
     """Algorithms to compare."""
     seed: int = 0
@@ -65,6 +66,8 @@ class Plan:
     teacher: Path
     panel: str
     split: str
+    samples: int
+    limit: int | None
 
     @classmethod
     def of(cls, options: Quickstart) -> Plan:
@@ -79,6 +82,8 @@ class Plan:
             teacher=options.teacher or world.checkpoint("teacher"),
             panel=options.panel or world.panel,
             split=options.split or world.split,
+            samples=options.samples or world.distill.samples,
+            limit=options.limit or world.distill.tasks,
         )
 
     def jobs(self) -> list[Job]:
@@ -103,10 +108,11 @@ class Plan:
         return Job(name=method, folder=self.out / method, words=tuple(words), steps=self.steps)
 
     def _evaluation(self, name: str, model: Path, folder: Path, needs: Job | None = None) -> Job:
-        words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.options.samples)]
-        words += ["--limit", str(self.options.limit)] if self.options.limit else []
+        words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
+        words += ["--dtype", self.world.dtype] if self.world.dtype != "float32" else []
+        words += ["--limit", str(self.limit)] if self.limit else []
         words += ["--seed", str(self.options.seed)]
-        episodes = len(load_panel(self.panel).tasks[: self.options.limit]) * self.options.samples
+        episodes = len(load_panel(self.panel).tasks[: self.limit]) * self.samples
         return Job(name=name, folder=folder, verb="eval", words=tuple(words), steps=episodes, needs=needs)
 
 
@@ -152,7 +158,7 @@ def _verdict(plan: Plan) -> str:
         return 100 * score(run.episodes).overall.avg.mean, max((point.seconds for point in run.points), default=0.0)
 
     start, teacher = (result(plan.out / "eval" / name)[0] for name in ("student", "teacher"))
-    lines = [f"Avg@{plan.options.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
+    lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
     for method in plan.options.methods:
         end, seconds = result(plan.out / method)
         share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""

@@ -1,9 +1,12 @@
-"""The five embedded worlds: generated household, shop and search, the first and the last also with loops."""
+"""The five embedded worlds: generated household, shop and search, the first and the last also with loops. And the
+household of a real language model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.worlds import DistillRecipe, EmbeddedWorld, TinyRecipe, loop_recipes
@@ -112,3 +115,25 @@ WORLDS: Mapping[str, EmbeddedWorld] = {
     world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SEARCH, SEARCH_LOOPS)
 }
 """The embedded worlds by their name on the command line."""
+
+HOUSEHOLD_SMOLLM2 = replace(
+    HOUSEHOLD,
+    name="alfworld-smollm2",
+    chat=ChatSettings(),
+    phrases=tuple,
+    recipes={},
+    dtype="bfloat16",
+    base=Path("models/smollm2"),
+    distill=DistillRecipe(
+        steps=12,
+        episodes=8,
+        lr=5e-4,
+        warmup=2,
+        eval_every=0,
+        samples=2,
+        tasks=24,
+        options=("--lora.rank", "16", "--autocast", "bfloat16", "--teacher-dtype", "bfloat16"),
+    ),
+)
+REAL_WORLDS: Mapping[str, EmbeddedWorld] = {HOUSEHOLD_SMOLLM2.name: HOUSEHOLD_SMOLLM2}
+"""Worlds of models that do not come along, by name: their adapters do (docs/real_model.md)."""

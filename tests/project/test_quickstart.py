@@ -52,7 +52,7 @@ def test_methods_train_first_and_models_are_evaluated_when_they_are_there(tmp_pa
 def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
     assert main.main(["quickstart", *out, "--student", str(tmp_path / "none")]) == 2
-    assert "none holds no model" in capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
     assert main.main(["quickstart", *out, "--panel", "alfworld-quickstar"]) == 2
     assert "alfworld-quickstart" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -81,3 +81,17 @@ def test_the_panel_is_played_as_the_student_trains(name: str) -> None:
 def test_an_unknown_world_is_named() -> None:
     with pytest.raises(TurngymError, match="the embedded worlds are alfworld"):
         load_world("alfword")
+
+
+def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["quickstart", "--env", "alfworld-smollm2"]) == 2
+    assert "python3 scripts/bootstrap.py smollm2" in capsys.readouterr().err
+    (tmp_path / "models" / "smollm2").mkdir(parents=True)
+    jobs = Plan.of(Quickstart(env="alfworld-smollm2", out=tmp_path / "run", methods=("turnopd",))).jobs()
+    assert [job.steps for job in jobs] == [12, 48, 48, 48]
+    for words in ("--lora.rank 16", "--autocast bfloat16", "--rollout-dtype bfloat16", "--teacher-dtype bfloat16"):
+        assert words in jobs[0].command
+    assert "--samples 2 --dtype bfloat16 --limit 24" in jobs[1].command
