@@ -30,6 +30,7 @@ from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, has_c
 from turngym.envs.spaces import printable
 from turngym.scripts.options import run_verb
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, write_page
+from turngym.scripts.trace_picture import Picture, picture
 from turngym.scripts.trace_prompt import Prompts
 
 # `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
@@ -379,6 +380,7 @@ def main(argv: Sequence[str]) -> int:
         Filter: _filter,
         Parquet: _parquet,
         Html: _html,
+        Picture: picture,
         Verify: verify,
         View: view,
         Records: records,

@@ -1,0 +1,139 @@
+"""`turngym trace picture`: an episode as an animated SVG, as a page or a README shows it: no script, one file.
+
+Each turn has two frames: what the agent read, then also what it did. A reader who asked for less motion sees the last.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import tyro
+
+from turngym.agents.evaluation.packed import SUFFIX, read_result
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import iter_episodes
+from turngym.envs.spaces import printable
+
+STYLE = """\
+svg { color-scheme: light dark }
+.paper { fill: #f6f8fa; stroke: #d0d7de } text { white-space: pre; font: 13px ui-monospace, "DejaVu Sans Mono", monospace; fill: #1f2328 }
+.did { fill: #0550ae; font-weight: bold } .bad { fill: #b3261e } .soft { fill: #656d76 } .won { fill: #1a7f37 }
+@media (prefers-color-scheme: dark) {
+  .paper { fill: #161b22; stroke: #30363d } text { fill: #e6edf3 }
+  .did { fill: #79c0ff } .bad { fill: #f0857d } .soft { fill: #8d96a0 } .won { fill: #57c475 }
+}
+.frame { opacity: 0 } .frame:last-of-type { opacity: 1 }
+@media (prefers-reduced-motion: no-preference) { .frame { animation: shown SECONDSs step-end infinite } }
+@keyframes shown { 0% { opacity: 1 } SHARE% { opacity: 0 } 100% { opacity: 0 } }
+@keyframes last { 0% { opacity: 1 } LONGER% { opacity: 0 } 100% { opacity: 0 } }"""
+HOLD = 3
+"""For how many frames the last one stays."""
+GAP = 0.01
+"""Percent of the time by which a frame ends early: rounding could let two overlap."""
+LINE, CHARACTER, MARGIN = 18, 7.83, 16
+"""Height of a line, width of a character, space around the text; pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Write one episode as an animated SVG."""
+
+    file: tyro.conf.Positional[Path]
+    """A trace, or a packed result."""
+    out: Path
+    """The SVG file."""
+    task: str | None = None
+    """Task id; by default the first episode that was won."""
+    sample: int = 0
+    """--task: which of its episodes."""
+    seconds: float = 1.6
+    """How long a frame stays."""
+    rows: int = 18
+    """Lines of text that are seen at a time."""
+    width: int = 88
+    """Characters of a line."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 0.1), ("rows", 4), ("width", 20)):
+            if (value := getattr(self, name)) < least:
+                raise TurngymError(f"--{name} is {value}; valid: at least {least}")
+
+
+def picture(command: Picture) -> int:
+    episode = _chosen(command)
+    text = animated(episode, seconds=command.seconds, rows=command.rows, width=command.width)
+    command.out.parent.mkdir(parents=True, exist_ok=True)
+    command.out.write_text(text, encoding="utf-8")
+    won = "won" if episode.success else "lost"
+    print(f"{command.out}: {episode.task.task_id} sample {episode.sample}, {won} in {episode.depth} turns")
+    return 0
+
+
+def _chosen(command: Picture) -> Episode:
+    path = command.file
+    episodes = read_result(path).episodes if path.name.endswith(SUFFIX) else iter_episodes(path)
+    for episode in episodes:
+        if command.task is None and episode.success and episode.turns:
+            return episode
+        if command.task == episode.task.task_id and episode.sample == command.sample:
+            return episode
+    wanted = "episode that was won" if command.task is None else f"episode of {command.task!r}, sample {command.sample}"
+    raise TurngymError(f"{path} has no {wanted}; `turngym trace print` lists what it has")
+
+
+Line = tuple[str, str]
+"""A line of text and its class."""
+
+
+def frames(episode: Episode, width: int) -> list[list[Line]]:
+    """The lines on the screen, all of them, after each frame."""
+    shown: list[Line] = []
+    made = []
+    for turn in episode.turns:
+        shown = [*shown, *_wrapped(turn.observation, "read", width)]
+        made.append(shown)
+        said = turn.response if turn.action is None else turn.action
+        shown = [*shown, *_wrapped(f"> {said}", "did", width)]
+        if not turn.verdict.valid:
+            shown = [*shown, (f"  {turn.verdict.value}", "bad")]
+        made.append(shown)
+    end = f"{'won' if episode.success else 'lost'} after {episode.depth} turns"
+    made.append(
+        [*shown, *_wrapped(episode.final_observation, "read", width), (end, "won" if episode.success else "bad")]
+    )
+    return made
+
+
+def _wrapped(text: str, kind: str, width: int) -> list[Line]:
+    lines = [line for line in printable(text).splitlines() if line.strip()]
+    return [(part, kind) for line in lines for part in textwrap.wrap(line, width, subsequent_indent="  ")]
+
+
+def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
+    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves."""
+    shown = frames(episode, width)
+    count = len(shown) - 1 + HOLD
+    total = round(count * seconds, 3)
+    wide, high = round(width * CHARACTER + 2 * MARGIN), (rows + 1) * LINE + 2 * MARGIN
+    style = STYLE.replace("SECONDS", f"{total:g}").replace("SHARE", f"{100 / count - GAP:.4f}")
+    style = style.replace("LONGER", f"{100 * HOLD / count - GAP:.4f}")
+    title = f"An episode of {episode.task.env_id}, turn by turn: {episode.task.task_id}"
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}">']
+    parts.append(f"<title>{escape(title)}</title><style>{style}</style>")
+    parts.append(f'<rect class="paper" x="0.5" y="0.5" width="{wide - 1}" height="{high - 1}" rx="8"/>')
+    head = f"{episode.task.env_id}  {episode.meta.get('agent', '')}".rstrip()
+    parts.append(f'<text class="soft" x="{MARGIN}" y="{MARGIN + 10}">{escape(head)}</text>')
+    for place, lines in enumerate(shown):
+        # a negative delay starts the animation in its middle, so that no frame waits for the first round
+        look = f"animation-delay: {place * seconds - total:g}s"
+        look += "; animation-name: last" if place == len(shown) - 1 else ""
+        texts = [
+            f'<text class="{kind}" x="{MARGIN}" y="{MARGIN + 10 + LINE * number}">{escape(text)}</text>'
+            for number, (text, kind) in enumerate(lines[-rows:], 1)
+        ]
+        parts.append(f'<g class="frame" style="{look}">{"".join(texts)}</g>')
+    return "\n".join([*parts, "</svg>\n"])
