@@ -20,7 +20,8 @@ from turngym.envs.spaces import printable
 
 STYLE = """\
 svg { color-scheme: light dark }
-.paper { fill: #f6f8fa; stroke: #d0d7de } text { white-space: pre; font: 13px ui-monospace, "DejaVu Sans Mono", monospace; fill: #1f2328 }
+.paper { fill: #f6f8fa; stroke: #d0d7de }
+text { white-space: pre; font: 13px ui-monospace, "DejaVu Sans Mono", monospace; fill: #1f2328 }
 .did { fill: #0550ae; font-weight: bold } .bad { fill: #b3261e } .soft { fill: #656d76 } .won { fill: #1a7f37 }
 @media (prefers-color-scheme: dark) {
   .paper { fill: #161b22; stroke: #30363d } text { fill: #e6edf3 }
