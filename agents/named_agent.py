@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from turngym.agents.sglang.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError
+from turngym.envs.core.errors import nearest
 from turngym.envs.core.plugins import find, installed
 from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.task import content_hash
@@ -86,10 +88,25 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     elif name == "expert" or name in (env := probe()).players or name in installed(PLAYERS):
         shown = f"{name} (noise {options.noise:g})" if options.noise else name
         found = ExpertAgent(expert=named_player(name), noise=options.noise, name=shown)
+    elif hint := _meant(name):
+        raise AgentError(f"unknown agent {name!r}. {hint}")
     else:
         make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
         found = make(env, options)
     return found if isinstance(found, OpenedAgent) else OpenedAgent(agent=found, channel=channel, system=options.system)
+
+
+def _meant(name: str) -> str:
+    """What a name that nothing stands for was meant as; "" where it may be an agent of another package."""
+    path, (kind, colon, rest) = Path(name).expanduser(), name.partition(":")
+    near = nearest(kind, [known.partition(":")[0] for known in KINDS if ":" in known], cutoff=0.6)
+    if colon and near and find_spec(kind.partition(".")[0]) is None:
+        return f"Did you mean '{near[0]}:{rest}'?"
+    if path.suffix == ".jsonl":
+        return f"A trace is replayed as --agent replay:{name}."
+    if path.exists() or path.suffix == ".gguf" or (not colon and "/" in name):
+        return f"A model in a folder is named as --agent model:{name}."
+    return ""
 
 
 def as_opened(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
-from turngym.envs.core.errors import AgentError, did_you_mean
+from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
 from turngym.envs.core.settings import FLAT, SettingsError
 
 # Options of agents that have a name: which one plays, and how it speaks.
@@ -61,11 +62,7 @@ class AgentOptions:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> AgentOptions:
         """From keywords: those of `EndpointOptions` stand beside the others. Raises AgentError for an unknown one."""
-        known = [field.name for field in (*fields(cls), *fields(EndpointOptions)) if field.name != "endpoint"]
-        for name in settings:
-            if name not in known:
-                valid = ", ".join(known)
-                raise AgentError(f"{name!r} is no setting of an agent; valid: {valid}.{did_you_mean(name, known)}")
+        check_keywords(cls.__name__, cls, settings)
         inner = {field.name for field in fields(EndpointOptions)}
         endpoint = EndpointOptions(**{name: value for name, value in settings.items() if name in inner})
         return cls(**{name: value for name, value in settings.items() if name not in inner}, endpoint=endpoint)
@@ -92,6 +89,26 @@ class AgentSettings(EndpointSettings, total=False):
     device: str
     dtype: Literal["float32", "bfloat16", "float16"]
     threads: int
+
+
+def check_keywords(call: str, own: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raises AgentError for a keyword that is neither an argument of the function `own` nor a setting of an agent."""
+    known = [name for name in inspect.signature(own).parameters if name not in ("settings", "endpoint")]
+    known += [field.name for field in (*fields(AgentOptions), *fields(EndpointOptions)) if field.name not in known]
+    known.remove("endpoint")
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(name, known) or f" It takes {', '.join(known)}."
+            raise AgentError(f"{call}() has no argument {name!r}.{hint}")
+
+
+def check_call(own: Callable[..., Any], settings: Mapping[str, Any], *, temperature: Any, **counts: Any) -> None:
+    """Raises TurngymError for arguments that the function `own` cannot take; of the `counts` each may be None."""
+    check_keywords(own.__name__, own, settings)
+    finite("temperature", temperature)
+    for name, value in counts.items():
+        if value is not None:
+            checked_int(name, value, 0 if name == "seed" else 1)
 
 
 def settings_of(options: AgentOptions) -> AgentSettings:

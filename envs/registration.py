@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -62,6 +64,7 @@ def make_env(
     """
     found = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
+    _check_arguments(found, options)
     env = found(**found.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)
@@ -75,6 +78,24 @@ def make_env(
         show_admissible=show_admissible,
         reading=reading,
     )
+
+
+def _check_arguments(env_class: type[TextEnv], options: Mapping[str, Any]) -> None:
+    """Raises TurngymError for an argument that neither the class nor its guard takes."""
+    own = inspect.signature(make_env).parameters
+    known = {name for name in own if name not in ("env_class", "options")}
+    for base in env_class.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        known |= {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    names = sorted(known - {"self"})
+    for name in options:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise TurngymError(f"{env_class.env_id} takes no argument {name!r}.{hint} It takes: {', '.join(names)}")
 
 
 def make_vec(

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
-from turngym.envs.core.errors import TurngymError, is_disk_full
+from turngym.envs.core.errors import TurngymError, did_you_mean, is_disk_full
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -68,7 +68,9 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         print(usage(command, verbs))
         return 0 if argv else 2
     if argv[0] not in verbs:
-        print(f"{command}: unknown verb {argv[0]!r}\n\n{usage(command, verbs)}", file=sys.stderr)
+        hint = did_you_mean(argv[0], verbs)
+        more = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
+        print(f"{command}: unknown verb {argv[0]!r}.{more}", file=sys.stderr)
         return 2
     try:
         with _ending_at_once(f"{command} {argv[0]}: stopped\n"):

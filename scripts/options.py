@@ -26,8 +26,8 @@ import tyro
 from turngym.agents.options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Setting, from_table, read_toml
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.settings import Setting, from_table, read_toml, settings_of
 from turngym.envs.core.tables import table_text
 
 T = TypeVar("T")
@@ -56,11 +56,36 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
     if the file sets an unknown setting, or a setting to a value of the wrong type.
     """
     argv, files = pop_option(argv, CONFIG)
+    check_options(cls, argv, prog=prog)
     if not files:
         return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description))
     path = Path(files[-1])
     default = from_table(cls, read_toml(path), str(path), missing=tyro.MISSING)
     return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description), default=default)
+
+
+def check_options(
+    cls: type[Any],
+    words: Sequence[str],
+    *,
+    prog: str,
+    subject: str = "there is",
+    owner: Callable[[str], str] = lambda name: "",
+) -> None:
+    """Raises TurngymError for the first option that `cls` does not have, with what may have been meant.
+
+    `owner` says to whom an option belongs that belongs elsewhere; "" if it does not know.
+    """
+    known = {"--help"}
+    for setting in settings_of(cls):
+        option = flag(setting.key)
+        head, _, last = option.rpartition(".")
+        off = f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"
+        known |= {option, off} if setting.type is bool else {option}
+    for name in (name_of(word) for word in words if is_option(word)):
+        if name not in known:
+            hint = owner(name) or did_you_mean(name, sorted(known)) or f" `{prog} --help` lists them."
+            raise TurngymError(f"{subject} no option {name}.{hint}")
 
 
 def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, description: str) -> int:

@@ -18,10 +18,10 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
-from turngym.scripts.options import CONFIG, flag, is_option, name_of, pop_option, section, width
+from turngym.scripts.options import CONFIG, check_options, pop_option, section, width
 
 try:
     from turngym.scripts.options import list_presets
@@ -100,8 +100,14 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         print("\n".join(help_lines(name, __doc__ or "", whole="--help-all" in words)))
         raise SystemExit(0)
     name = name or DEFAULT
-    _check_names(name, words)
     cls = config_class(name)
+    foreign = foreign_tables(cls)
+
+    def owner(option: str) -> str:
+        table = option.removeprefix("--").partition(".")[0].replace("-", "_")
+        return f" {foreign[table]}" if "." in option and table in foreign else ""
+
+    check_options(cls, words, prog=f"turngym train {name}", subject=f"{name} has", owner=owner)
     if table:
         train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
     # tyro reads one flat class with a field for every group of settings
@@ -162,24 +168,6 @@ def _assembled(cls: type[Any], name: str, found: Mapping[tuple[str, ...], Any]) 
         inner = {path[1:]: value for path, value in found.items() if path[0] == top}
         values[top] = inner[()] if () in inner else _assembled(hints[top], name, inner)
     return cls(**values)
-
-
-def _check_names(algorithm: str, words: Sequence[str]) -> None:
-    """Raises TurngymError for the first option that the algorithm does not have, and says whose it is."""
-    cls = config_class(algorithm)
-    known: set[str] = set()
-    for setting in settings_of(cls):
-        option = flag(setting.key)
-        head, _, last = option.rpartition(".")
-        known |= {option, f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"}
-    foreign = foreign_tables(cls)
-    for word in filter(is_option, words):
-        name = name_of(word)
-        if name in known:
-            continue
-        table = name.removeprefix("--").partition(".")[0].replace("-", "_")
-        hint = f" {foreign[table]}" if "." in name and table in foreign else did_you_mean(name, sorted(known))
-        raise TurngymError(f"{algorithm} has no option {name}.{hint}")
 
 
 def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[str]:

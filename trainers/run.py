@@ -329,7 +329,7 @@ def _identity(
 def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None:
     """Raises TurngymError where the algorithm called `name` distills from a teacher and the run has none."""
     if algorithm.needs_teacher and not has_teacher:
-        raise TurngymError(f"--algorithm {name} distills from a teacher: name its folder with --teacher")
+        raise TurngymError(f"{name} distills from a teacher: name its folder with --teacher (in Python teacher=...)")
 
 
 def open_teacher(

@@ -277,7 +277,11 @@ class Address:
 
     def hide(self, text: str) -> str:
         """`text` without the key, which servers may repeat in their errors."""
-        return text.replace(self.key, "***") if self.key else text
+        if not self.key:
+            return text
+        # a short key ("test") may be part of ordinary words, and is hidden where it stands alone
+        alone = r"(?<![\w-])" if len(self.key) < 16 else ""
+        return re.sub(f"{alone}{re.escape(self.key)}{alone.replace('<', '')}", "***", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +417,12 @@ class EndpointClient:
         if not self.advise:
             return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}")
         help_text = advice(failed, model=self.model, key_env=self.address.key_env, tools=self.tools)
+        if self.worked and not failed.reached:
+            help_text = (
+                "It answered before, so it has stopped or is restarting; most often it ran out of memory with many "
+                "long prompts at a time, which its own log says. Start it again, and repeat the command with fewer "
+                "--slots: with --out (rollout: --append, too) only the episodes that have not ended are played"
+            )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
         return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}. {help_text}".rstrip(" ."))

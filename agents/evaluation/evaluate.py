@@ -17,7 +17,7 @@ from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.named_agent import OpenedAgent, as_opened
-from turngym.agents.options import AgentOptions, AgentSettings
+from turngym.agents.options import AgentOptions, AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs, rollout
@@ -85,6 +85,7 @@ def evaluate(
         TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder that holds another
             evaluation, or one that another process is writing to.
     """
+    check_call(evaluate, settings, temperature=temperature, samples=samples, slots=slots, limit=limit, seed=seed)
     with locked_folder(out):
         named = panel.full_name if isinstance(panel, Panel) else str(panel)
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))

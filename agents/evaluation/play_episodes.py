@@ -17,7 +17,7 @@ from turngym.agents.evaluation.scores import behavior_table, score, success_tabl
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.options import AgentSettings
+from turngym.agents.options import AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job
@@ -119,6 +119,9 @@ def play_episodes(
 
     Raises TurngymError for an unknown environment, task or agent, or a trace that exists or is being written to.
     """
+    check_call(play_episodes, settings, temperature=temperature, samples=samples, slots=slots, depth=depth, seed=seed)
+    if isinstance(tasks, bool | float):
+        raise TurngymError(f"tasks is {tasks!r}; it must be a whole number, or a list of task ids")
     out, given = None if out is None else Path(out), dict(env_kwargs or {})
     with locked_file(out):
         done = _recorded(out, append)

@@ -1,7 +1,8 @@
 """The errors that turngym raises on purpose, and the helpers that make their texts useful.
 
 A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int`, `finite` and
-`checked_choice` check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid values.
+`checked_choice` check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid
+values, also where another library calls them otherwise.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from heapq import nlargest
@@ -157,7 +158,38 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
     return [text for _, _, text in best]
 
 
+FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("learning_rate",), ("lr",)),
+    **dict.fromkeys(("group_size", "num_generations", "rollouts_per_prompt", "num_samples"), ("n", "samples")),
+    **dict.fromkeys(("batch_size", "train_batch_size", "rollout_batch_size"), ("episodes", "slots")),
+    **dict.fromkeys(("per_device_train_batch_size", "mini_batch_size", "micro_batch_size"), ("micro_tokens",)),
+    **dict.fromkeys(("beta", "kl_beta", "kl_coefficient", "init_kl_coef"), ("kl_coef",)),
+    **dict.fromkeys(("max_steps", "total_steps", "num_steps", "num_train_steps"), ("steps",)),
+    **dict.fromkeys(("model", "model_name_or_path", "base_model", "policy"), ("student", "agent")),
+    **dict.fromkeys(("output_dir", "output", "save_dir"), ("out",)),
+    **dict.fromkeys(("max_tokens", "max_response_length", "max_completion_length"), ("max_new_tokens",)),
+    **dict.fromkeys(("max_length", "max_model_len", "max_seq_length", "context_length"), ("max_context",)),
+    **dict.fromkeys(("warmup", "warmup_steps", "warmup_ratio"), ("lr_warmup",)),
+    **dict.fromkeys(("lora_r", "lora_rank"), ("lora.rank",)),
+    **dict.fromkeys(("horizon", "max_episode_steps", "turns"), ("max_turns",)),
+    **dict.fromkeys(("num_tasks", "num_episodes"), ("tasks", "limit")),
+    **dict.fromkeys(("api_base", "endpoint", "url"), ("base_url",)),
+}
+"""What other libraries call a setting -> our last names for it, in the order in which they are sought."""
+
+
+def known_as(query: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates that mean what `query` does: of the same last name (`--kl-coef`, `grpo.kl_coef`), or of a name
+    that `FIELD_NAMES` has for it."""
+    plain = {text: text.lstrip("-").replace("-", "_").casefold() for text in candidates}
+    asked = query.lstrip("-").replace("-", "_").casefold()
+    wanted = [asked, *FIELD_NAMES.get(asked, ())]
+    found = [text for name in wanted for text, own in plain.items() if name in (own, own.rpartition(".")[2])]
+    return list(dict.fromkeys(found))
+
+
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
     """The end of an error text: ` Did you mean 'a' or 'b'?`, or nothing if no candidate is near."""
-    near = nearest(query, candidates, n)
+    pool = list(candidates)
+    near = known_as(query, pool)[:n] or nearest(query, pool, n, cutoff=0.5)
     return " Did you mean " + " or ".join(repr(text) for text in near) + "?" if near else ""

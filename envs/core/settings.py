@@ -155,7 +155,9 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
     known = _names(cls)
     for key, value in table.items():
         if key not in known:
-            where_it_is = f" {hint[key]}" if key in hint else did_you_mean(str(key), known)
+            # settings of tables below are candidates, too: `lr` is optimizer.lr
+            names = dict.fromkeys((*known, *(setting.key for setting in settings_of(cls))))
+            where_it_is = f" {hint[key]}" if key in hint else did_you_mean(str(key), names)
             raise SettingsError(f"{where}: there is no setting {above}{key!s}.{where_it_is}")
         inner = _dataclass(known[key])
         if inner is not None and not isinstance(value, inner):

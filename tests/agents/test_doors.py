@@ -191,7 +191,7 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
         AgentError, match="noise, device: settings of agents that are named; an agent object has its own"
     ):
         as_opened(ExpertAgent(), {"noise": 0.5, "device": "cpu", "max_context": None, "channel": "text"}, lambda: env)
-    with pytest.raises(AgentError, match=r"'temprature' is no setting of an agent.*Did you mean 'temperature'"):
+    with pytest.raises(AgentError, match=r"has no argument 'temprature'\..*Did you mean 'temperature'"):
         as_opened("random", {"temprature": 1.0}, lambda: env)
 
 

@@ -119,7 +119,7 @@ def test_a_wrong_key_and_a_wrong_name(proxy: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TINY_KEY", "sesame")
     with pytest.raises(TurngymError, match=r"status 404: the model \"tini\" does not exist.*Did you mean 'tiny'\?$"):
         evaluate("alfworld-quickstart", "openai:tini", **asked(proxy))
-    with pytest.raises(TurngymError, match=r"'base_ur' is no setting of an agent.*Did you mean 'base_url'"):
+    with pytest.raises(TurngymError, match=r"has no argument 'base_ur'\..*Did you mean 'base_url'"):
         evaluate("alfworld-quickstart", "openai:tiny", base_ur="x")  # type: ignore[call-arg]
 
 
