@@ -229,7 +229,8 @@ class StudentRollouts:
         traces = self.config.play.traces
         if not traces:
             return None
-        episodes = [episode for path in traces for episode in read_episodes(path)]
+        size = int(self.run.learner.model.config.get_text_config().vocab_size)
+        episodes = [episode for path in traces for episode in read_episodes(path, size)]
         assert_disjoint([episode.task for episode in episodes], self._held_out)
         # what another agent said is text; this student's ids are made of it
         return text_writer(self._actor)(episodes)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
 from turngym.envs.channels import Channel, first_action
-from turngym.envs.core.episode import Episode
+from turngym.envs.core.episode import Episode, without_rounding, wrong_numbers
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
@@ -89,7 +89,7 @@ class Prices:
 
 def read_usage(reported: Any) -> Usage:
     """Read the `usage` field of one answer; it is `unreported` if there is no readable one."""
-    if not isinstance(reported, Mapping) or "prompt_tokens" not in reported:
+    if not isinstance(reported, Mapping) or not _count(reported.get("prompt_tokens")):
         return Usage(answers=1, unreported=1)
     return Usage(
         answers=1,
@@ -130,9 +130,14 @@ def _inside(reported: Mapping[str, Any], table: str, name: str) -> Any:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    """A number of tokens; 0 for what is none."""
+    return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
 
 
+MOST_TOKENS = 1 << 32
+"""A report of more tokens for one answer is none."""
+MOST_IDS = 1 << 24
+"""No vocabulary has as many ids. The endpoint's own is not known here; a trainer checks against the student's."""
 REASONING = ("reasoning_content", "reasoning")
 """Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 
@@ -239,19 +244,31 @@ def _ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> TokenIds | None:
     response = choice.get("token_ids")
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
-    assert isinstance(response, list)
     rows = choice.get("logprobs")
     rows = rows.get("content") if isinstance(rows, Mapping) else None
     known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-    usable = len(known) == len(response) and all(isinstance(value, int | float) for value in known)
+    logprobs = None
+    if len(known) == len(response) and all(type(value) in (int, float) for value in known):
+        logprobs = without_rounding(np.array([_float(value) for value in known], np.float32))
+    for name, ids, logp in (("prompt", prompt, None), ("answer", response, logprobs)):
+        if (problem := wrong_numbers(np.array(ids), logp, MOST_IDS)) is not None:
+            raise UnreadableAnswer(f"the ids of the {name}: {problem}")
     return TokenIds(
         prompt=np.asarray(prompt, np.int32),
         response=np.asarray(response, np.int32),
-        logprobs=np.asarray(known, np.float32) if usable else None,
+        logprobs=logprobs,
     )
 
 
-def _whole_numbers(value: Any) -> bool:
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    # JSON has integers of any length
+    except OverflowError:
+        return float("inf")
+
+
+def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
@@ -150,11 +152,27 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
-def read_generation(answer: Any, where: str, asked: int) -> GeneratedPart:
-    """Read the answer to a request for at most `asked` ids.
+def read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
+    """Read the answer to a request for at most `asked` ids of a model that knows `vocabulary` ids.
 
-    Raises BadAnswer if ids, log-probabilities and version spans do not fit together.
+    Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
     """
+    with fields_of_other_types(where):
+        return _read_generation(answer, where, asked, vocabulary)
+
+
+@contextmanager
+def fields_of_other_types(where: str) -> Iterator[None]:
+    """Turns what Python raises for a field of another type, or a number too large for its array, into BadAnswer."""
+    try:
+        yield
+    except ServerError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise BadAnswer(f"{where}: not an answer of SGLang: {type(error).__name__}: {error}") from error
+
+
+def _read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
     meta = _meta(answer, where)
     ids = np.asarray(answer.get("output_ids") or [], np.int32)
     logprobs, named = _pairs(meta.get("output_token_logprobs") or [], where)
@@ -167,8 +185,9 @@ def read_generation(answer: Any, where: str, asked: int) -> GeneratedPart:
         raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
     if len(ids) > asked:
         raise BadAnswer(f"{where}: {len(ids)} ids came, {asked} were asked for")
-    if not np.isfinite(logprobs).all():
-        raise BadAnswer(f"{where}: a log-probability is {logprobs[~np.isfinite(logprobs)][0]}; it must be finite")
+    logprobs = without_rounding(logprobs)
+    if (problem := wrong_numbers(ids, logprobs, vocabulary)) is not None:
+        raise BadAnswer(f"{where}: {problem}")
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, Mapping) else None
     if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
@@ -194,8 +213,9 @@ def read_scores(
     the vocabulary, which a server reports as id 0 (with the right log-probability).
     Raises BadAnswer if the entries are not those of `ids`.
     """
-    meta = _meta(answer, where)
-    logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
+    with fields_of_other_types(where):
+        meta = _meta(answer, where)
+        logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
     wanted = ids[start:]
     if len(named) != len(wanted):
         raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
@@ -203,6 +223,7 @@ def read_scores(
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
         raise BadAnswer(f"{where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
+    _check_scores(logprobs[1:], where)
     return logprobs, str(meta.get("weight_version"))
 
 
@@ -226,18 +247,25 @@ def read_top(
     """
     rows = _meta(answer, where).get(name) or []
     ids, logp = np.empty((len(positions), k), np.int32), np.empty((len(positions), k), np.float32)
-    for line, position in enumerate(positions):
-        place = int(position) - start
-        row = rows[place] if 0 <= place < len(rows) else None
-        if row is None or len(row) != k:
-            raise BadAnswer(
-                f"{where}: {0 if row is None else len(row)} of {k} log-probabilities came for position {position}"
-            )
-        for column, entry in enumerate(row):
-            logp[line, column], ids[line, column] = entry[0], entry[1]
-    if not np.isfinite(logp).all():
-        raise BadAnswer(f"{where}: a log-probability is {logp[~np.isfinite(logp)][0]}; it must be finite")
+    with fields_of_other_types(where):
+        for line, position in enumerate(positions):
+            place = int(position) - start
+            row = rows[place] if 0 <= place < len(rows) else None
+            if row is None or len(row) != k:
+                raise BadAnswer(
+                    f"{where}: {0 if row is None else len(row)} of {k} log-probabilities came for position {position}"
+                )
+            for column, entry in enumerate(row):
+                logp[line, column], ids[line, column] = entry[0], entry[1]
+    _check_scores(logp, where)
     return ids, logp
+
+
+def _check_scores(logp: NDArray[np.float32], where: str) -> None:
+    """Raises BadAnswer unless all of `logp` are log-probabilities."""
+    odd = ~((logp < ROUNDING) & (logp > -np.inf))
+    if odd.any():
+        raise BadAnswer(f"{where}: a log-probability is {logp[odd][0]}; it must be finite and at most 0")
 
 
 def _meta(answer: Any, where: str) -> Mapping[str, Any]:
@@ -252,7 +280,7 @@ def _pairs(entries: Sequence[Any], where: str) -> tuple[NDArray[np.float32], NDA
     try:
         logprobs = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
         return logprobs, np.array([entry[1] for entry in entries], np.int32)
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise BadAnswer(f"{where}: log-probabilities must be [logprob, id, text]: {str(entries)[:200]}") from error
 
 

@@ -208,7 +208,7 @@ class SglangPolicy:
         seed = seed_of(request.stream)
 
         def read(answer: object, floor: int) -> Generation:
-            part = read_generation(answer, where, count)
+            part = read_generation(answer, where, count, self.vocabulary)
             spans = self.fleet.versions.read(part.spans, floor, where)
             if part.finish == "abort" and part.status is not None and 400 <= part.status < 500:
                 raise ServerError(f"{where}: the server refused it: {part.reason}")

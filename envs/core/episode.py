@@ -199,6 +199,59 @@ def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
     return r1
 
 
+ROUNDING = 1e-3
+"""How far rounding may lift the log-probability of a certain id above 0."""
+
+
+def without_rounding(logprobs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`logprobs` with 0 for those that rounding lifted a little above it."""
+    return np.where((logprobs > 0) & (logprobs < ROUNDING), np.float32(0.0), logprobs)
+
+
+def wrong_numbers(
+    ids: NDArray[np.int32], logprobs: NDArray[np.float32] | None, vocabulary: int = 1 << 31
+) -> str | None:
+    """What is wrong with sampled ids and their log-probabilities; None if nothing is.
+
+    Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0.
+    """
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    if len(outside):
+        return f"token {outside[0]} has id {ids[outside[0]]}; the vocabulary has ids 0..{vocabulary - 1}"
+    if logprobs is None:
+        return None
+    # NaN compares as false
+    odd = np.flatnonzero(~((logprobs <= 0) & (logprobs > -np.inf)))
+    if len(odd):
+        return f"token {odd[0]} has log-probability {logprobs[odd[0]]}; it must be finite and at most 0"
+    return None
+
+
+def check_numbers(episode: Episode, vocabulary: int) -> None:
+    """Raises EpisodeError, with the turn, if an episode holds numbers that cannot be trained on.
+
+    Ids must be in 0..vocabulary - 1, log-probabilities finite and at most 0, rewards, scores and progress finite.
+    """
+    where = f"episode {episode.task.task_id} sample {episode.sample}"
+    for turn in episode.turns:
+        problem = None
+        if episode.segments and turn.response_span[1]:
+            ids = episode.segments[turn.segment][turn.prompt_span[0] : turn.response_span[1]]
+            problem = wrong_numbers(ids, turn.logprobs, vocabulary)
+        if turn.hint_prompt_ids is not None:
+            problem = problem or wrong_numbers(turn.hint_prompt_ids, None, vocabulary)
+        if turn.teacher is not None:
+            problem = problem or wrong_numbers(turn.teacher.ids.ravel(), turn.teacher.logp.ravel(), vocabulary)
+        scalars = {"reward": [turn.reward], "judge score": turn.judge_scores or (), "progress": [turn.progress or 0.0]}
+        for name, values in scalars.items():
+            if not np.isfinite(values).all():
+                problem = problem or f"its {name} is {values[0]}; it must be finite"
+        if problem:
+            raise EpisodeError(f"{where}, turn {turn.index}: {problem}")
+    if not np.isfinite([episode.episode_return, episode.score]).all():
+        raise EpisodeError(f"{where}: return {episode.episode_return} and score {episode.score} must be finite")
+
+
 def next_state(episode: Episode, turn: Turn) -> str | None:
     """The observation that followed `turn`; None if there was none."""
     if turn.index + 1 < episode.depth:

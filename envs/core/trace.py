@@ -20,7 +20,7 @@ from typing import IO, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, Span, Status, TopK, Turn
+from turngym.envs.core.episode import Episode, EpisodeError, Span, Status, TopK, Turn, check_numbers
 from turngym.envs.core.errors import TurngymError, is_disk_full
 from turngym.envs.core.task import Task, Verdict
 
@@ -288,14 +288,14 @@ class TraceWriter:
         self.close()
 
 
-def iter_episodes(path: str | Path) -> Iterator[Episode]:
+def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:
     """Yields all readable episodes in file order.
 
-    At the end, a warning counts damaged lines and names the first; a torn last line is skipped without one. Raises
-    TraceError as `iter_trace` does.
+    At the end, a warning counts damaged lines and names the first; a torn last line is skipped without one. With a
+    `vocabulary`, the episodes are for training a model of so many ids. Raises TraceError as `iter_trace` does.
     """
     episodes, damaged, first = 0, 0, None
-    for item in iter_trace(path):
+    for item in iter_trace(path, vocabulary):
         if isinstance(item, Episode):
             episodes += 1
             yield item
@@ -307,30 +307,31 @@ def iter_episodes(path: str | Path) -> Iterator[Episode]:
         )
 
 
-def read_episodes(path: str | Path) -> list[Episode]:
+def read_episodes(path: str | Path, vocabulary: int | None = None) -> list[Episode]:
     """The episodes of `iter_episodes` as a list."""
-    return list(iter_episodes(path))
+    return list(iter_episodes(path, vocabulary))
 
 
-def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
+def read_trace(path: str | Path, vocabulary: int | None = None) -> tuple[list[Episode], list[TraceProblem]]:
     """(readable episodes in file order, lines that were skipped). Raises TraceError as `iter_trace` does."""
-    items = list(iter_trace(path))
+    items = list(iter_trace(path, vocabulary))
     return (
         [item for item in items if isinstance(item, Episode)],
         [item for item in items if isinstance(item, TraceProblem)],
     )
 
 
-def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
+def iter_trace(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode | TraceProblem]:
     """Yields every line as an episode or as the problem with it, one at a time: files may be larger than memory.
 
     Raises TraceError if there is no such file, or if a line has a newer schema: an upgrade helps then, skipping does
-    not.
+    not. With a `vocabulary`, also for a line with numbers that a model of so many ids cannot be trained on
+    (`check_numbers`): whoever wrote one such line wrote others.
     """
-    return (item for _, item in iter_places(path))
+    return (item for _, item in iter_places(path, vocabulary))
 
 
-def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]]:
+def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tuple[int, Episode | TraceProblem]]:
     """As `iter_trace`, with the byte at which each line begins, from which `TraceEpisodes` reads it again."""
     path = Path(path)
     if not path.is_file():
@@ -348,8 +349,19 @@ def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]
             # before TurngymError below: a newer schema concerns the whole file
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TurngymError) as error:
+            except (
+                *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
+                TurngymError,
+            ) as error:
                 item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+                # an id or a number that no array can hold
+                if vocabulary is not None and isinstance(error, OverflowError):
+                    raise TraceError(f"{path}, line {number}: {error}") from error
+            if vocabulary is not None and isinstance(item, Episode):
+                try:
+                    check_numbers(item, vocabulary)
+                except EpisodeError as error:
+                    raise TraceError(f"{path}, line {number}: {error}") from error
             yield place, item
 
 

@@ -202,6 +202,39 @@ def test_ids_make_segments_that_only_grow() -> None:
     assert read_answer({"prompt_token_ids": [1.5]} | body({"content": ""}, token_ids=[3])).ids is None
 
 
+def with_ids(prompt: Any, response: Any, *logprobs: Any) -> Any:
+    rows = {"content": [{"token": "", "logprob": value} for value in logprobs]}
+    return {"prompt_token_ids": prompt} | body({"content": ""}, token_ids=response, logprobs=rows)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (with_ids([1], [-5], -0.5), "ids of the answer: token 0 has id -5"),
+        (with_ids([1], [3, 999_999_999], -0.5, -0.5), "ids of the answer: token 1 has id 999999999"),
+        (with_ids([1, 2**40], [3], -0.5), "ids of the prompt: token 1 has id 1099511627776"),
+        (with_ids([10**400], [3], -0.5), "ids of the prompt: token 0 has id 1000"),
+        (with_ids([1], [3], float("nan")), "log-probability nan"),
+        (with_ids([1], [3], 5.0), "log-probability 5.0; it must be finite and at most 0"),
+        (with_ids([1], [3], 10**400), "log-probability inf"),
+        (with_ids([1], [3], float("-inf")), "log-probability -inf"),
+    ],
+)
+def test_numbers_that_cannot_be(answer: Any, words: str) -> None:
+    with pytest.raises(UnreadableAnswer, match=words):
+        read_answer(answer)
+
+
+def test_rounding_and_senseless_usage() -> None:
+    found = read_answer(with_ids([1], [3], 1e-7)).ids
+    assert found is not None
+    assert found.logprobs is not None
+    assert found.logprobs.tolist() == [0.0]
+    for senseless in (10**400, -3, 1e9, "many", True):
+        assert read_usage({"prompt_tokens": senseless, "completion_tokens": 3}) == Usage(answers=1, unreported=1)
+    assert read_usage({"prompt_tokens": 2, "completion_tokens": 10**400}).completion_tokens == 0
+
+
 def test_every_option_is_a_keyword() -> None:
     assert set(EndpointSettings.__annotations__) == set(EndpointOptions.__dataclass_fields__)
 

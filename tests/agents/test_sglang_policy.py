@@ -331,6 +331,14 @@ def test_a_server_with_other_weights_gets_its_own_again(server: Any, connect: An
         (lambda meta: meta["output_token_logprobs"][1].__setitem__(1, 39), "its log-probability is of id"),
         (lambda meta: meta["weight_versions"][0].update(start=1), "do not cover"),
         (lambda meta: meta["output_token_logprobs"][0].__setitem__(0, float("nan")), "must be finite"),
+        (
+            lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 5.0),
+            "log-probability 5.0; it must be",
+        ),
+        (lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 10**400), "log-probabilities must be"),
+        (lambda meta: meta["output_token_logprobs"][0].__setitem__(1, 2**40), "log-probabilities must be"),
+        (lambda meta: meta.update(cached_tokens="many"), "not an answer of SGLang: ValueError"),
+        (lambda meta: meta.update(weight_versions=[3]), "not an answer of SGLang: TypeError"),
         (lambda meta: meta.update(finish_reason=None), "finish_reason is None"),
     ],
 )
@@ -344,6 +352,35 @@ def test_an_answer_that_does_not_add_up_is_none(server: Any, connect: Any, damag
     assert isinstance(error, BadAnswer)
     assert words in str(error)
     assert "session 'a'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (VOCABULARY, "id 40; the vocabulary has ids 0..39"),
+        (-5, "id -5; the vocabulary has ids 0..39"),
+        (2**40, "not an answer of SGLang: OverflowError"),
+    ],
+)
+def test_an_id_that_the_model_lacks_is_not_played(server: Any, connect: Any, token: int, words: str) -> None:
+    def edit(answer: Any) -> Any:
+        answer["output_ids"][0] = answer["meta_info"]["output_token_logprobs"][0][1] = token
+        return answer
+
+    server.edit = edit
+    (error,) = failure(connect(server), ask(5, 6, stream=(3,)))
+    assert isinstance(error, BadAnswer)
+    assert words in str(error)
+
+
+def test_rounding_above_zero_is_zero(server: Any, connect: Any) -> None:
+    def edit(answer: Any) -> Any:
+        answer["meta_info"]["output_token_logprobs"][0][0] = 1e-7
+        return answer
+
+    server.edit = edit
+    (found,) = connect(server).generate([ask(5, 6, stream=(3,))])
+    assert found.logprobs[0] == 0.0
 
 
 def test_greedy_is_greedy_at_temperature_one(server: Any, connect: Any) -> None:

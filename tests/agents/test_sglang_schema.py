@@ -64,7 +64,7 @@ def test_answers_of_the_schema_are_read(schema: Any) -> None:
         ],
     )
     answer = schema.GenerateResponse(text="", meta_info=meta, output_ids=[3, 1]).to_json_value()
-    drawn = read_generation(answer, "here", 4)
+    drawn = read_generation(answer, "here", 4, 40)
     assert drawn.ids.tolist() == [3, 1]
     assert drawn.logprobs.tolist() == [-0.5, -1.0]
     assert (drawn.finish, drawn.spans) == ("stop", (("w1", 0, 1), ("w2", 1, 2)))

@@ -127,6 +127,25 @@ def test_a_likely_id_that_the_student_lacks(setup: Any) -> None:
         scorer.topk([ROWS[0]], [PLACES[0]], 10)
 
 
+@pytest.mark.parametrize("value", [5.0, float("nan"), float("-inf"), 10**400, "x"])
+def test_a_teacher_that_dreams_up_scores(setup: Any, value: Any) -> None:
+    server, scorer = setup
+
+    def edit(answer: Any) -> Any:
+        for name, row in (("input_token_logprobs", 1), ("input_top_logprobs", 1)):
+            entry = answer["meta_info"].get(name, [None, [[0]]])[row]
+            (entry if name == "input_token_logprobs" else entry[0])[0] = value
+        return answer
+
+    server.edit = edit
+    try:
+        for call in (lambda: scorer.logprobs([ROWS[0]], [PLACES[0]]), lambda: scorer.topk([ROWS[0]], [PLACES[0]], 2)):
+            with pytest.raises(BadAnswer, match=r"scoring row \d+: "):
+                call()
+    finally:
+        server.edit = fake.as_it_is
+
+
 def test_too_few_log_probabilities(setup: Any) -> None:
     server, scorer = setup
 

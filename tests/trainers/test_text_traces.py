@@ -22,6 +22,7 @@ from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import train
@@ -78,6 +79,38 @@ def test_sft_imitates_an_endpoint(model: Path, trace: Path, tmp_path: Path) -> N
     assert row["tokens"] == sum(turn.response_length for episode in found for turn in episode.turns) > 100
     with pytest.raises(BatchError, match="no response tokens of origin policy"):
         build_trainer(train.parse([*words[:5], str(tmp_path / "b"), *words[6:], "--sft.train-on", "policy"])).train()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ids": -5}, "token 3 has id -5; the vocabulary has ids 0.."),
+        ({"ids": 999_999_999}, "token 3 has id 999999999"),
+        ({"logprobs": NAN}, "token 0 has log-probability nan; it must be finite and at most 0"),
+        ({"logprobs": 5.0}, "token 0 has log-probability 5.0"),
+        ({"reward": NAN}, "its reward is nan; it must be finite"),
+    ],
+)
+def test_a_trace_with_senseless_numbers_is_refused_by_line_and_turn(
+    model: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    played = play_episodes("turngym/ALFWorld-v0", f"model:{model}", tasks=2, env_kwargs=SMALL, progress=False)
+    good, episode = played.episodes
+    turn, segment = episode.turns[1], episode.segments[0].copy()
+    if "ids" in change:
+        segment[turn.prompt_span[0] + 3] = change["ids"]
+    if "logprobs" in change:
+        turn = replace(turn, logprobs=np.append(np.float32(change["logprobs"]), turn.logprobs[1:]))
+    turn = replace(turn, reward=change.get("reward", 0.0))
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(good)
+        writer.write(replace(episode, segments=(segment,), turns=(episode.turns[0], turn, *episode.turns[2:])))
+    words = rf"t\.jsonl, line 2: episode {episode.task.task_id} sample 0, turn 1: {words}"
+    with pytest.raises(TurngymError, match=words):
+        build_trainer(train.parse(command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "t.jsonl"))))
 
 
 def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace: Path, tmp_path: Path) -> None:
