@@ -10,7 +10,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.core.errors import TurngymError, checked_choice, checked_int, finite
+from turngym.envs.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.reading import Reading, read_action
 from turngym.envs.spaces import printable
@@ -110,6 +110,9 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if reason is not None:
             return self._answer(Verdict.INADMISSIBLE, canonical, f"Invalid action: {reason}.", found)
         observation, reward, terminated, truncated, info = self.env.step(canonical)
+        # float() reads numbers from text
+        if isinstance(reward, str | bytes):
+            raise EnvBackendError(f"the environment's reward is {reward!r:.80}; it must be a number")
         return self._count(observation, float(reward), terminated, truncated, self._noted(info, found))
 
     def close(self) -> None:

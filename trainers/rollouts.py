@@ -111,7 +111,7 @@ class StudentRollouts:
         self._cancel: Any = None
         if run.actor is not None:
             if not isinstance(self._play, ParallelRollout):
-                self._play = CancellableRollout()
+                self._play = CancellableRollout(config.workers.step_timeout)
             self._cancel = self._play.cancel
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.

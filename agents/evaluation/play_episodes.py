@@ -20,7 +20,7 @@ from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.options import AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker
-from turngym.agents.playing.rollout import Job
+from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.episode import Episode
@@ -149,16 +149,18 @@ def play_episodes(
             if (task_id, sample, seed) not in done
         ]
         with open_workers(ready.workers, ready.workload(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
+            watch = FailureWatch(keep)
             episodes = play(
                 jobs,
                 ready.make_env,
                 opened.agent,
                 slots=slots,
                 max_turns=depth,
-                on_episode=keep,
+                on_episode=watch,
                 system=opened.system,
                 meta={"temperature": opened.temperature, **ready.preset_note},
             )
+            watch.check()
         return PlayedEpisodes(
             episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat, channel=opened.channel
         )

@@ -19,7 +19,7 @@ from turngym.agents.evaluation.hints import hints
 from turngym.agents.evaluation.results import episode_rows, results_json, write_results
 from turngym.agents.evaluation.scores import EvaluationError, Outcomes, Scores, behavior_table, score, success_table
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
+from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.progress import progress_bar
@@ -310,7 +310,11 @@ class TaskEvaluation:
             # for readers of the trace alone; it is not compared, so another panel with the same tasks can resume it
             panel = {"panel": panel_note(self.tasks)} if isinstance(self.tasks, Panel) else {}
             meta = {**self.played, **self.about, **panel}
-            self.play(jobs, self.make_env, self.agent, slots=self.slots, on_episode=keep, system=self.system, meta=meta)
+            watch = FailureWatch(keep, succeeded=len(recorded) > 0)
+            self.play(
+                jobs, self.make_env, self.agent, slots=self.slots, on_episode=watch, system=self.system, meta=meta
+            )
+            watch.check()
         return recorded.seconds + time.perf_counter() - start
 
 

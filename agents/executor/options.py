@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.errors import TurngymError
 
 SHARE = "TURNGYM_CORES"
@@ -120,6 +122,11 @@ class WorkerOptions:
     """ray: accelerators that each worker claims; a part of one may be claimed."""
     retries: int = 2
     """How often an episode is restarted after its worker died, before it counts as failed."""
+    step_timeout: float = STEP_TIMEOUT
+    """Seconds for one step or reset of an environment, or one call of a --reward function, in any process. A longer one
+    is given up, and its episode ends as error_timeout; inf waits for ever."""
+    worker_timeout: float = 600.0
+    """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
 
     @classmethod
     def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:
@@ -129,6 +136,14 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         if self.workers != "auto" and self.workers < 0:
             raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more, or auto")
+        if not self.step_timeout > 0:
+            raise TurngymError(f"--step-timeout is {self.step_timeout:g}; valid: more than 0 seconds")
+        # all steps of a round may hang, which takes a worker two limits
+        if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
+            raise TurngymError(
+                f"--worker-timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
+                f"({self.step_timeout:g}) before it is taken for dead"
+            )
         if self.executor == "ray" and self.workers in (0, "auto"):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 

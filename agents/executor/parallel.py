@@ -16,6 +16,7 @@ from typing import Any, Literal, Unpack
 from turngym.agents.executor.processes import Answer, ExecutorError, Load, RolloutSpec, Workers, pack
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.episode import Episode, Status
 
 POLL = 0.25
@@ -229,13 +230,20 @@ class ParallelRollout:
     """
 
     def __init__(
-        self, workers: Workers, *, retries: int = 2, patience: float = 600.0, fixed_shares: bool = False
+        self,
+        workers: Workers,
+        *,
+        retries: int = 2,
+        patience: float = 600.0,
+        step_timeout: float = STEP_TIMEOUT,
+        fixed_shares: bool = False,
     ) -> None:
         if retries < 0 or patience <= 0:
             raise ExecutorError(f"retries is {retries} and patience {patience} s; valid: at least 0, and above 0")
         self.workers = workers
         self.retries = retries
         self.patience = patience
+        self.step_timeout = step_timeout
         self.fixed_shares = fixed_shares
         self._engines: list[_SharedEngine] = []
         self._stale_handles: list[Any] = []
@@ -262,6 +270,7 @@ class ParallelRollout:
                 max_turns=options.get("max_turns"),
                 system=options.get("system"),
                 meta=options.get("meta") or {},
+                step_timeout=options.get("step_timeout", self.step_timeout),
             )
             data, engines = pack(spec)
             self._free_stale_handles()

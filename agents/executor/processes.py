@@ -143,6 +143,7 @@ class RolloutSpec:
     max_turns: int | None
     system: str | None
     meta: Mapping[str, Any]
+    step_timeout: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ class Worker:
             max_turns=content.max_turns,
             system=content.system,
             meta=dict(content.meta),
+            step_timeout=content.step_timeout,
         )
 
     def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Unpack
 
 from turngym.agents.executor.options import WorkerOptions, Workload
@@ -14,6 +15,7 @@ from turngym.agents.executor.processes import ExecutorError, LocalWorkers, Worke
 from turngym.agents.executor.ray_cluster import RayWorkers
 from turngym.agents.playing.agent import Agent, Conversation, Reply
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.episode import Episode
 
 
@@ -22,7 +24,7 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
     """Open a function that plays jobs as `rollout` does; its workers end with the context. `auto` uses `workload`."""
     choice = options.choice(workload or Workload(episodes=0))
     if not choice.workers:
-        yield rollout
+        yield partial(rollout, step_timeout=options.step_timeout)
         return
     chosen_here = options.workers == "auto"
     if chosen_here:
@@ -35,7 +37,13 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
     else:
         workers = LocalWorkers(choice.workers)
     # fixed shares keep numbers the same from run to run for users who did not ask for workers
-    play = ParallelRollout(workers, retries=options.retries, fixed_shares=chosen_here)
+    play = ParallelRollout(
+        workers,
+        retries=options.retries,
+        patience=options.worker_timeout,
+        step_timeout=options.step_timeout,
+        fixed_shares=chosen_here,
+    )
     try:
         yield play
     finally:
@@ -45,13 +53,14 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
 class CancellableRollout:
     """A rollout in this process that another thread can cancel. Called like `rollout`."""
 
-    def __init__(self) -> None:
-        self._cancelled = threading.Event()
+    def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
+        self._cancelled, self._step_timeout = threading.Event(), step_timeout
 
     def __call__(
         self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Play `jobs`; see `rollout`. Raises ExecutorError before the next round of answers after `cancel`."""
+        options.setdefault("step_timeout", self._step_timeout)
         return rollout(jobs, make_env, _CancellableAgent(agent, self._cancelled), **options)
 
     def cancel(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from turngym.envs.base import TextEnv
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
@@ -26,7 +27,13 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gym.Env[str, str]:
-        return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
+        try:
+            return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
+        # these have words of their own at the end of a command
+        except (TurngymError, gym.error.Error, ImportError, OSError):
+            raise
+        except Exception as error:
+            raise TurngymError(f"{self.env_id} cannot be made: {type(error).__name__}: {error}") from error
 
     def check(self) -> None:
         """Raises TurngymError if the module cannot be imported or the id is not registered."""

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.playing.agent import Reply, ResponseWriter
-from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode
+from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode, status_of
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer, resolved
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError, EnvBackendError, TurngymError
+from turngym.envs.core.episode import Episode, Status, wrong_numbers
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
@@ -57,17 +59,23 @@ class EpisodeSession:
         self._messages: list[dict[str, str]] = []
         self._request: GenerateRequest | None = None
         self._episode: Episode | None = None
+        self._calls = TimedCalls(pool.step_timeout, "the environment's step or reset")
         self._env = pool.acquire_env()
         self._runner: EpisodeRunner | None = None
+        begun = self._calls.call(
+            partial(begin, self._env, job, number=pool.number(), system=pool.system, renderer=pool.renderer)
+        )
         try:
-            self._runner = begin(self._env, job, number=pool.number(), system=pool.system, renderer=pool.renderer)
-        except EnvBackendError as error:
-            self._discard()
-            self._episode = failed_episode(job, pool.env_id, error, {})
-            return
+            failure = begun.failure
         except BaseException:
             self._discard()
             raise
+        if failure:
+            status = status_of(begun)
+            self._discard(hangs=status is Status.ERROR_TIMEOUT)
+            self._episode = failed_episode(job, pool.env_id, failure, {}, status)
+            return
+        self._runner = begun.value
         self._render_prompt()
 
     @property
@@ -106,8 +114,7 @@ class EpisodeSession:
         """Answer with sampled ids, which are kept unchanged. NaN stands for unknown log-probabilities.
 
         An aborted response (finish `aborted`) does not reach the environment and ends the episode. Raises AgentError
-        after the end or without a tokenizer. Any exception other than EnvBackendError is a bug: it propagates, and the
-        environment is not used again.
+        after the end, without a tokenizer, and for ids or log-probabilities that cannot be.
         """
         runner, renderer = self._in_progress(), self._pool.renderer
         if renderer is None or runner.conversation.thread is None:
@@ -117,12 +124,15 @@ class EpisodeSession:
         ids, logprobs = np.asarray(generation.ids, np.int32), np.asarray(generation.logprobs, np.float32)
         if not len(ids) or ids.shape != logprobs.shape:
             raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
+        known = None if np.isnan(logprobs).any() else logprobs
+        if (problem := wrong_numbers(ids, known)) is not None:
+            raise AgentError(problem)
         with self._pool.lock:
             text = renderer.respond(runner.conversation.thread, ids)
         aborted = generation.finish == "aborted"
         reply = Reply(
             text=text,
-            logprobs=None if np.isnan(logprobs).any() else logprobs,
+            logprobs=known,
             finish=generation.finish,
             policy_version=generation.policy_version,
             version_spans=generation.version_spans,
@@ -152,7 +162,7 @@ class EpisodeSession:
     def end(self, status: Status, error: str = "") -> None:
         """End the episode before its next response."""
         runner = self._in_progress()
-        runner.step(Reply(ends=status, error=error))
+        runner.take(Reply(ends=status, error=error), None)
         self._finish(runner)
 
     def episode(self) -> Episode:
@@ -165,6 +175,7 @@ class EpisodeSession:
         """Return the environment to the pool; idempotent. An episode in progress stays unfinished."""
         self._request = None
         env, self._env = self._env, None
+        self._calls.close()
         if env is not None:
             self._pool.return_env(env)
 
@@ -175,8 +186,9 @@ class EpisodeSession:
 
     def _step(self, runner: EpisodeRunner, reply: Reply) -> Stepped:
         turns = len(runner.turns)
+        stepped = None if reply.ends is not None else self._calls.call(partial(runner.step, reply.text))
         try:
-            runner.step(reply, self._pool.max_depth)
+            runner.take(reply, stepped, self._pool.max_depth)
         except BaseException:
             self._discard()
             raise
@@ -188,7 +200,7 @@ class EpisodeSession:
             ids = self._render_prompt()
         # checked again, since a full context ends the episode while its prompt is rendered
         if runner.status is not None:
-            self._finish(runner)
+            self._finish(runner, hangs=stepped is not None and isinstance(stepped.error, CallTimeout))
         return Stepped(
             observation=runner.conversation.observation if last is not None else runner.error,
             observation_ids=ids,
@@ -212,7 +224,7 @@ class EpisodeSession:
         sampling, limit = self._pool.sampling, self._pool.max_context
         room = sampling.max_new_tokens if limit is None else limit - thread.buffer.size
         if room < 1:
-            runner.step(Reply(ends=Status.TRUNCATED_TOKENS))
+            runner.take(Reply(ends=Status.TRUNCATED_TOKENS), None)
             self._finish(runner)
             return NO_IDS
         self._request = GenerateRequest(
@@ -224,16 +236,18 @@ class EpisodeSession:
         )
         return self._request.prompt_ids[slice(*thread.prompt_span)]
 
-    def _finish(self, runner: EpisodeRunner) -> None:
+    def _finish(self, runner: EpisodeRunner, *, hangs: bool = False) -> None:
         self._request = None
         self._episode = runner.episode({})
-        if runner.status is Status.ERROR_ENV:
-            self._discard()
+        if hangs or runner.status is Status.ERROR_ENV:
+            self._discard(hangs=hangs)
 
-    def _discard(self) -> None:
+    def _discard(self, *, hangs: bool = False) -> None:
+        """Use the environment no more; one that hangs is not touched again."""
         env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        if env is not None and not hangs:
+            # that it fails has been said
+            self._calls.call(env.close)
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -253,6 +267,7 @@ class SessionPool:
         sampling: how responses are drawn; stop ids and stop strings are filled in.
         max_context: most ids of an episode, prompt and responses together.
         max_depth: most turns, if fewer than the environment allows; the episode then ends as `truncated_depth`.
+        step_timeout: most seconds of a step or reset; a longer one ends the episode as `error_timeout`.
     """
 
     def __init__(
@@ -264,12 +279,14 @@ class SessionPool:
         sampling: Sampling | None = None,
         max_context: int | None = None,
         max_depth: int | None = None,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         self.make_env = make_env
         self.renderer = renderer
         self.system = system
         self.max_context = max_context
         self.max_depth = max_depth
+        self.step_timeout = step_timeout
         self.lock = threading.Lock()
         """Held while text is tokenized, since fast tokenizers and caches are shared."""
         self._idle: deque[Any] = deque()

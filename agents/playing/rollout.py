@@ -8,19 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, Outcome, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
-from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError
+from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
@@ -79,26 +82,36 @@ class EpisodeRunner:
     timings: dict[str, float] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
 
-    def step(self, reply: Reply, max_turns: int | None = None) -> None:
-        """Pass `reply` to the environment and record the turn; `max_turns` caps jobs without a cap of their own."""
+    def step(self, text: str) -> Any:
+        """What the environment's step with `text` returns, for `take`; may hang or raise."""
+        if self.job.states:
+            self.states.append(state_hash(self.guard))
+        return self.env.step(text)
+
+    def take(self, reply: Reply, stepped: Outcome | None, max_turns: int | None = None) -> None:
+        """Record `reply` and what the environment's step with it gave; None if `reply` ends the episode.
+
+        `max_turns` caps jobs without a cap of their own.
+        """
         max_turns = self.job.max_turns or max_turns
-        if reply.ends is not None:
+        if stepped is None:
+            assert reply.ends is not None
             self.status, self.error = reply.ends, reply.error
             # an aborted response is recorded although the environment never sees it
             if reply.logprobs is not None:
                 info = {"action": None, "verdict": Verdict.MALFORMED, "score": self.score, "goal_rate": self.goal_rate}
                 self.turns.append(replace(_turn(self.conversation, reply, info, 0.0), excluded="broken off"))
             return
-        start = time.perf_counter()
-        try:
-            if self.job.states:
-                self.states.append(state_hash(self.guard))
-            observation, reward, terminated, truncated, info = self.env.step(reply.text)
-        except EnvBackendError as error:
-            self.status, self.error = Status.ERROR_ENV, str(error)
+        self.timings["env"] += stepped.seconds
+        if stepped.failure:
+            self.status, self.error = status_of(stepped), stepped.failure
             return
-        self.timings["env"] += time.perf_counter() - start
-        self.record(reply, observation, float(reward), info)
+        # what an environment returns is as little known as what it raises
+        recorded = attempt(lambda: self._record(reply, *stepped.value))
+        if recorded.failure:
+            self.status, self.error = Status.ERROR_ENV, recorded.failure
+            return
+        terminated, truncated = recorded.value
         if terminated:
             self.status = Status.COMPLETED
         elif truncated:
@@ -106,18 +119,28 @@ class EpisodeRunner:
         elif max_turns is not None and self.conversation.turn >= max_turns:
             self.status = Status.TRUNCATED_DEPTH
 
-    def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
-        """Record the turn that `reply` made and the observation that waits next."""
-        ACTIVITY.turns += 1
-        ACTIVITY.malformed += info["verdict"] == Verdict.MALFORMED
+    def _record(
+        self, reply: Reply, observation: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]
+    ) -> tuple[bool, bool]:
+        """Record the turn that `reply` made and the observation that waits next; (terminated, truncated)."""
         conversation = self.conversation
-        self.turns.append(_turn(conversation, reply, info, reward))
-        self.episode_return += reward
-        self.success, self.score = bool(info["success"]), float(info["score"])
-        self.goal_rate = info.get("goal_rate")
+        if not isinstance(observation, str):
+            raise EnvBackendError(f"the observation is {observation!r:.80}; it must be text")
+        try:
+            # NumPy's numbers are none of Python's
+            paid, score = finite("reward", _number(reward)), finite("score", _number(info["score"]))
+        except (TurngymError, TypeError, ValueError) as error:
+            raise EnvBackendError(f"reward {reward!r:.80} and score {info['score']!r:.80} must be numbers") from error
+        goal_rate, success, admissible = info.get("goal_rate"), bool(info["success"]), info["admissible_actions"]
+        turn, listing = _turn(conversation, reply, info, paid), self.guard.listing()
+        # nothing below can fail: a turn is recorded whole or not at all
+        ACTIVITY.turns += 1
+        ACTIVITY.malformed += turn.verdict == Verdict.MALFORMED
+        self.turns.append(turn)
+        self.episode_return += paid
+        self.success, self.score, self.goal_rate = success, score, goal_rate
         if info.get("reading") == "lenient":
             conversation.notes[LENIENT] = conversation.notes.get(LENIENT, 0) + 1
-        admissible = info["admissible_actions"]
         channel = conversation.channel
         conversation.past.append(
             PastTurn(
@@ -128,10 +151,11 @@ class EpisodeRunner:
                 thought=(channel.parse(reply.text).thought or "") if channel is not None else "",
             )
         )
-        conversation.observation, conversation.listing = observation, self.guard.listing()
+        conversation.observation, conversation.listing = observation, listing
         conversation.admissible = None if admissible is None else tuple(admissible)
         conversation.played = self.turns[-1].action if self.turns[-1].verdict.valid else None
         conversation.turn += 1
+        return bool(terminated), bool(truncated)
 
     def episode(self, meta: Mapping[str, Any]) -> Episode:
         """The finished record."""
@@ -202,6 +226,16 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     return EpisodeRunner(number=number, job=job, env=env, guard=guard, conversation=conversation, timings=timings)
 
 
+def _number(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
+    return float(value) if isinstance(value, bool) else value
+
+
+def status_of(failed: Outcome) -> Status:
+    """How an episode ends whose environment gave no outcome."""
+    return Status.ERROR_TIMEOUT if isinstance(failed.error, CallTimeout) else Status.ERROR_ENV
+
+
 def failed_episode(
     job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
 ) -> Episode:
@@ -253,6 +287,35 @@ def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], rew
     )
 
 
+FAILURES = 16
+"""A run whose first so many episodes all failed stops."""
+
+
+@dataclass(slots=True)
+class FailureWatch:
+    """An `on_episode` that hands episodes on to `then`, and ends a run whose episodes all fail."""
+
+    then: Callable[[Episode], None]
+    succeeded: bool = False
+    """Whether any episode did not fail."""
+    failures: list[str] = field(default_factory=list)
+    """Why the episodes before the first that did not fail failed."""
+
+    def __call__(self, episode: Episode) -> None:
+        """Raises AgentError with the first reason where `FAILURES` have failed and none succeeded."""
+        self.then(episode)
+        self.succeeded = self.succeeded or not episode.status.is_error
+        if not self.succeeded:
+            self.failures.append(str(episode.meta.get("error", episode.status.value)))
+            if len(self.failures) >= FAILURES:
+                self.check()
+
+    def check(self) -> None:
+        """At the end of a run: raises AgentError if all of its episodes failed."""
+        if self.failures and not self.succeeded:
+            raise AgentError(f"all {len(self.failures)} episodes failed; the first: {self.failures[0]}")
+
+
 class RolloutSettings(TypedDict, total=False):
     """Keyword options of every rollout; all are optional."""
 
@@ -266,6 +329,8 @@ class RolloutSettings(TypedDict, total=False):
     """The system message; None for the environment's instructions and the channel's."""
     meta: dict[str, Any] | None
     """Added to every episode's `meta`."""
+    step_timeout: float
+    """Seconds for one step of an environment, or its reset; a longer one ends its episode as `error_timeout`."""
 
 
 class PlayJobs(Protocol):
@@ -287,8 +352,10 @@ class Rollout:
 
     - `truncated_turns` at the environment's limit of turns, `truncated_depth` at the cap `max_turns` (the turn at the
       cap is finished first), `truncated_tokens` with a full context
-    - `error_env` with the turns so far after an EnvBackendError; the slot gets a new environment
-    - `error_engine` and `error_timeout` as the agent reports them; any other exception is a bug and propagates
+    - `error_env` with the turns so far if the environment raises, exits or returns a senseless reward; `error_timeout`
+      if a step or reset takes longer than `step_timeout`. The slot gets a new environment
+    - `error_engine` and `error_timeout` as the agent reports them; any other exception is a bug and propagates, and so
+      do mistakes that turngym names (a TurngymError that is no EnvBackendError), such as an unknown task
 
     `on_episode` is called as each episode finishes, so that finished ones are kept when a run is interrupted.
     """
@@ -303,6 +370,7 @@ class Rollout:
         on_episode: Callable[[Episode], None] | None = None,
         system: str | None = None,
         meta: dict[str, Any] | None = None,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         if slots < 1:
             raise AgentError(f"slots is {slots}; at least 1 episode must be played at a time")
@@ -315,6 +383,7 @@ class Rollout:
         self._on_episode = on_episode
         self._system = system
         self._meta = {"agent": agent.name, **(meta or {})}
+        self._calls = TimedCalls(step_timeout, "the environment's step or reset")
         self._idle: list[Any] = []
         self._active: list[EpisodeRunner] = []
 
@@ -337,13 +406,9 @@ class Rollout:
         exception only `abandon` may be called.
         """
         done: list[tuple[int, Episode]] = []
-        while waiting and len(self._active) < self._slots:
-            number, job = waiting.popleft()
-            runner = self._begin(number, job)
-            if isinstance(runner, Episode):
-                self._finish(runner, done, number)
-            else:
-                self._active.append(runner)
+        begun = [waiting.popleft() for _ in range(min(len(waiting), self._slots - len(self._active)))]
+        if begun:
+            self._begin(begun, done)
         if self._active:
             self._active = self._round(self._active, done)
         return done
@@ -358,22 +423,49 @@ class Rollout:
         # it is unknown which environments already went back to the pool, so none may be used again
         for runner in self._active:
             self._agent.release(runner.conversation)
-            runner.env.close()
+        self._discard([runner.env for runner in self._active])
         self._active = []
         self.close()
 
     def close(self) -> None:
         """Close every environment of the pool."""
-        while self._idle:
-            self._idle.pop().close()
+        self._discard(self._idle)
+        self._idle = []
+        self._calls.close()
 
-    def _begin(self, number: int, job: Job) -> EpisodeRunner | Episode:
-        env = self._idle.pop() if self._idle else self._make_env()
+    def _discard(self, envs: Sequence[Any]) -> None:
+        """Close environments; one that fails or hangs as it is closed is told of."""
+        for closed in self._calls.run([env.close for env in envs]):
+            if closed.failure:
+                warnings.warn(f"an environment could not be closed: {closed.failure}", stacklevel=2)
+
+    def _begin(self, jobs: Sequence[tuple[int, Job]], done: list[tuple[int, Episode]]) -> None:
+        """Begin `jobs`; those whose environment fails are done."""
+        envs = [self._idle.pop() if self._idle else self._make_env() for _ in jobs]
+        renderer = self._agent.writer.renderer
+        outcomes = self._calls.run(
+            [
+                partial(begin, env, job, number=number, system=self._system, renderer=renderer)
+                for env, (number, job) in zip(envs, jobs, strict=True)
+            ]
+        )
         try:
-            return begin(env, job, number=number, system=self._system, renderer=self._agent.writer.renderer)
-        except EnvBackendError as error:
-            env.close()
-            return failed_episode(job, guard_of(env).env_id, error, self._meta)
+            failures = [outcome.failure for outcome in outcomes]
+        except BaseException:
+            # for `abandon` to close
+            self._idle += envs
+            raise
+        failed = []
+        for env, (number, job), outcome, failure in zip(envs, jobs, outcomes, failures, strict=True):
+            if not failure:
+                self._active.append(outcome.value)
+                continue
+            status = status_of(outcome)
+            # one that hangs would hang again
+            failed += [env] if status is Status.ERROR_ENV else []
+            episode = failed_episode(job, guard_of(env).env_id, failure, self._meta, status)
+            self._finish(episode, done, number)
+        self._discard(failed)
 
     def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
         """Play one turn of every active episode; returns those that go on."""
@@ -381,16 +473,20 @@ class Rollout:
         ACTIVITY.playing, ACTIVITY.limit = len(active), min(limits, default=None)
         ACTIVITY.deepest = max(runner.conversation.turn for runner in active)
         replies = self._answer(active)
+        going = [(runner, reply) for runner, reply in zip(active, replies, strict=True) if reply.ends is None]
+        stepped = iter(self._calls.run([partial(runner.step, reply.text) for runner, reply in going]))
         continuing: list[EpisodeRunner] = []
         for runner, reply in zip(active, replies, strict=True):
-            runner.step(reply, self._max_turns)
+            outcome = None if reply.ends is not None else next(stepped)
+            runner.take(reply, outcome, self._max_turns)
             if runner.status is None:
                 continuing.append(runner)
                 continue
             self._agent.release(runner.conversation)
             if runner.status is Status.ERROR_ENV:
-                runner.env.close()
-            else:
+                self._discard([runner.env])
+            # an environment that hangs is not touched again
+            elif outcome is None or outcome.error is None:
                 self._idle.append(runner.env)
             self._finish(runner.episode(self._meta), done, runner.number)
         ACTIVITY.playing = len(continuing)

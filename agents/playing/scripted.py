@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.base import Player
 from turngym.envs.core.episode import Episode, Status, Turn
@@ -81,7 +82,14 @@ class ScriptedAgent:
         self.writer = ResponseWriter(renderer)
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        return [self._one(conversation) for conversation in waiting]
+        return [self._answer(conversation) for conversation in waiting]
+
+    def _answer(self, conversation: Conversation) -> Reply:
+        # experts and players are other people's code, as environments are
+        answer = attempt(lambda: self._one(conversation))
+        if answer.failure:
+            return Reply(ends=Status.ERROR_ENV, error=answer.failure)
+        return answer.value  # type: ignore[no-any-return]
 
     def release(self, conversation: Conversation) -> None:
         """Does nothing: most scripted agents keep nothing."""

@@ -107,10 +107,10 @@ def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         assert not play.fixed_shares
     for here in (WorkerOptions(workers=0), WorkerOptions()):
         with open_workers.open_workers(here, playing if here.workers == 0 else None) as play:
-            assert play is rollout
+            assert play.func is rollout  # type: ignore[attr-defined]
     monkeypatch.setattr(automatic, "available_cores", lambda: 1)
     with open_workers.open_workers(WorkerOptions(), playing) as play:
-        assert play is rollout
+        assert play.func is rollout  # type: ignore[attr-defined]
     assert capsys.readouterr().err == ""
 
 

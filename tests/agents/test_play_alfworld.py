@@ -54,7 +54,7 @@ def test_hints_come_from_the_expert_who_demonstrates(jobs: list[Job]) -> None:
 
 
 def test_a_strict_expert_judge_has_no_neutral_scores(jobs: list[Job], make_tokenizer: Any) -> None:
-    agent = ExpertAgent(ChatRenderer(make_tokenizer(), strict=True), noise=0.7)
+    agent = ExpertAgent(ChatRenderer(make_tokenizer()), noise=0.7)
     played = rollout(jobs[:4], make(channel="text", max_turns=10), agent)
     episodes = [replace(e, turns=tuple(replace(t, origin="policy") for t in e.turns)) for e in played]
     asked = [request for episode in episodes for request in requests(episode, "score")]
@@ -67,7 +67,7 @@ def test_a_strict_expert_judge_has_no_neutral_scores(jobs: list[Job], make_token
 
 
 def test_demonstrations_carry_tokens_that_decode_to_what_was_played(jobs: list[Job], make_tokenizer: Any) -> None:
-    renderer = ChatRenderer(make_tokenizer(), strict=True)
+    renderer = ChatRenderer(make_tokenizer())
     for episode in rollout(jobs[:3], make(channel="text"), ExpertAgent(renderer)):
         (ids,) = episode.segments
         text = renderer.template.decode(ids.tolist())

@@ -1,0 +1,183 @@
+"""Other people's code that may hang or fail: environments, rewards and judges are called with a limit on the time.
+
+A call that takes too long cannot be ended in this process. It is given up: its thread is left to itself, and what it
+returns later is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from turngym.envs.core.errors import EnvBackendError, TurngymError
+
+STEP_TIMEOUT = 120.0
+"""Seconds for one step of an environment by default."""
+
+
+LONGEST_WAIT = 1e6
+"""Seconds; locks cannot wait for any number."""
+
+
+class CallTimeout(TurngymError, TimeoutError):
+    """A call that was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call returned, or what it raised; a call that was given up has a CallTimeout."""
+
+    value: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+    @property
+    def failure(self) -> str:
+        """Why there is no value, in a line; "" if there is one.
+
+        Raises the error if it is not the fault of what was called: an interruption, or a mistake that turngym names
+        (an unknown task, a wrong channel).
+        """
+        error = self.error
+        if error is None:
+            return ""
+        if isinstance(error, EnvBackendError | CallTimeout):
+            return str(error)
+        if isinstance(error, TurngymError) or not isinstance(error, Exception | SystemExit):
+            raise error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(str(error).split())[:500]
+        return f"{type(error).__name__}: {said} ({frame.filename}, line {frame.lineno})"
+
+
+def attempt(call: Callable[[], Any]) -> Outcome:
+    """The outcome of `call` in this thread, without a limit."""
+    began = time.perf_counter()
+    try:
+        return Outcome(call(), seconds=time.perf_counter() - began)
+    # sys.exit in other people's code must not end the run without a word; `failure` raises what is not theirs
+    except BaseException as error:
+        return Outcome(error=error, seconds=time.perf_counter() - began)
+
+
+class TimedCalls:
+    """Calls functions one after the other, each for at most `seconds`; infinity is no limit.
+
+    They run in one thread, which waits for more, so that a batch costs one change of threads. After a call that was
+    given up, the rest of its batch runs in threads of their own and shares one more limit: a batch of calls that all
+    hang takes twice the limit.
+    """
+
+    def __init__(self, seconds: float, what: str) -> None:
+        """`what` names a call in errors: "the environment's step"."""
+        if not seconds > 0:
+            raise TurngymError(f"the time for {what} is {seconds:g} s; it must be more than 0 (inf is no limit)")
+        self.seconds, self.what = seconds, what
+        self._queue: SimpleQueue[_Batch | None] | None = None
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Outcome]:
+        """The outcome of every call, in order. Ctrl-C lets the call under way end, for up to a second."""
+        if math.isinf(self.seconds):
+            return [attempt(call) for call in calls]
+        if self._queue is None:
+            self._queue = _start_thread()
+            # the thread of an object that nobody closed ends too
+            weakref.finalize(self, self._queue.put, None)
+        batch = _Batch(calls)
+        self._queue.put(batch)
+        try:
+            # the limit is for each call: a batch that is not over is waited for as long as its calls come and go
+            while not batch.over(batch.called_at + self.seconds):
+                if batch.give_up(self.seconds):
+                    break
+        except BaseException:
+            batch.over(time.monotonic() + 1.0)
+            batch.give_up(0.0)
+            self.close()
+            raise
+        done = batch.done
+        if len(done) < len(calls):
+            self._queue = None
+            done.append(self._given_up())
+            rest = [_Batch([call]) for call in calls[len(done) :]]
+            for one in rest:
+                queue = _start_thread()
+                queue.put(one)
+                queue.put(None)
+            end = time.monotonic() + self.seconds
+            for one in rest:
+                if not one.over(end):
+                    one.give_up(0.0)
+                done += one.done or [self._given_up()]
+        return done
+
+    def call(self, function: Callable[[], Any]) -> Outcome:
+        """The outcome of one call."""
+        return self.run([function])[0]
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+
+    def _given_up(self) -> Outcome:
+        return Outcome(error=CallTimeout(f"{self.what} took more than {self.seconds:g} s"), seconds=self.seconds)
+
+
+class _Batch:
+    """Calls for a thread, and what has come of them."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
+        self.calls = calls
+        self.done: list[Outcome] = []
+        self.called_at = time.monotonic()
+        """When the call under way began."""
+        self._given_up = False
+        self._lock = threading.Lock()
+        # released when all calls are done
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def over(self, end: float) -> bool:
+        """Whether all calls are done by `end` (time.monotonic)."""
+        return self._over.acquire(timeout=min(max(end - time.monotonic(), 0.0), LONGEST_WAIT))
+
+    def give_up(self, seconds: float) -> bool:
+        """Take no more outcomes, if the call under way began `seconds` ago; returns whether it did."""
+        with self._lock:
+            open_ = len(self.done) < len(self.calls)
+            self._given_up = open_ and time.monotonic() >= self.called_at + seconds
+            return self._given_up
+
+    def make_calls(self) -> bool:
+        """In the thread: make all calls; returns whether they are still wanted."""
+        for call in self.calls:
+            outcome = attempt(call)
+            with self._lock:
+                if self._given_up:
+                    return False
+                self.done.append(outcome)
+                self.called_at = time.monotonic()
+        self._over.release()
+        return True
+
+
+def _start_thread() -> SimpleQueue[_Batch | None]:
+    """The queue of a new thread, which makes the calls of each batch and ends at None."""
+    queue: SimpleQueue[_Batch | None] = SimpleQueue()
+
+    def serve() -> None:
+        while (batch := queue.get()) is not None and batch.make_calls():
+            # a thread that waits keeps no environment alive
+            del batch
+
+    threading.Thread(target=serve, name="turngym-calls", daemon=True).start()
+    return queue
