@@ -8,13 +8,24 @@ get what they do not name themselves of their room's public names. The packed re
 from __future__ import annotations
 
 import ast
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _IDENTIFIER = re.compile(r"^::: (\S+)$", re.MULTILINE)
+NOTEBOOKS = {
+    "evaluate": "evaluation.md",
+    "train": "training_in_python.md",
+    "write_an_environment": "write_an_environment.md",
+    "write_an_algorithm": "write_an_algorithm.md",
+}
+"""Name of a notebook -> the page that it is made of."""
+_markdown: dict[str, str] = {}
+"""Markdown of the pages of the site that is being built, by path."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
@@ -37,7 +48,79 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri == "results.md":
         markdown = markdown.replace("<!-- the tables of docs/results -->", results_text())
     folder, _, name = page.file.src_uri.rpartition("/")
-    return with_public_names(markdown, name.removesuffix(".md")) if folder == "api" else markdown
+    if folder == "api":
+        return with_public_names(markdown, name.removesuffix(".md"))
+    _markdown[page.file.src_uri] = markdown
+    return markdown
+
+
+def on_post_build(config: Any) -> None:
+    """Writes the pages' Markdown, llms.txt and the notebooks into the site."""
+    site = Path(config.site_dir)
+    for name, text in _markdown.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+    (site / "llms.txt").write_text(llms_text(config.nav, _markdown, config.site_description), encoding="utf-8")
+    write_notebooks(site / "notebooks")
+
+
+def llms_text(nav: list[Any], pages: dict[str, str], description: str) -> str:
+    """llms.txt: a summary, then by section of `nav` the pages: links to their Markdown, and their first sentences."""
+    parts = [f"# turngym\n\n> {description}"]
+    for entry in nav:
+        ((section, inside),) = entry.items()
+        listed = [(section, inside)] if isinstance(inside, str) else [item for one in inside for item in one.items()]
+        rows = [f"- [{title}]({name}): {first_sentence(pages[name])}" for title, name in listed if name in pages]
+        if rows:
+            parts.append("\n".join([f"## {section}", "", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def first_sentence(markdown: str) -> str:
+    """The first sentence of a page's first paragraph, without the targets of links."""
+    paragraph = next(part for part in markdown.split("\n\n")[1:] if part.strip() and part.lstrip()[0] not in "`|#<!-:")
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+    return re.split(r"(?<=[.:?]) ", plain, maxsplit=1)[0]
+
+
+_BLOCK = re.compile(r"^(<!-- .+? -->\n)?```(\w+)([^\n]*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
+
+
+def notebook(page: str) -> dict[str, Any]:
+    """A page as a Jupyter notebook (format 4.5).
+
+    Python blocks are cells of code; a block with a title begins with `%%writefile`. Blocks that a comment excludes from
+    the page's test, and blocks of other languages without a title, stay text.
+    """
+    cells: list[dict[str, Any]] = []
+
+    def add(kind: str, text: str) -> None:
+        if text.strip():
+            more: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+            source = text.strip("\n").splitlines(keepends=True)
+            cells.append({"id": f"cell-{len(cells)}", "cell_type": kind, "metadata": {}, "source": source, **more})
+
+    place = 0
+    for block in _BLOCK.finditer(page):
+        excluded, language, options, text = block.groups()
+        title = re.search(r'title="([^"]+)"', options)
+        if excluded or (language != "python" and title is None):
+            continue
+        add("markdown", page[place : block.start()])
+        if title is not None and "/" in title[1]:
+            add("code", f"import os\nos.makedirs({title[1].rpartition('/')[0]!r}, exist_ok=True)")
+        add("code", text if title is None else f"%%writefile {title[1]}\n{text}")
+        place = block.end()
+    add("markdown", page[place:])
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def write_notebooks(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in NOTEBOOKS.items():
+        made = notebook((ROOT / "docs" / page).read_text(encoding="utf-8"))
+        (folder / f"{name}.ipynb").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def results_page() -> str:
@@ -138,5 +221,7 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:2] == ["notebooks"]:
+    write_notebooks(Path(sys.argv[2]))
+elif __name__ == "__main__":
     (ROOT / "docs" / "metrics.md").write_text(metrics_text(), encoding="utf-8")

@@ -100,11 +100,30 @@ def wanted(block: Block) -> bool:
     return block.kind is None
 
 
+def load_hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks
+
+
+HOOKS = load_hooks()
+
+
 def quick_only_the_readme(page: Path) -> Any:
     return pytest.param(page, id=name_of(page), marks=() if page.name == "README.md" else pytest.mark.long)
 
 
-@pytest.mark.parametrize("page", [quick_only_the_readme(page) for page in PAGES if python_blocks(page)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        quick_only_the_readme(page)
+        for page in PAGES
+        if python_blocks(page) and page.name not in HOOKS.NOTEBOOKS.values()  # those run as notebooks
+    ],
+)
 def test_the_python_of_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.title is not None:
@@ -114,16 +133,64 @@ def test_the_python_of_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
     chosen = [block for block in python_blocks(page) if wanted(block)]
     if not chosen:
         pytest.skip(f"{name_of(page)}: every block needs something that is not installed, or another test runs it")
+    run_blocks([(block.page, block.line, block.text) for block in chosen], tmp_path)
+
+
+def run_blocks(texts: Sequence[tuple[str, int, str]], folder: Path) -> None:
+    """Runs (file, line, text) one after the other in one process."""
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
-        input=json.dumps([(block.page, block.line, block.text) for block in chosen]),
-        cwd=tmp_path,
+        input=json.dumps(texts),
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HOOKS.NOTEBOOKS)
+def test_a_notebook_runs_from_its_first_cell_to_its_last(name: str, tmp_path: Path) -> None:
+    HOOKS.write_notebooks(tmp_path)
+    cells = json.loads((tmp_path / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = []
+    for number, cell in enumerate(cells):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            head, _, body = text.partition("\n")
+            if head.startswith("%%writefile "):  # what IPython does with it
+                text = f"open({head.split()[1]!r}, 'w').write({body!r})"
+            texts.append((f"{name}.ipynb, cell {number}", 0, text))
+    page = ROOT / "docs" / HOOKS.NOTEBOOKS[name]
+    assert [text.strip() for _, _, text in texts if text.strip() in page.read_text(encoding="utf-8")]
+    run_blocks(texts, tmp_path)
+
+
+def test_cells_of_a_notebook() -> None:
+    page = (
+        '# A\n\n```python title="p/m.py"\nx = 1\n```\n\n<!-- not run: a b c -->\n```python\ny\n```\nb\n\n'
+        "```bash\nls\n```\n```python\nz\n```\n"
+    )
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in HOOKS.notebook(page)["cells"]]
+    text = "<!-- not run: a b c -->\n```python\ny\n```\nb\n\n```bash\nls\n```"
+    made = "import os\nos.makedirs('p', exist_ok=True)"
+    assert cells == [
+        ("markdown", "# A"),
+        ("code", made),
+        ("code", "%%writefile p/m.py\nx = 1"),
+        ("markdown", text),
+        ("code", "z"),
+    ]
+
+
+def test_llms_txt() -> None:
+    pages = {"index.md": "# T\n\nIt is [a thing](x.md). More.", "b.md": "# B\n\n```sh\nx\n```\n\nSecond: all."}
+    found = HOOKS.llms_text([{"T": "index.md"}, {"Use": [{"Bee": "b.md"}, {"API": "api/x.md"}]}], pages, "Sum.")
+    assert found == (
+        "# turngym\n\n> Sum.\n\n## T\n\n- [T](index.md): It is a thing.\n\n## Use\n\n- [Bee](b.md): Second:\n"
+    )
 
 
 def test_only_few_blocks_are_run_by_no_test() -> None:
@@ -298,14 +365,9 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_lists_of_files_and_metrics_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert text == hooks.metrics_text(), "docs/metrics.md is not up to date: run `python docs/hooks.py`"
-    assert hooks.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org)") == (
+    assert text == HOOKS.metrics_text(), "docs/metrics.md is not up to date: run `python docs/hooks.py`"
+    assert HOOKS.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org)") == (
         "[a](a.md#b) [c](changelog.md) [d](https://x.org)"
     )
 
