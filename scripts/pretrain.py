@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import columns, table_text
+from turngym.scripts.main import VERBS
 from turngym.scripts.options import sft_argv
 
 FILE = "success.json"
@@ -165,14 +167,13 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     What it grows from is made first, in a folder of `out`; with `resume`, what is finished there is kept.
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
     """
-    from turngym.scripts import train
-
     finished = out / "model"
     if resume and finished.is_dir():
         return finished
     start, run = write_start(world, recipe, out, resume), out / "sft"
     words = ["--student", str(start), "--out", str(run), *sft_argv(world, recipe)]
-    train.main([*words, *(["--resume"] if resume and run.is_dir() else [])])
+    # as the command does: this module is read without torch
+    import_module(VERBS["train"]).main([*words, *(["--resume"] if resume and run.is_dir() else [])])
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:
         raise TurngymError(f"no checkpoint in {run}")

@@ -191,5 +191,5 @@ def known_as(query: str, candidates: Iterable[str]) -> list[str]:
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
     """The end of an error text: ` Did you mean 'a' or 'b'?`, or nothing if no candidate is near."""
     pool = list(candidates)
-    near = known_as(query, pool)[:n] or nearest(query, pool, n, cutoff=0.5)
+    near = known_as(query, pool)[:n] or nearest(query, pool, n)
     return " Did you mean " + " or ".join(repr(text) for text in near) + "?" if near else ""
