@@ -78,9 +78,10 @@ def llms_text(nav: list[Any], pages: dict[str, str], description: str) -> str:
 
 def first_sentence(markdown: str) -> str:
     """The first sentence of a page's first paragraph, without the targets of links."""
-    paragraph = next(part for part in markdown.split("\n\n")[1:] if part.strip() and part.lstrip()[0] not in "`|#<!-:")
+    text = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    paragraph = next(part for part in text.split("\n\n")[1:] if part.strip() and part.lstrip()[0] not in "|#<!")
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-    return re.split(r"(?<=[.:?]) ", plain, maxsplit=1)[0]
+    return plain.partition(". ")[0].rstrip(".:") + "."
 
 
 _BLOCK = re.compile(r"^(<!-- .+? -->\n)?```(\w+)([^\n]*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)

@@ -186,10 +186,14 @@ def test_cells_of_a_notebook() -> None:
 
 
 def test_llms_txt() -> None:
-    pages = {"index.md": "# T\n\nIt is [a thing](x.md). More.", "b.md": "# B\n\n```sh\nx\n```\n\nSecond: all."}
+    pages = {
+        "index.md": "# T\n\nIt is [a thing](x.md). More.",
+        "b.md": "# B\n\n```sh\nx\n```\n\n`turngym` [is it?](x.md) so: all. Two.",
+    }
     found = HOOKS.llms_text([{"T": "index.md"}, {"Use": [{"Bee": "b.md"}, {"API": "api/x.md"}]}], pages, "Sum.")
     assert found == (
-        "# turngym\n\n> Sum.\n\n## T\n\n- [T](index.md): It is a thing.\n\n## Use\n\n- [Bee](b.md): Second:\n"
+        "# turngym\n\n> Sum.\n\n## T\n\n- [T](index.md): It is a thing.\n\n"
+        "## Use\n\n- [Bee](b.md): `turngym` is it? so: all.\n"
     )
 
 
