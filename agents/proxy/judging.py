@@ -240,22 +240,25 @@ judge is down, and nothing is given up."""
 
 @dataclass(slots=True)
 class _Session:
-    episode: Episode
-    """The newest state of the session."""
+    episode: Episode | None = None
+    """The session once it has ended. Until then it is kept by the proxy alone: hundreds may be open for a long time."""
     votes: dict[int, Judgment] = field(default_factory=dict)
-    ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     key: str
-    turn: int
+    request: JudgeRequest
     due: float
     failures: int = 0
     alone: int = 0
     """Failures while other turns were judged."""
     seen: int = 0
     """Turns that had been judged when it last failed."""
+
+    @property
+    def turn(self) -> int:
+        return self.request.turn
 
 
 class TurnJudging:
@@ -308,8 +311,8 @@ class TurnJudging:
     def put(self, episode: Episode) -> None:
         """Take in a session that has ended."""
         with self._changed:
-            self._take(episode).ended = True
-            waiting = [key for key, session in self._sessions.items() if session.ended]
+            self._take(episode).episode = episode
+            waiting = [key for key, session in self._sessions.items() if session.episode is not None]
             for key in waiting[: -self._backlog]:
                 self._forget(key)
                 self.counts["dropped_for_age"] += 1
@@ -342,23 +345,22 @@ class TurnJudging:
         with self._changed:
             return {
                 "to_judge": len(self._jobs) + len(self._asking),
-                "sessions_to_judge": sum(session.ended for session in self._sessions.values()),
+                "sessions_to_judge": sum(session.episode is not None for session in self._sessions.values()),
                 **dict(sorted(self.counts.items())),
                 **({"judge_error": self.error} if self.error else {}),
             }
 
     def _take(self, episode: Episode) -> _Session:
-        """Note the session as it is now, and queue its turns that nobody has judged."""
+        """Queue the session's turns that nobody has judged."""
         key = episode.task.task_id
-        session = self._sessions.setdefault(key, _Session(episode))
-        session.episode = episode
+        session = self._sessions.setdefault(key, _Session())
         queued = {(job.key, job.turn) for job in self._jobs} | self._asking
         for request in self._judge.requests(episode):
             place = (key, request.turn)
             if place in self._known:
                 session.votes[request.turn] = self._known.pop(place)
             elif request.turn not in session.votes and place not in queued and not self._settled(place):
-                self._jobs.append(_Job(key, request.turn, self._clock(), seen=self.counts["turns_judged"]))
+                self._jobs.append(_Job(key, request, self._clock(), seen=self.counts["turns_judged"]))
         return session
 
     def _settled(self, place: tuple[str, int]) -> bool:
@@ -388,15 +390,11 @@ class TurnJudging:
 
     def _ask(self, jobs: Sequence[_Job]) -> list[Judgment]:
         with self._changed:
-            episodes = [self._sessions[job.key].episode if job.key in self._sessions else None for job in jobs]
-        asked = [
-            None if episode is None else next((r for r in self._judge.requests(episode) if r.turn == job.turn), None)
-            for job, episode in zip(jobs, episodes, strict=True)
-        ]
-        known = [request for request in asked if request is not None]
+            known = [job.key in self._sessions for job in jobs]
+        asked = [job.request for job, wanted in zip(jobs, known, strict=True) if wanted]
         try:
-            found = iter(self._judge.ask(known) if known else [])
-            return [Judgment(votes=()) if request is None else next(found) for request in asked]
+            found = iter(self._judge.ask(asked) if asked else [])
+            return [next(found) if wanted else Judgment(votes=()) for wanted in known]
         except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
             return [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
 
@@ -436,19 +434,20 @@ class TurnJudging:
         with self._changed:
             session = self._sessions.get(key)
             waits = any(job.key == key for job in self._jobs) or any(name == key for name, _ in self._asking)
-            if session is None or not session.ended or waits:
+            if session is None or session.episode is None or waits:
                 return
+            episode = session.episode
             heard = {turn: self._heard.pop((key, turn)) for name, turn in list(self._heard) if name == key}
             self._forget(key)
         turns = []
-        for turn in session.episode.turns:
+        for turn in episode.turns:
             judgment = session.votes.get(turn.index)
             if judgment is not None and judgment.votes:
                 turn = self._judge.judged(turn, judgment)
             if turn.index in heard:
                 turn = self._judge.heard(turn, heard[turn.index])
             turns.append(turn)
-        self._on_judged(self._judge.finished(replace(session.episode, turns=tuple(turns))))
+        self._on_judged(self._judge.finished(replace(episode, turns=tuple(turns))))
 
     def _forget(self, key: str) -> None:
         del self._sessions[key]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from turngym.agents.proxy.config import ApiError, busy
 from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import (
@@ -27,6 +29,8 @@ from turngym.agents.proxy.turn_records import (
 )
 from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Span
+
+NO_IDS = np.empty(0, np.int32)
 
 
 class HistoryMatch:
@@ -81,6 +85,7 @@ class SessionTurn:
     has_new_messages: bool
     """Whether the request brought anything new; if not, the answer before it has no next state."""
     record: TurnRecord
+    """Without its ids, which are in the session's history."""
     segment: int
     prompt_span: Span
     response_span: Span
@@ -124,7 +129,7 @@ class ProxySession:
                 observation=as_observation(new[1:] if system else new) if former is None else former.observation,
                 role=new[-1].role,
                 has_new_messages=bool(record.messages) or (former is not None and former.has_new_messages),
-                record=record,
+                record=replace(record, prompt_ids=NO_IDS, ids=NO_IDS),
                 segment=len(self.history.segments) - 1,
                 prompt_span=prompt_span,
                 response_span=response_span,
