@@ -160,7 +160,8 @@ class KeptCache:
         import torch
         from transformers import DynamicCache
 
-        self._model, self._rows, self._cache = model, rows, DynamicCache()
+        self._model, self._rows = model, rows
+        self._cache: Any = DynamicCache()
         self._ids = torch.zeros(rows, 0, dtype=torch.int64)
         self._mask = torch.zeros_like(self._ids)
 

@@ -251,9 +251,9 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         if turn.excluded == BROKEN_OFF:
             break
         observation, reward, terminated, truncated, info = env.step(turn.response)
-        recorded = {"action": turn.action, "verdict": turn.verdict, "reward": turn.reward}
-        now = {"action": info["action"], "verdict": Verdict(info["verdict"]), "reward": float(reward)}
-        if wrong := [_said(name, recorded[name], now[name]) for name in now if recorded[name] != now[name]]:
+        before = {"action": turn.action, "verdict": turn.verdict, "reward": turn.reward}
+        after = {"action": info["action"], "verdict": Verdict(info["verdict"]), "reward": float(reward)}
+        if wrong := [_said(name, before[name], after[name]) for name in after if before[name] != after[name]]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
