@@ -13,7 +13,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of, re
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.envs.channels import Channel, make_channel
-from turngym.envs.core.episode import Status
+from turngym.envs.core.episode import Status, wrong_numbers
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
 from turngym.envs.core.task import ToolSpec
@@ -113,6 +113,8 @@ class ModelAgent:
             if result.finish == "aborted":
                 return Reply(ends=Status.ERROR_ENGINE, error="the request was broken off before its first id")
             return Reply(ends=Status.TRUNCATED_TOKENS)
+        if (problem := wrong_numbers(result.ids, result.logprobs)) is not None:
+            return Reply(ends=Status.ERROR_ENGINE, error=f"the policy's answer cannot be: {problem}")
         thread = conversation.thread
         assert thread is not None
         begun = len(conversation.begun)

@@ -303,7 +303,7 @@ def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
             f"--reward {name} takes the place of the return, but --{config.section.replace('_', '-')}.reward "
             f"is {kind}: leave one of them out"
         )
-    return RewardedCollect(collect=source, reward=find_reward(name))
+    return RewardedCollect(collect=source, reward=find_reward(name), timeout=config.rollouts.workers.step_timeout)
 
 
 def _identity(

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, Outcome, TimedCalls
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward
@@ -376,22 +378,29 @@ PAID = "environment_return"
 class RewardedCollect:
     """Implements `RolloutSource`: episodes of `collect` with `reward` as their return; failed ones stay as they are.
 
+    An episode whose reward fails, or takes more than `timeout` seconds, becomes a failed one.
     So whatever reads a return reads the reward: advantages, group filters, terms of a teacher's algorithm, metrics. The
     environment's own return is kept in `meta`, and so is the reward's name; rewards of turns stay the environment's.
     """
 
     collect: RolloutSource
     reward: NamedReward
+    timeout: float = STEP_TIMEOUT
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        return [self._rewarded(episode) for episode in self.collect(request)]
-
-    def _rewarded(self, episode: Episode) -> Episode:
+        episodes = self.collect(request)
         # a failed back end says nothing about the policy: there is nothing to reward
-        if episode.status.is_error:
-            return episode
+        played = [episode for episode in episodes if not episode.status.is_error]
+        calls = TimedCalls(self.timeout, f"--reward {self.reward.name}")
+        paid = iter(calls.run([partial(self.reward, episode) for episode in played]))
+        calls.close()
+        return [episode if episode.status.is_error else self._rewarded(episode, next(paid)) for episode in episodes]
+
+    def _rewarded(self, episode: Episode, paid: Outcome) -> Episode:
         meta = {**episode.meta, PAID: episode.episode_return, "reward": self.reward.name}
-        return replace(episode, episode_return=self.reward(episode), meta=meta)
+        if paid.failure:
+            return replace(episode, status=paid.status, meta={**meta, "error": paid.failure})
+        return replace(episode, episode_return=paid.value, meta=meta)
 
 
 # Returns and advantages per token, over an episode's supervised tokens; observation tokens between them are holes.

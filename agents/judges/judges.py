@@ -17,6 +17,7 @@ from turngym.agents.models import load_policy
 from turngym.agents.options import JudgeOptions
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
+from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.episode import Episode, Status, Turn, next_state
@@ -83,8 +84,9 @@ class ExpertJudge:
     The default expert sees the hidden state, so its hints are more than hindsight: they are the solution. Scripted
     players such as `scripted.named_player("searching")` know only what was observed.
 
-    A vote fails if the request has no episode, the environment fails or answers differently from the record, or the
-    expert knows no action. Environments that answer at random cannot be replayed.
+    A vote fails if the request has no episode, the environment fails or answers differently from the record, the expert
+    knows no action, or playing the episode again takes more than `timeout` seconds. Environments that answer at random
+    cannot be replayed.
     """
 
     make_env: Callable[[], Any]
@@ -92,12 +94,15 @@ class ExpertJudge:
     agreeing: bool = True
     strict: bool = False
     repeats: int | None = None
+    timeout: float = 600.0
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         # one replay serves all turns of an episode; keyed by identity, since episodes have no hash
         episodes = {id(request.episode): request.episode for request in requests}
-        advice = {key: self._advice(episode) for key, episode in episodes.items()}
+        calls = TimedCalls(self.timeout, "playing the episode again")
+        advice = {key: self._advice(episode, calls) for key, episode in episodes.items()}
+        calls.close()
         return [self._judgment(request, *advice[id(request.episode)]) for request in requests]
 
     def close(self) -> None:
@@ -120,16 +125,21 @@ class ExpertJudge:
             return Judgment(votes=("The expert would do the same. \\boxed{-1}",))
         return Judgment(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
 
-    def _advice(self, episode: Episode | None) -> tuple[Sequence[str | None], str]:
+    def _advice(self, episode: Episode | None, calls: TimedCalls) -> tuple[Sequence[str | None], str]:
         """The expert's action at each turn, or none and the reason."""
         if episode is None:
             return (), "no episode"
-        try:
-            return self._replay(episode), ""
-        except TurngymError as error:
+        replayed = calls.call(lambda: self._replay(episode))
+        if replayed.error is None:
+            return replayed.value, ""
+        if isinstance(replayed.error, CallTimeout):
+            # what hangs is not touched again
+            self._env = None
+        else:
             # the environment's state is unknown
             self.close()
-            return (), f"{type(error).__name__}: {error}"
+        known = isinstance(replayed.error, TurngymError)
+        return (), f"{type(replayed.error).__name__}: {replayed.error}" if known else replayed.failure
 
     def _replay(self, episode: Episode) -> list[str | None]:
         """The expert's action at each turn. Raises ReplayError if the environment answers differently."""
@@ -308,6 +318,22 @@ MakeJudge = Callable[[JudgeContext], Judge]
 """A judge; from another package as `--judge package.module:name`, or a name in its entry points `turngym.judges`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedJudge:
+    """A `Judge` of another package; if it raises, or takes more than `timeout` seconds a request, its votes fail."""
+
+    inner: Judge
+    timeout: float
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        calls = TimedCalls(self.timeout * max(len(requests), 1), f"the judge, asked {len(requests)} times,")
+        found = calls.call(lambda: list(self.inner.judge(requests)))
+        calls.close()
+        if found.failure:
+            return [Judgment(votes=(None,), error=f"{request.name}: {found.failure}") for request in requests]
+        return found.value  # type: ignore[no-any-return]
+
+
 def make_judge(
     options: JudgeOptions,
     kind: Question,
@@ -333,6 +359,8 @@ def make_judge(
         named = automatic if options.judge == "auto" else options.judge
         make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
         judge = make(context)
+        if named not in built_in:
+            judge = TimedJudge(inner=judge, timeout=options.judge_timeout)
     return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.playing.agent import Reply, ResponseWriter
-from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode, status_of
+from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer, resolved
 from turngym.agents.rendering.renderer import ChatRenderer
@@ -71,7 +71,7 @@ class EpisodeSession:
             self._discard()
             raise
         if failure:
-            status = status_of(begun)
+            status = begun.status
             self._discard(hangs=status is Status.ERROR_TIMEOUT)
             self._episode = failed_episode(job, pool.env_id, failure, {}, status)
             return

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
-from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, Outcome, TimedCalls, attempt
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, Outcome, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
@@ -104,7 +104,7 @@ class EpisodeRunner:
             return
         self.timings["env"] += stepped.seconds
         if stepped.failure:
-            self.status, self.error = status_of(stepped), stepped.failure
+            self.status, self.error = stepped.status, stepped.failure
             return
         # what an environment returns is as little known as what it raises
         recorded = attempt(lambda: self._record(reply, *stepped.value))
@@ -229,11 +229,6 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
 def _number(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
     return float(value) if isinstance(value, bool) else value
-
-
-def status_of(failed: Outcome) -> Status:
-    """How an episode ends whose environment gave no outcome."""
-    return Status.ERROR_TIMEOUT if isinstance(failed.error, CallTimeout) else Status.ERROR_ENV
 
 
 def failed_episode(
@@ -460,7 +455,7 @@ class Rollout:
             if not failure:
                 self._active.append(outcome.value)
                 continue
-            status = status_of(outcome)
+            status = outcome.status
             # one that hangs would hang again
             failed += [env] if status is Status.ERROR_ENV else []
             episode = failed_episode(job, guard_of(env).env_id, failure, self._meta, status)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import EnvBackendError, TurngymError
 
 STEP_TIMEOUT = 120.0
@@ -55,6 +56,12 @@ class Outcome:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:500]
         return f"{type(error).__name__}: {said} ({frame.filename}, line {frame.lineno})"
+
+
+    @property
+    def status(self) -> Status:
+        """How an episode ends whose environment or reward gave no value."""
+        return Status.ERROR_TIMEOUT if isinstance(self.error, CallTimeout) else Status.ERROR_ENV
 
 
 def attempt(call: Callable[[], Any]) -> Outcome:

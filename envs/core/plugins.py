@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import EnvBackendError, TurngymError, did_you_mean
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """`package.module:name`."""
@@ -103,7 +103,7 @@ RewardFunction = Callable[[Episode], float]
 """Computes a finite number from the whole episode, which replaces the environment's return."""
 
 
-class RewardError(TurngymError):
+class RewardError(EnvBackendError):
     """A reward function failed, or its answer is no finite number."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.judges.judges import ExpertJudge, JudgeContext, RuleJudge, make_judge
+from turngym.agents.judges.judges import ExpertJudge, JudgeContext, RuleJudge, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
 from turngym.agents.options import JudgeOptions
 from turngym.agents.rendering.chat_template import ChatTemplate
@@ -282,13 +282,31 @@ def test_the_built_in_judges() -> None:
 @pytest.mark.parametrize("name", ["shortest", "outside_judge:Shortest"])
 def test_a_judge_of_another_package(outside: None, name: str) -> None:
     judge = made(name, "hint", expert="searching", device="cpu")
-    assert isinstance(judge.context, JudgeContext)
-    context = judge.context
+    context = judge.inner.context
+    assert isinstance(context, JudgeContext)
     assert (context.kind, context.expert, context.seed, context.device) == ("hint", "searching", 4, "cpu")
     assert context.options.judge_votes == 5
     assert context.make_env is dict
     requests = [JudgeRequest(name=str(n), kind="score", response="x" * n, next_state="") for n in (1, 3, 2)]
     assert [one.votes for one in judge.judge(requests)] == [("\\boxed{1}",), ("\\boxed{-1}",), ("\\boxed{1}",)]
+
+
+def test_a_judge_of_another_package_that_hangs_or_raises() -> None:
+    forever = threading.Event()
+
+    class Odd:
+        def judge(self, requests: Sequence[JudgeRequest]) -> list[Any]:
+            if requests[0].response == "hang":
+                forever.wait(30)
+            raise LookupError("no verdict")
+
+    judge = TimedJudge(inner=Odd(), timeout=0.1)  # type: ignore[arg-type]
+    late = judge.judge([ask(response="hang"), ask(response="hang")])
+    assert [one.votes for one in late] == [(None,), (None,)]
+    assert late[1].error.endswith("turn 0: the judge, asked 2 times, took more than 0.2 s")
+    [broken] = judge.judge([ask()])
+    assert "turn 0: LookupError: no verdict (" in broken.error
+    forever.set()
 
 
 def test_judges_that_are_not_there(outside: None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,27 @@ def test_the_reward_takes_the_place_of_the_return(make_episode: Any) -> None:
     assert found.meta == {"environment_return": 0.75, "reward": "own_rewards:thrift"}
     assert [turn.reward for turn in found.turns] == [0.0, 0.0]
     assert failed is lost
+
+
+def test_a_reward_that_fails_or_hangs_costs_its_episode(make_episode: Any) -> None:
+    forever = threading.Event()
+    rewards: dict[str, Any] = {
+        "task/1": lambda: forever.wait(30),
+        "task/2": lambda: float("nan"),
+        "task/3": lambda: sys.exit(1),
+        "task/4": lambda: 0.5,
+    }
+    reward = NamedReward("odd", lambda episode: rewards[episode.task.task_id]())
+    episodes = [make_episode([([1], [2])], number=number) for number in (1, 2, 3, 4)]
+    found = RewardedCollect(collect=lambda request: episodes, reward=reward, timeout=0.2)(REQUEST)
+    assert [one.status for one in found] == [
+        *(Status.ERROR_TIMEOUT, Status.ERROR_ENV, Status.ERROR_ENV, Status.COMPLETED),
+    ]
+    assert found[0].meta["error"] == "--reward odd took more than 0.2 s"
+    assert found[1].meta["error"].endswith("the answer is nan; valid: a finite number")
+    assert found[2].meta["error"].startswith("SystemExit: 1 (")
+    assert found[3].episode_return == 0.5
+    forever.set()
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), np.float32(1.0), np.int64(1), 1])
@@ -122,7 +145,7 @@ def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_reward_ends_the_run_in_a_line(student: Path, tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"^--reward own_rewards:endless: episode .* the answer is inf"):
+    with pytest.raises(TurngymError, match="all 4 episodes failed; the first: --reward own_rewards:endless"):
         train.main(command(student, tmp_path / "run", "grpo", "--grpo.n", "4", "--reward", "own_rewards:endless"))
 
 
