@@ -7,7 +7,7 @@ the policy have been told beforehand?). `make_judge` opens the one that `--judge
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -285,6 +285,33 @@ class RuleJudge:
         return REPEATED if hint is None and self.repeats and _repeated(episode, turn) else hint
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptJudge:
+    r"""A `Judge` of hints that tells a failed attempt at a task what one that succeeded did. One vote per request.
+
+    Every turn of an episode without success gets the actions of the shortest success among the attempts of its group
+    that are asked about together. Where there is none, and on turns of successes, the vote is `\boxed{-1}`: no hint.
+    Of several training processes each knows the attempts that it has played. It gives no scores: such votes fail.
+    """
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        found: dict[int, Episode] = {}
+        for episode in (request.episode for request in requests if request.episode is not None):
+            best = found.get(episode.group)
+            if episode.success and (best is None or episode.depth < best.depth):
+                found[episode.group] = episode
+        return [self._one(request, found) for request in requests]
+
+    def _one(self, request: JudgeRequest, found: Mapping[int, Episode]) -> Judgment:
+        if request.kind == "score" or request.episode is None:
+            return Judgment(votes=(None,), error=f"{request.name}: other attempts give hints, not scores")
+        best = found.get(request.episode.group)
+        if best is None or request.episode.success:
+            return Judgment(votes=("\\boxed{-1}",))
+        actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
+        return Judgment(votes=(f"[HINT_START]An attempt that solved this task did: {actions}[HINT_END] \\boxed{{1}}",))
+
+
 def _repeated(episode: Episode, turn: Turn) -> bool:
     return any(
         earlier.action == turn.action
@@ -355,7 +382,7 @@ def make_judge(
         judge = _model_judge(context, argument)
     else:
         automatic = "rules" if kind == "score" else "expert"
-        built_in = {"rules": lambda _: RuleJudge(), "expert": _expert_judge}
+        built_in = {"rules": lambda _: RuleJudge(), "expert": _expert_judge, "attempts": lambda _: AttemptJudge()}
         named = automatic if options.judge == "auto" else options.judge
         make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
         judge = make(context)

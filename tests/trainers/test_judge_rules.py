@@ -9,7 +9,7 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.judges import RuleJudge
+from turngym.agents.judges.judges import AttemptJudge, RuleJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import judge_episodes, majority, read_score, requests
@@ -143,3 +143,35 @@ def test_chat_sessions_have_no_verdicts(make_episode: Make) -> None:
     assert judged.turns[0].judge_votes == (None,)
     assert judged.turns[0].judge_scores is None
     assert "verdicts and rewards" in error
+
+
+def test_a_failed_attempt_is_told_what_the_shortest_success_of_its_group_did(make_episode: Make) -> None:
+    def attempt(group: int, actions: list[str], success: bool, **more: Any) -> Episode:
+        made = play(make_episode, len(actions), action=actions, **more)
+        return replace(made, group=group, success=success)
+
+    verdicts = [Verdict.OK, Verdict.INADMISSIBLE, Verdict.OK]
+    episodes = [
+        attempt(1, ["look", "go", "look", "take"], True),
+        attempt(1, ["look", "fly", "take it"], True, verdict=verdicts),
+        attempt(1, ["look", "wait"], False),
+        attempt(2, ["look"], False),
+        attempt(1, ["a", "b", "c"], True),
+    ]
+    judged, error = judge_episodes(episodes, AttemptJudge(), "hint")
+    assert error == ""
+    told = "An attempt that solved this task did: 1. look, 3. take it"
+    # of two that are equally short the first; successes and groups without one get nothing
+    assert [[turn.hint for turn in episode.turns] for episode in judged] == [
+        [None] * 4,
+        [None] * 3,
+        [told] * 2,
+        [None],
+        [None] * 3,
+    ]
+    assert [turn.judge_scores for turn in judged[2].turns + judged[3].turns] == [(1.0,), (1.0,), (-1.0,)]
+    found = AttemptJudge().judge(requests(episodes[0], "score"))
+    assert found[0].votes == (None,)
+    assert found[0].error.endswith("turn 0: other attempts give hints, not scores")
+    chat = replace(requests(episodes[0], "hint")[0], episode=None)
+    assert AttemptJudge().judge([chat])[0].votes == (None,)

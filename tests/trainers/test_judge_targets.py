@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, TurnScore, batch_turns, up_to_rejection
+from turngym.trainers.algorithms.judge_targets import (
+    HintAdvantage,
+    HintTopK,
+    SelfTaught,
+    TurnScore,
+    batch_turns,
+    up_to_rejection,
+)
 from turngym.trainers.batch import pack
 from turngym.trainers.judged import HintedTurns, ScoredTurns, judge_episodes
 from turngym.trainers.targets import TargetError
@@ -112,6 +119,16 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
     alone = HintAdvantage()(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
     assert alone.advantage_N is not None
     assert alone.advantage_N.tolist() == targets.advantage_N.tolist()
+
+
+def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
+    batch, student = pack(hinted), Table()
+    scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
+    found = SelfTaught(target_fn=HintAdvantage())(batch, hinted, scorers).advantage_N
+    assert found is not None
+    # as above, without the half nat that the teacher has more
+    assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)
+    assert ([1, 2, 7, 7, 10, 11], [4, 5]) in student.asked
 
 
 def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode]) -> None:

@@ -34,9 +34,16 @@ def test_where_a_response_may_be_cut() -> None:
 
 
 def test_who_teaches_and_who_is_stayed_near() -> None:
-    def needs(kl_coef: float, teacher: bool) -> tuple[bool, bool]:
-        made = opd_hints.build(opd_hints.OpdHintsConfig(kl_coef=kl_coef), DISTILL, RUN, teacher=teacher)
+    def needs(kl_coef: float, other: bool, **more: Any) -> tuple[bool, bool]:
+        made = opd_hints.build(opd_hints.OpdHintsConfig(kl_coef=kl_coef, **more), DISTILL, RUN, teacher=other)
         return made.needs_teacher, made.needs_reference
+
+    assert needs(0.0, False, teacher="live") == (False, False)
+    assert needs(0.1, False, teacher="live") == (False, True)
+    with pytest.raises(ConfigError, match="teacher is live, and --teacher names another model"):
+        needs(0.0, True, teacher="live")
+    with pytest.raises(ConfigError, match="n is 0"):
+        opd_hints.OpdHintsConfig(n=0)
 
     # without a teacher the initial policy teaches
     assert [needs(*given) for given in ((0.0, True), (0.1, True), (0.0, False))] == [

@@ -33,7 +33,7 @@ from turngym.trainers.algorithms import (
 from turngym.trainers.algorithms.gigpo import TurnAdvantage
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised
-from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, TurnScore
+from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, SelfTaught, TurnScore
 from turngym.trainers.algorithms.kd_reward import (
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
@@ -287,6 +287,9 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "mask_neutral", True, "select.mask_neutral", ITSELF),
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
+    (HINTS, "n", 4, "group", ITSELF),
+    (HINTS, "teacher", "live", "target_fn.target_fn", SelfTaught(target_fn=HintAdvantage())),
+    (HINTS, "teacher", "live", "needs_reference", True),
     (HINTS, "form", "sampled", "target_fn.target_fn", HintAdvantage(0.0)),
     (HINTS, "form", "topk", "target_fn.target_fn", HintTopK(9, 0.0)),
     (HINTS, "form", "topk", "token_loss.loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),

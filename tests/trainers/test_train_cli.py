@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 from tiny_runs import break_off, save_tiny, untimed
 
-from turngym.agents.collect import LiveCollect, step_jobs
+from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
 from turngym.agents.play_plan import PlayPlan
@@ -27,6 +29,7 @@ from turngym.scripts import train
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
 from turngym.trainers.run import build_trainer
+from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
@@ -336,3 +339,39 @@ def test_jobs_follow_from_seed_and_step() -> None:
     assert len({job.seed for jobs in one for job in jobs}) == 3
     assert one[1] == step_jobs(ids, 3, RolloutRequest(step=2, episodes=4, max_turns=9))
     assert RunConfig().seed == 0
+
+
+def test_a_later_round_of_a_step_has_tasks_and_numbers_of_its_own(tmp_path: Path) -> None:
+    ids = [f"t{n}" for n in range(400)]
+    asked = [RolloutRequest(step=3, episodes=6, max_turns=1, group=2, plan=PlayPlan(round=k)) for k in (0, 1, 2)]
+    rounds = [step_jobs(ids, 3, request) for request in asked]
+    assert rounds[0] == step_jobs(ids, 3, replace(asked[0], plan=None))
+    assert [[job.group for job in jobs] for jobs in rounds] == [
+        [0, 0, 1, 1, 2, 2],
+        [3, 3, 4, 4, 5, 5],
+        [6, 6, 7, 7, 8, 8],
+    ]
+    assert [job.sample for jobs in rounds for job in jobs] == list(range(18))
+    assert len({job.seed for jobs in rounds for job in jobs}) == 3
+    assert len({job.task_id for jobs in rounds for job in jobs}) == 9
+    # what a step has played is kept in one file, and played anew it is written anew
+    made = KeptRollouts(collect=lambda request: toy.demonstrations(1 + request.plan.round), folder=tmp_path, last=2)
+    for _ in range(2):
+        for request in asked:
+            made(request)
+        assert len(read_trace(tmp_path / "step_000003.jsonl")[0]) == 1 + 2 + 3
+
+
+def test_groups_are_refilled_with_further_tasks(models: Path, tmp_path: Path) -> None:
+    """The untrained student never succeeds: every round is played, and nothing is trained on."""
+    words = command(models, tmp_path / "run", "grpo", "--grpo.n", "2", "--grpo.refill", "2", "--steps", "1")
+    train.main([*words, "--keep-rollouts", "1"])
+    (row,) = read_metrics(tmp_path / "run")
+    assert (row["episodes"], row["episodes_dropped"], row["groups/uniform"]) == (0, 12, 6)
+    played = read_trace(tmp_path / "run" / "rollouts" / "step_000001.jsonl")[0]
+    assert [episode.group for episode in played] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    with pytest.raises(TrainError, match="refill plays further tasks once a step's groups are known"):
+        train.main([*words, "--out", str(tmp_path / "ahead"), "--staleness", "1"])
+    trace = str(tmp_path / "run" / "rollouts" / "step_000001.jsonl")
+    with pytest.raises(TurngymError, match="refilled by playing further tasks"):
+        train.main([*words, "--out", str(tmp_path / "again"), "--traces", trace])

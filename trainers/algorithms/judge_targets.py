@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.protocols import Scorer
-from turngym.trainers.algorithm import Scorers, Targets
+from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judged import majority, turn_name
 from turngym.trainers.losses import sampled_advantage
@@ -73,6 +73,19 @@ class HintTopK:
             label_N = np.where(ids == batch.label_N[:, None], logp, -np.inf).max(axis=1)
             kl_mask_N = up_to_rejection(batch, episodes, label_N, self.reject_below)
         return Targets(topk_ids_NK=ids[:, : self.k], topk_logp_NK=logp[:, : self.k], kl_mask_N=kl_mask_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTaught:
+    """Another target function, for which the student as it is before the update reads the hints: it teaches itself.
+
+    Source: [sdpo]; docs/algorithms.md#hinted-advantage.
+    """
+
+    target_fn: TargetFn
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        return self.target_fn(batch, episodes, replace(scorers, teacher=scorers.student))
 
 
 def up_to_rejection(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn, TokenLoss
-from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK
+from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, SelfTaught
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
@@ -21,6 +21,11 @@ from turngym.trainers.token_weights import WEIGHTS
 class OpdHintsConfig:
     """On-policy distillation from a teacher that has read a hint."""
 
+    n: int = 1
+    """Episodes per task: one group. More than one where `--judge attempts` tells one attempt what another did."""
+    teacher: Literal["initial", "live"] = "initial"
+    """Who reads the hints where no other model teaches: the initial policy (with --reference-every K the student of up
+    to K steps before), or the student as it is."""
     form: Literal["sampled", "topk"] = "sampled"
     """`sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the teacher's top-K."""
     clip: tuple[float, float] = (0.2, 0.28)
@@ -38,6 +43,8 @@ class OpdHintsConfig:
     """Whether every response, every episode or every token counts the same."""
 
     def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"n is {self.n}; valid: at least 1")
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
@@ -47,11 +54,14 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     """Clipped policy gradient with A_i = log q(y_i | prompt + hint, y_<i) - log p(y_i | prompt, y_<i).
 
     l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
-    Turns without a hint are dropped. q is the frozen initial policy, or (`teacher`) a model of its own.
-    Source: [openclaw-rl] section 4.2, Option B; docs/algorithms.md#opd-hints.
+    Turns without a hint are dropped. q is the frozen initial policy, the live student, or (`teacher`) a model of its
+    own.
+    Source: [openclaw-rl] section 4.2, Option B, [sdpo], [sdft]; docs/algorithms.md#opd-hints.
     Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
     offset; a failed request is an error, not zeros.
     """
+    if teacher and config.teacher == "live":
+        raise ConfigError("teacher is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     signal: TargetFn = HintAdvantage(config.reject_below)
     loss: TokenLoss = PolicyGradient(
@@ -61,6 +71,8 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         signal = HintTopK(distill.top_k, config.reject_below)
         inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
         loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+    if config.teacher == "live":
+        signal = SelfTaught(target_fn=signal)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=run.full_depth),
@@ -68,10 +80,12 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         weight=WEIGHTS[config.weight],
         token_loss=loss,
         select=HintedTurns(),
+        group=config.n,
         needs_teacher=teacher,
         judge="hint",
         hint_position=config.hint_position,
-        needs_reference=bool(config.kl_coef) or not teacher,  # without a teacher it reads the hints
+        # without a teacher it reads the hints
+        needs_reference=bool(config.kl_coef) or (config.teacher == "initial" and not teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
