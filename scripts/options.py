@@ -242,8 +242,11 @@ def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
     argv += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
     argv += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
-    argv += ["--rollout-dtype", world.dtype] if world.dtype != "float32" else []
-    return [*argv, "--eval-every", str(recipe.eval_every), "--eval-samples", "1", *recipe.options]
+    argv += ["--eval-every", str(recipe.eval_every), "--eval-samples", "1"]
+    for name, value in recipe.settings.items():
+        parts = {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+        argv += [word for key, v in parts.items() for word in (f"--{key.replace('_', '-')}", str(v))]
+    return argv
 
 
 def sft_argv(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:

@@ -132,7 +132,12 @@ HOUSEHOLD_SMOLLM2 = replace(
         eval_every=0,
         samples=2,
         tasks=24,
-        options=("--lora.rank", "16", "--autocast", "bfloat16", "--teacher-dtype", "bfloat16"),
+        settings={
+            "lora": {"rank": 16},
+            "autocast": "bfloat16",
+            "teacher_dtype": "bfloat16",
+            "rollout_dtype": "bfloat16",
+        },
     ),
 )
 REAL_WORLDS: Mapping[str, EmbeddedWorld] = {HOUSEHOLD_SMOLLM2.name: HOUSEHOLD_SMOLLM2}

@@ -65,8 +65,8 @@ class DistillRecipe:
     """Episodes per task of the evaluations before and after."""
     tasks: int | None = None
     """The first so many tasks of the panel are evaluated; None: all."""
-    options: tuple[str, ...] = ()
-    """Further options of `turngym train`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of `turngym.trainers.train`, such as its adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,7 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Regime:
             micro_tokens=2048,
             threads=1,
             tensorboard=False,
+            **place.distill.settings,
             **given,
         )
         return measure_regime(turn_sums(full_depth_rows(read_metrics(out))))
