@@ -1,14 +1,23 @@
-"""What a training setup needs: memory per GPU and seconds per step, before a machine is rented."""
+"""What a training setup needs: memory per GPU and seconds per step, before a machine is rented.
+
+Examples:
+    turngym plan --student 1.7B --teacher 8B --chip H100
+    turngym plan --student models/smollm2 --teacher None --chip 4090 --gpus 1
+    turngym plan --config runs/turnopd/config.toml --chip 3090
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import tyro
 
+from turngym.envs.core.settings import read_toml
 from turngym.envs.core.tables import Table, print_table
+from turngym.envs.panels import load_panel
+from turngym.scripts.options import CONFIG, check_options, pop_option
 from turngym.trainers.plan import Estimate, ModelShape, Workload, chip_named, estimate, shape_named, shape_of, traffic
 
 
@@ -23,7 +32,7 @@ class PlanOptions:
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
     chip: str = "H100"
-    """A100-40, A100-80, H100, H200 or H20."""
+    """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
     work: Annotated[Workload, tyro.conf.arg(name="")] = field(default_factory=Workload)
 
 
@@ -59,7 +68,7 @@ def notes(options: PlanOptions) -> list[str]:
     return [
         f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
         f"{work.response / (work.observation + work.response):.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
-        f"{chip.flops / 1e12:.0f} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.0f} in float32, "
+        f"{chip.flops / 1e12:.3g} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.3g} in float32, "
         f"{chip.bandwidth / 1e12:.2f} TB/s.",
         "states: float32 weights, gradients and AdamW's moments of the student, sharded over all GPUs; the "
         f"{work.teacher_dtype} teacher, {'sharded, too' if work.shard_teacher else 'whole on every GPU'}"
@@ -96,12 +105,35 @@ def ahead_seconds(found: Estimate) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
-    options = tyro.cli(PlanOptions, args=list(argv), prog="turngym plan", description=(__doc__ or "").split("\n")[0])
+    words, files = pop_option(argv, CONFIG)
+    check_options(PlanOptions, words, prog="turngym plan")
+    default = of_run(read_toml(files[-1])) if files else PlanOptions()
+    description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
+    options = tyro.cli(PlanOptions, args=words, prog="turngym plan", description=description, default=default)
+    if options.chip.upper() == "CPU" and "--gpus" not in words:
+        options = replace(options, gpus=(1,))
     table = plan_table(options)
-    print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {options.chip}")
+    print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")
     print("\n".join(notes(options)))
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
+
+
+def of_run(table: Mapping[str, Any]) -> PlanOptions:
+    """What the settings of a training run ask for; what they leave open stays as it is planned by default."""
+    named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}
+    named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
+    named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
+    work: dict[str, Any] = {ours: table[theirs] for ours, theirs in named.items() if table.get(theirs) is not None}
+    if "autocast" in table:
+        work["precision"] = "float32" if table["autocast"] == "off" else "autocast"
+    if not table.get("eval_every", 1):
+        work["eval_episodes"] = 0
+    elif panel := table.get("panel"):
+        tasks = load_panel(panel).tasks[: table.get("eval_limit")]
+        work["eval_episodes"] = len(tasks) * table.get("eval_samples", 4)
+    student, teacher = table.get("student", "1.7B"), table.get("teacher")
+    return PlanOptions(student=str(student), teacher=None if teacher is None else str(teacher), work=Workload(**work))
 
 
 def _line(gpus: int, found: Estimate) -> list[str]:

@@ -10,6 +10,7 @@ attention are priced as those); times rest on two assumed shares of the chip's p
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from turngym.envs.core.errors import ModelError, TurngymError
+from turngym.envs.core.errors import ModelError, TurngymError, did_you_mean
 
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 
@@ -285,15 +286,28 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             Chip(name="H100", memory=80e9, flops=989e12, flops32=67e12, bandwidth=3.35e12),
             Chip(name="H200", memory=141e9, flops=989e12, flops32=67e12, bandwidth=4.8e12),
             Chip(name="H20", memory=96e9, flops=148e12, flops32=44e12, bandwidth=4.0e12),
+            # consumer cards: tensor cores reach half of their bfloat16 rate where sums are float32, as torch has them
+            Chip(name="3090", memory=24e9, flops=71e12, flops32=35.6e12, bandwidth=0.936e12),
+            Chip(name="4090", memory=24e9, flops=165e12, flops32=82.6e12, bandwidth=1.008e12),
+            Chip(name="5090", memory=32e9, flops=209.5e12, flops32=104.8e12, bandwidth=1.792e12),
         )
     }
 )
 
 
+CPU_FLOPS, CPU_BANDWIDTH = 50e9, 20e9
+"""What is assumed of a core (float32 operations a second, with AVX2 at 3 GHz) and of main memory (bytes a second)."""
+
+
 def chip_named(name: str) -> Chip:
-    """One of `CHIPS`. Raises TurngymError, with the names, for another."""
+    """One of `CHIPS`, or `CPU`: this machine's cores and main memory. Raises TurngymError for another name."""
+    if name.upper() == "CPU":
+        cores, pages = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        # a CPU without bfloat16 units computes it no faster
+        rate = cores * CPU_FLOPS
+        return Chip(name=f"CPU ({cores} cores)", memory=float(pages), flops=rate, flops32=rate, bandwidth=CPU_BANDWIDTH)
     if name not in CHIPS:
-        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
+        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}, CPU.{did_you_mean(name, CHIPS)}")
     return CHIPS[name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -31,10 +32,15 @@ def markdown(table: Table) -> str:
 
 
 def print_table(table: Table, title: str = "") -> None:
-    """Prints the table on standard output, for a terminal."""
+    """Prints the table on standard output, as wide as the terminal: no number is cut.
+
+    Headers are broken at spaces where that makes room. A table that is still too wide is printed as several, one below
+    the other, which all begin with the first column.
+    """
     from rich.console import Console
 
-    Console().print(_rich_table(table, title))
+    console = Console()
+    _draw(console, table, title, console.width)
 
 
 def table_text(table: Table, title: str = "") -> str:
@@ -43,20 +49,50 @@ def table_text(table: Table, title: str = "") -> str:
 
     page = StringIO()
     # rich cuts cells to the width of the console, which without a terminal is 80
-    Console(file=page, width=1000, color_system=None).print(_rich_table(table, title))
+    _draw(Console(file=page, width=1000, color_system=None), table, title, 1000)
     return "".join(line.rstrip() + "\n" for line in page.getvalue().splitlines())
 
 
-def _rich_table(table: Table, title: str) -> Any:
-    from rich.table import Table as RichTable
+EDGES = 3
+"""Characters that a column takes beside its text; a table takes one more."""
 
+
+def _draw(console: Any, table: Table, title: str, width: int) -> None:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    if title:
+        console.print(Text(title, style="italic"))
+    for header, rows in stacked(table, width):
+        drawn = RichTable()
+        for place, name in enumerate(header):
+            # a first column of sentences is folded, numbers never are
+            drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+        for row in rows:
+            # Text: a bracket in a cell is no markup
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
+
+
+def stacked(table: Table, width: int) -> list[Table]:
+    """The table as parts that fit into `width` characters, headers broken where they must be."""
     header, rows = table
-    drawn = RichTable(title=title or None)
-    for place, name in enumerate(header):
-        drawn.add_column(name, justify="right" if place else "left")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
+    cells = [max((len(row[place]) for row in rows), default=0) for place in range(len(header))]
+    if 1 + sum(max(len(name), cell) + EDGES for name, cell in zip(header, cells, strict=True)) <= width:
+        return [table]
+    names, needs = [], []
+    for name, cell in zip(header, cells, strict=True):
+        need = max(cell, *map(len, name.split() or [""]))
+        names.append("\n".join(textwrap.wrap(name, max(need, 1))))
+        needs.append(need + EDGES)
+    parts, used = [[0]], 1 + needs[0]
+    for place in range(1, len(header)):
+        if used + needs[place] > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = 1 + needs[0]
+        parts[-1].append(place)
+        used += needs[place]
+    return [([names[p] for p in part], [[row[p] for p in part] for row in rows]) for part in parts]
 
 
 def write_json(path: str | Path, value: Any) -> None:

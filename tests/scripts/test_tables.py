@@ -1,0 +1,103 @@
+"""Tables on a terminal: whatever its width, no number and no header is cut, and every column is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turngym.agents import evaluate
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import print_table, stacked
+from turngym.scripts import plan
+from turngym.scripts.main import main
+
+WIDE = (
+    ["run", *(f"column number {n}" for n in range(9))],
+    [[f"run {r}", *(f"{r}{n},234.5" for n in range(9))] for r in (1, 2)],
+)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_no_cell_is_cut(columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    print_table(WIDE, "A title that is longer than the table is no reason to fold it to the width of the table, is it?")
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= int(columns)
+    assert "\u2026" not in text
+    assert all(cell in text for row in WIDE[1] for cell in row)
+    assert text.splitlines()[0].startswith("A title that is longer than the table is no reason to fold it to")
+
+
+def test_a_table_that_is_too_wide_is_printed_in_parts_that_begin_alike() -> None:
+    parts = stacked((["a b", "long name", "x"], [["1", "22", "333"]]), 20)
+    assert parts == [(["a\nb", "long\nname", "x"], [["1", "22", "333"]])]
+    parts = stacked((["a b", "long name", "x"], [["1", "22", "333"]]), 14)
+    assert parts == [(["a\nb", "long\nname"], [["1", "22"]]), (["a\nb", "x"], [["1", "333"]])]
+    whole = (["a b", "long name", "x"], [["1", "22", "333"]])
+    assert stacked(whole, 25) == [whole]
+
+
+def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table((["run", "Avg [bold]"], [["[red]x", "1.0 [0.5, 1.5]"]]))
+    text = capsys.readouterr().out
+    assert "[red]x" in text
+    assert "Avg [bold]" in text
+    assert "1.0 [0.5, 1.5]" in text
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize(
+    "words", ["plan --gpus 1 32", "eval --panel alfworld-quickstart --limit 1 --samples 1 --no-verify"]
+)
+def test_verbs_print_whole_tables(
+    words: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(words.split()) == 0
+    drawn = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "\u250f\u2503\u2521\u2502\u2514"]
+    assert drawn
+    assert max(map(len, drawn)) <= int(columns)
+    assert not any("\u2026" in line for line in drawn)
+
+
+def test_plan_knows_consumer_cards_and_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    for chip in ("3090", "4090", "5090", "cpu"):
+        words = ["plan", "--student", "tiny", "--teacher", "None", "--chip", chip, "--eval-episodes", "0"]
+        assert main(words) == 0
+    assert "taught by nobody on CPU (" in capsys.readouterr().out
+    assert main(["plan", "--student", "8B", "--teacher", "None", "--chip", "4090", "--gpus", "1"]) == 1
+    with pytest.raises(TurngymError, match=r"chip '4080' is unknown; valid: .*5090, CPU\. Did you mean '4090'"):
+        plan.plan_table(plan.PlanOptions(chip="4080"))
+
+
+def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    table = {"student": "tiny", "episodes": 6, "max_turns": 7, "max_new_tokens": 8, "slots": 9, "autocast": "off"}
+    table |= {"gradient_checkpointing": False, "panel": "alfworld-quickstart", "eval_limit": 5, "eval_samples": 3}
+    asked = plan.of_run(table)
+    assert (asked.student, asked.teacher, asked.work.precision, asked.work.checkpointing) == (
+        "tiny",
+        None,
+        "float32",
+        False,
+    )
+    assert (asked.work.episodes, asked.work.turns, asked.work.response, asked.work.slots) == (6, 7, 8, 9)
+    assert asked.work.eval_episodes == 15
+    (tmp_path / "config.toml").write_text('student = "tiny"\nepisodes = 6\n[optimizer]\nlr = 1.0\n')
+    words = ["plan", "--config", str(tmp_path / "config.toml"), "--turns", "3", "--gpus", "1"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "tiny taught by nobody" in text
+    assert "6 episodes of 750 tokens" in text
+    assert main([*words, "--batch-size", "3"]) == 2
+    assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
+
+
+def test_the_table_of_a_result_reads_the_same_in_python_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = evaluate("alfworld-quickstart", "expert", samples=1, limit=1, verify=False, progress=False)
+    wide = str(result)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert str(result) == wide
