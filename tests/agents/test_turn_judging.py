@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -112,6 +113,18 @@ def test_a_turn_is_judged_when_the_next_one_is_there(make: Any) -> None:
     assert [turn.judge_scores for turn in episode.turns] == [(1.0,)] * 3
     assert [turn.judge_votes[0] for turn in episode.turns] == ["user \\boxed{1}"] * 3
     assert desk.desk.as_json() == {"to_judge": 0, "sessions_to_judge": 0, "turns_judged": 3}
+
+
+def test_an_open_session_is_kept_once(make: Any) -> None:
+    """Hundreds are open for a quarter of an hour: neither the queue before the judge nor their turns hold their ids."""
+    desk = make(Judge())
+    desk.talk("open", 3)
+    until(lambda: desk.desk.as_json().get("turns_judged") == 2)
+    (session,) = desk.bench.service.sessions.all()
+    gc.collect()
+    copies = [one for one in gc.get_objects() if type(one) is Episode and one.task.task_id == session.key]
+    assert copies == []
+    assert [turn.record.ids.size + turn.record.prompt_ids.size for turn in session.turns] == [0, 0, 0]
 
 
 def test_many_sessions_are_judged_at_once(make: Any) -> None:

@@ -73,7 +73,8 @@ class SessionJudge:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def requests(self, episode: Episode) -> list[JudgeRequest]:
-        return requests(episode, self.kind)
+        # without the episode, which rules and experts read: it would be kept as long as a turn waits for its votes
+        return [replace(request, episode=None) for request in requests(episode, self.kind)]
 
     def ask(self, asked: Sequence[JudgeRequest]) -> list[Judgment]:
         return self.judge.judge(asked)
