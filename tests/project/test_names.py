@@ -33,7 +33,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 OF_OTHERS = re.compile(
     r"agent_system/.*|search_r1/.*|openclaw-opd/.*|retrieval_server\.py"
-    r"|opd_kl_coef|clip_ratio_c|data\.train_files|force_ascii|AgentLoopBase.run|max_tool_calling_iterations|not_inreceptacle"
+    r"|opd_kl_coef|clip_ratio_c|data\.train_files|force_ascii|AgentLoopBase.run|max_tool_calling_iterations|not_inreceptacle|low_var_kl"
 )
 """Files and options of other programs that prose names."""
 PATTERNS = {"docs/NAME.md", "my_package", "vX.Y.Z", "step_K_process_I.jsonl", "logp_nK"}
