@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
-from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
+from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.spaces import printable
 
@@ -34,7 +34,17 @@ _DECORATION = " \t`*_\"'>-•.;{}"
 """What models put around an action: fences, emphasis, quotation marks, bullets, a full stop, JSON's braces."""
 
 
-def read_action(response: str, channel: Channel | None, env: TextEnv, reading: Reading) -> tuple[Parsed, Reading]:
+class ActionRules(Protocol):
+    """The part of a `TextEnv` that says what is possible; `turngym.envs.base` describes it."""
+
+    @property
+    def tool(self) -> ToolSpec: ...
+    def canonical(self, action: str) -> str: ...
+    def check(self, action: str) -> str | None: ...
+    def admissible(self) -> tuple[str, ...] | None: ...
+
+
+def read_action(response: str, channel: Channel | None, env: ActionRules, reading: Reading) -> tuple[Parsed, Reading]:
     """The action in `response`, and by which of the readings, at most `reading`, it was found.
 
     An action that only letter case keeps from being possible is returned as the possible one.
@@ -55,7 +65,7 @@ def read_action(response: str, channel: Channel | None, env: TextEnv, reading: R
     return folded, "folded"
 
 
-def possible(env: TextEnv, action: str) -> str | None:
+def possible(env: ActionRules, action: str) -> str | None:
     """The possible action that `action` is if letter case does not count; None if there is none."""
     canonical = env.canonical(action)
     if _fits(env, action):
@@ -68,7 +78,7 @@ def possible(env: TextEnv, action: str) -> str | None:
     return env.canonical(action.lower()) if _fits(env, action.lower()) else None
 
 
-def _fits(env: TextEnv, action: str) -> bool:
+def _fits(env: ActionRules, action: str) -> bool:
     return bool(action.strip()) and env.check(env.canonical(action)) is None
 
 
@@ -89,7 +99,7 @@ def _tags(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"</?(?:{names})>", re.IGNORECASE)
 
 
-def _search(response: str, channel: Channel | None, env: TextEnv) -> str | None:
+def _search(response: str, channel: Channel | None, env: ActionRules) -> str | None:
     """The action in a response from which the channel reads none: one in another form, else the last possible line."""
     text = _fold_tags(printable(response), env.tool.tags)
     others: list[Channel] = [TextChannel(tags=env.tool.tags)]
@@ -102,7 +112,7 @@ def _search(response: str, channel: Channel | None, env: TextEnv) -> str | None:
     return _in_lines(text.rpartition(closing)[2], env)
 
 
-def _in_lines(text: str, env: TextEnv) -> str | None:
+def _in_lines(text: str, env: ActionRules) -> str | None:
     """The last line of `text` that is a possible action."""
     lines = [line for line in text.splitlines() if line.strip()]
     for line in reversed(lines[-_MOST_LINES:]):

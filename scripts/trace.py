@@ -25,8 +25,9 @@ from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records,
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, has_checksum, iter_trace
+from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
 from turngym.envs.spaces import printable
 from turngym.scripts.options import run_verb
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, write_page
@@ -405,9 +406,13 @@ def _print(command: Print) -> int:
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
     episodes, count = selected(command.files, command.select), 0
-    with TraceWriter(command.out) as writer:
+    with (
+        trace_errors(command.out, "nothing was written"),
+        written_whole(command.out) as scratch,
+        scratch.open("wb") as file,
+    ):
         for _, episode in episodes:
-            writer.write(episode)
+            file.write(episode_to_json(episode).encode("ascii") + b"\n")
             count += 1
     print(f"{count} episodes in {command.out}")
     return 0
@@ -426,11 +431,14 @@ def _parquet(command: Parquet) -> int:
 
         print(f"{write_parquet(episodes, command.out)} trajectories in {command.out}")
         return 0
-    command.out.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
     all_rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
     total = 0
-    with pq.ParquetWriter(command.out, schema) as writer:
+    with (
+        trace_errors(command.out, "nothing was written"),
+        written_whole(command.out) as scratch,
+        pq.ParquetWriter(scratch, schema) as writer,
+    ):
         while rows := list(islice(all_rows, _ROWS_PER_WRITE)):
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             total += len(rows)

@@ -155,7 +155,7 @@ TORN = b" (torn)\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordProblem:
-    """A damaged line, whose content is not known; `line` counts from 1."""
+    """A damaged line, whose content is not known, or a place where whole lines are missing; `line` counts from 1."""
 
     line: int
     reason: str
@@ -237,7 +237,7 @@ class TurnRecord:
 class Recorder:
     """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
 
-    Every record has the time when it was written as `at`, in seconds since 1970.
+    Every record has the time when it was written as `at`, in seconds since 1970, and its number in the file as `n`.
 
     Raises ProxyError, which names the holder, where another process has the folder.
     """
@@ -257,14 +257,18 @@ class Recorder:
             # a torn line of a killed process stays one, instead of spoiling the next
             self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
             self._file.flush()
+        numbers = (found["n"] for found in iter_records(folder) if not isinstance(found, RecordProblem))
+        self._next = max(numbers, default=-1) + 1
 
     def write(self, record: Mapping[str, Any]) -> float:
         """Append a record; returns the time that it got."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
-        line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
+            content["n"] = self._next
+            line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
             self._file.write(line)
             self._file.flush()
+            self._next += 1
         return float(content["at"])
 
     def close(self) -> None:
@@ -279,13 +283,17 @@ def read_records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
-    """Every record of `folder` in order, and each damaged line in its place; lines torn by a kill are skipped.
+    """Every record of `folder` in order, and each problem in its place; lines torn by a kill are skipped.
+
+    A problem is a damaged line, and by the records' numbers a place where whole lines are missing, a line that stands
+    there twice (it is left out), and one that is out of order.
 
     Raises ProxyError for a newer schema.
     """
     path = folder / FILE
     if not path.exists():
         return
+    expected, damaged, missing = 0, 0, set[int]()
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -294,8 +302,24 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
             if isinstance(found, RecordProblem):
                 if line.endswith(TORN) or not line.endswith(b"\n"):
                     continue
-            elif found["v"] > SCHEMA:
+                damaged += 1
+                yield found
+                continue
+            if found["v"] > SCHEMA:
                 raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
+            place = found["n"]
+            if place < expected and place not in missing:
+                yield RecordProblem(line=number, reason=f"record {place} stands there twice")
+                continue
+            if place < expected:
+                missing.discard(place)
+                yield RecordProblem(line=number, reason=f"record {place} is out of order")
+            else:
+                # a damaged line has no number that could be read, and was reported
+                if (gap := place - expected) > damaged:
+                    yield RecordProblem(line=number, reason=f"{gap - damaged} records are missing before it")
+                missing.update(range(expected, place))
+                expected, damaged = place + 1, 0
             yield found
 
 
@@ -303,8 +327,9 @@ def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
     try:
         check_checksum(line)
         record = json.loads(line)
-        if not isinstance(record["v"], int) or not isinstance(record["kind"], str):
-            raise ValueError("its version or kind is not one")
+        known = {"v": int, "kind": str} | ({} if record["v"] > SCHEMA else {"n": int})
+        if not all(isinstance(record[name], kind) for name, kind in known.items()):
+            raise ValueError("its version, kind or number is not one")
     except KeyError as error:
         return RecordProblem(line=number, reason=f"the field {error} is missing")
     except (ValueError, TypeError) as error:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import add_checksum, check_checksum
@@ -41,7 +41,7 @@ def locked_folder(folder: str | Path | None) -> Iterator[None]:
 
     A killed process leaves its lock file behind, but the operating system drops the lock, so the next process gets it
     at once. A folder that was created here and is still empty at the end is removed again. Where the file system has
-    no locks (some network disks), a warning says so and the caller goes on without one.
+    no locks (some network disks), a warning says so, and a marker file that only one process can create is the lock.
 
     Raises:
         FolderInUseError: another process, or another call in this one, has the lock; the error names the holder.
@@ -70,7 +70,7 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
     # innermost first, which is the order in which they can be removed
     created = [folder for folder in path.parents if not folder.exists()]
     # not thread-local: a run may be closed by another thread than the one that opened it
-    lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    lock: FileLock | SoftFileLock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
     owner = None
     try:
         try:
@@ -81,15 +81,17 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
             why = "a file is where a folder must be" if blocked else error.strerror
             raise TurngymError(f"{target} cannot be written: {why} ({path}); choose another place") from error
         try:
-            lock.acquire()
+            try:
+                lock.acquire()
+            except (OSError, NotImplementedError) as error:
+                if isinstance(error, Timeout):
+                    raise
+                lock = marker_lock(path, error, timeout=0)
+                lock.acquire()
         except Timeout:
             raise FolderInUseError(
                 f"{target} is in use by {_holder(path)}: wait until it has ended, or choose another place"
             ) from None
-        except (OSError, NotImplementedError) as error:
-            warnings.warn(
-                f"{path} cannot be locked ({error}): make sure that no other process writes to {target}", stacklevel=4
-            )
         owner = os.getpid()
         # the lock belongs to the open file, so the name may be written through another one
         path.write_text(json.dumps(_this_process()) + "\n", encoding="utf-8")
@@ -103,6 +105,17 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
         for folder in created:
             with suppress(OSError):  # not empty, because something was written in it
                 folder.rmdir()
+
+
+def marker_lock(path: Path, why: BaseException, *, timeout: float) -> SoftFileLock:
+    """A lock for a file system that refuses locks: the marker `PATH.held`. It is taken over if its process is gone."""
+    marker = path.with_name(f"{path.name}.held")
+    warnings.warn(
+        f"{path} cannot be locked here ({why}): {marker.name} marks it as in use, for processes of this kind alone; a "
+        "killed process on another machine leaves it behind, then delete it",
+        stacklevel=6,
+    )
+    return SoftFileLock(marker, timeout=timeout, thread_local=False)
 
 
 def _this_process() -> dict[str, Any]:

@@ -109,6 +109,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise SettingsError(f"{path} is nested too deeply for a configuration") from None
     table.pop(PROVENANCE, None)
     return table
 

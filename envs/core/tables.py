@@ -102,11 +102,22 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[TextIO]:
-    """A text file that replaces `path` once all of it is written; after an error, the old file stays."""
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
+    # a killed process may have left one, to which a writer that appends would add
+    scratch.unlink(missing_ok=True)
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[TextIO]:
+    """A text file that replaces `path` once all of it is written; after an error, the old file stays."""
+    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         yield file
-    os.replace(scratch, path)

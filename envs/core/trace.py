@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
+from filelock import SoftFileLock
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, EpisodeError, Span, Status, TopK, Turn, check_numbers
@@ -249,7 +250,7 @@ class TraceWriter:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with _trace_errors(self.path, "nothing was written"):
+        with trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # no buffer: after a failure it would hold half a line, and write it when the next one is
             self._file: Any = self.path.open("a+b", buffering=0)
@@ -261,7 +262,7 @@ class TraceWriter:
         the file then, and later ones may be written when there is room.
         """
         line = episode_to_json(episode).encode("ascii") + b"\n"
-        with _trace_errors(self.path, "the episodes before it are in the file, whole"), _write_lock(self._file):
+        with trace_errors(self.path, "the episodes before it are in the file, whole"), _write_lock(self._file):
             end = self._file.seek(0, 2)
             begins = end
             if end:
@@ -406,7 +407,9 @@ def _write_lock(file: IO[bytes]) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
     # not a POSIX system, or a file system without locks; `locked_file` warns of that
     except (ImportError, OSError):
-        yield
+        path = Path(file.name)
+        with SoftFileLock(path.with_name(f".{path.name}.held")):
+            yield
         return
     try:
         yield
@@ -415,7 +418,7 @@ def _write_lock(file: IO[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def _trace_errors(path: Path, kept: str) -> Iterator[None]:
+def trace_errors(path: Path, kept: str) -> Iterator[None]:
     """Turns OSError into a TraceError that ends with what was `kept`."""
     try:
         yield

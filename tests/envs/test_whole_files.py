@@ -1,0 +1,158 @@
+"""Files on disks that are full, without locks, or changed by others: whole, guarded, or said to be neither."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.proxy.turn_records import FILE, Recorder, RecordProblem, iter_records
+from turngym.envs.core.files import FolderInUseError, locked_file, locked_folder
+from turngym.envs.core.settings import SettingsError, read_toml
+from turngym.envs.core.tables import atomic_write, written_whole
+from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.scripts.main import main
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX limits and locks")
+
+
+@contextmanager
+def small_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: writing fails as on a full disk."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "t.jsonl"
+    words = ["--split", "generated", "--agent", "random", "--tasks", "3", "--max-turns", "20", "--out", str(path)]
+    assert main(["rollout", *words]) == 0
+    return path
+
+
+@posix
+@pytest.mark.parametrize("verb", ["filter", "parquet"])
+def test_a_full_disk_leaves_no_partial_file(trace: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if verb == "parquet":
+        pytest.importorskip("pyarrow", reason="needs turngym[parquet]")
+    before = set(trace.parent.iterdir())
+    out = trace.parent / "out"
+    capsys.readouterr()
+    with small_disk(3000):
+        assert main(["trace", verb, str(trace), "--out", str(out)]) == 2
+    assert "out cannot be written: " in capsys.readouterr().err
+    assert set(trace.parent.iterdir()) == before
+    assert main(["trace", verb, str(trace), "--out", str(out)]) == 0
+    if verb == "filter":
+        assert len(read_trace(out)[0]) == 3
+        assert out.read_bytes() == trace.read_bytes()
+
+
+def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "x.json"
+    path.parent.mkdir()
+    path.write_text("old")
+    (tmp_path / "a" / "x.json.tmp").write_text("left by a killed process")
+
+    def broken_off() -> None:
+        with written_whole(path) as scratch:
+            scratch.write_text("half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        broken_off()
+    assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "old")]
+    with atomic_write(path) as file:
+        file.write("new")
+    assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "new")]
+
+
+@posix
+def test_without_locks_a_marker_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    held = locked_folder(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"cannot be locked here .*\.turngym\.lock\.held marks it as in use"):
+        held.__enter__()
+    assert (tmp_path / "run" / ".turngym.lock.held").is_file()
+    second = locked_folder(tmp_path / "run")
+    with warnings.catch_warnings(action="ignore"), pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
+        second.__enter__()
+    held.__exit__(None, None, None)
+    assert not (tmp_path / "run").exists()
+    # the marker of a killed process is no lock
+    path = tmp_path / "t.jsonl"
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    host = os.uname().nodename
+    (tmp_path / ".t.jsonl.lock.held").write_text(f"{gone.pid}\n{host}\n")
+    with warnings.catch_warnings(action="ignore"), locked_file(path), TraceWriter(path) as writer:
+        assert writer.path == path
+    assert not list(tmp_path.glob(".t.jsonl*"))
+
+
+def test_settings_nested_beyond_reason_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 30_000 + "]" * 30_000)
+    with pytest.raises(SettingsError, match=r"deep\.toml is nested too deeply"):
+        read_toml(path)
+
+
+def records_of(folder: Path) -> list[str]:
+    return [
+        f"line {found.line}: {found.reason}" if isinstance(found, RecordProblem) else str(found["step"])
+        for found in iter_records(folder)
+    ]
+
+
+LINES = list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (LINES, [*"012345"]),
+        ([0, 1, 4, 5], [*"01", "line 3: 2 records are missing before it", *"45"]),
+        ([2, 3, 4, 5], ["line 1: 2 records are missing before it", *"2345"]),
+        ([0, 1, 1, 2, 3, 4, 5], [*"01", "line 3: record 1 stands there twice", *"2345"]),
+        (
+            [0, 2, 1, 3, 4, 5],
+            ["0", "line 2: 1 records are missing before it", "2", "line 3: record 1 is out of order", *"1345"],
+        ),
+        # a damaged line is one problem, not two
+        ([0, 1, "damaged", 3, 4, 5], [*"01", "line 3: it was changed", *"345"]),
+    ],
+)
+def test_records_whose_lines_were_moved_are_noticed(tmp_path: Path, order: list[Any], said: list[str]) -> None:
+    for steps in (range(3), range(3, 6)):  # a second process goes on with the numbers of the first
+        recorder = Recorder(tmp_path)
+        for step in steps:
+            recorder.write({"kind": "unused", "step": step})
+        recorder.close()
+    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["n"] for line in lines] == LINES
+    damaged = lines[2].replace(b'"step":2', b'"step":7')
+    (tmp_path / FILE).write_bytes(b"".join(damaged if place == "damaged" else lines[place] for place in order))
+    found = records_of(tmp_path)
+    assert len(found) == len(said)
+    assert all(one.startswith(wanted) for one, wanted in zip(found, said, strict=True)), found
