@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, ChatTemplate, RenderError
 from turngym.agents.rendering.conversation import Example, memory_of
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.template_limits import TRUSTED
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.core.files import FILE as SUMS
@@ -291,6 +292,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 """One role token before and one end token after each message: two tokens of overhead, and append-only."""
+TRUSTED.add(CHAT_TEMPLATE)
 
 
 def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:

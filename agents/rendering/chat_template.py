@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Message, StructuredAnswers
+from turngym.agents.rendering.template_limits import LONGEST, SECONDS, TemplateLimit, rehearse, time_limit
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
@@ -86,6 +87,10 @@ class ChatTemplate:
             )
         self.source = self._read_source()
         """The template's own text."""
+        try:
+            rehearse(self.source)
+        except TemplateLimit as error:
+            raise RenderError(f"the chat template of {self.name!r} {error}; it is not used") from error
         self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else None
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self.encode = lru_cache(CACHE)(self._encode)
@@ -124,20 +129,25 @@ class ChatTemplate:
         `tools` (OpenAI function schemas) replace the tool of this template.
         """
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=self._tools if tools is None else list(tools),
-                chat_template=self._source,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self._variables,
-            )
+            with time_limit():
+                text = self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=self._tools if tools is None else list(tools),
+                    chat_template=self._source,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                    **self._variables,
+                )
+        except TemplateLimit as error:
+            raise RenderError(f"the chat template of {self.name!r} took more than {SECONDS:g} s to render") from error
         except ImportError as error:
             raise RenderError("chat templates need jinja2: pip install 'turngym[train]'") from error
         # templates raise anything, jinja2's own errors included
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise RenderError(f"the chat template of {self.name!r} refuses the roles {roles}: {error}") from error
+        if len(text) > LONGEST:
+            raise RenderError(f"the chat template of {self.name!r} made {len(text):,} characters; at most {LONGEST:,}")
         return str(text)
 
     def special_tokens(self) -> list[str]:
