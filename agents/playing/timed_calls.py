@@ -57,7 +57,6 @@ class Outcome:
         said = " ".join(str(error).split())[:500]
         return f"{type(error).__name__}: {said} ({frame.filename}, line {frame.lineno})"
 
-
     @property
     def status(self) -> Status:
         """How an episode ends whose environment or reward gave no value."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ApiError
+from turngym.agents.proxy.openai_api import read_json, read_request
 from turngym.envs.core.errors import TurngymError
 
 user, until = tools.user, tools.until
@@ -188,6 +191,18 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     assert tokenized == []
     assert bench.service.counts["underway"] == 0
+
+
+def test_a_refused_prompt_takes_three_times_its_bytes_at_most(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(max_context=64)
+    body = json.dumps({"messages": [user("x" * (4 << 20))]}).encode()
+    tracemalloc.start()
+    with pytest.raises(ApiError, match="which are"):
+        bench.service.begin(read_request(read_json(body), {}, bench.service.settings, bench.service.name))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # the text and its value; the third is the body itself, which was there before
+    assert peak < 2.1 * len(body)
 
 
 def test_what_is_far_too_long_is_not_tokenized_to_its_end(
