@@ -287,6 +287,7 @@ class PanelEvaluation:
         return _point(self._of(step).run(errors_again=False))
 
     def _of(self, step: int) -> TaskEvaluation:
+        channel = self.player.settings.channel
         self.folder.mkdir(parents=True, exist_ok=True)
         return TaskEvaluation(
             tasks=self.panel,
@@ -299,7 +300,8 @@ class PanelEvaluation:
             slots=self.slots,
             trace=self.folder / f"step_{step:06d}.jsonl",
             system=self.player.settings.system,
-            settings=self.settings,
+            # as `evaluate` records it: without it nobody could play the responses again
+            settings={**({} if channel is None else {"channel": channel}), **self.settings},
             play=self.play,
         )
 

@@ -42,7 +42,7 @@ class Recorder:
 class FakePlayer:
     """Plays as the expert does; its agents are named after their temperature."""
 
-    settings = SimpleNamespace(system="Open the doors.")
+    settings = SimpleNamespace(system="Open the doors.", channel="text")
 
     def agent(self, temperature: float) -> ExpertAgent:
         return ExpertAgent(name=f"at {temperature:g}")
@@ -168,7 +168,7 @@ def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer
     play, renderer = Recorder(), ChatRenderer(make_tokenizer())
     env = make_doors()()
     more = {"expert": "expert", "noise": (0.5, 0.5), "mistakes": 0.25, "seed": 5, "slots": 2}
-    settings: Any = SimpleNamespace(system="Open the doors.")
+    settings: Any = SimpleNamespace(system="Open the doors.", channel="text")
     made = ExpertCollect(
         renderer=renderer,
         settings=settings,
@@ -216,7 +216,7 @@ def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
     ]
     assert (call.agent.name, call.slots, call.system) == ("at 0.6", 5, "Open the doors.")
     about = {"name": "doors-v1", "sha256": panel.sha256, "tasks": 3}
-    assert call.meta == {"agent": "at 0.6", "temperature": 0.6, "panel": about}
+    assert call.meta == {"agent": "at 0.6", "temperature": 0.6, "channel": "text", "panel": about}
     assert len(read_trace(tmp_path / "eval" / "step_000007.jsonl")[0]) == 6
     assert point.avg == pytest.approx(2 / 3)
     assert point.low < point.avg < point.high

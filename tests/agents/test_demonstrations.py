@@ -313,7 +313,9 @@ class Silent(ExpertAgent):
 
 def test_a_demonstration_that_failed_leaves_the_attempt_to_the_student(make_doors: Any, writer: TextEpisodes) -> None:
     source = LiveDemonstrator(agent=Silent(), make_env=make_doors(channel=None))
-    player: Any = SimpleNamespace(settings=SimpleNamespace(system=None), agent=lambda temperature: ExpertAgent())
+    player: Any = SimpleNamespace(
+        settings=SimpleNamespace(system=None, channel=None), agent=lambda temperature: ExpertAgent()
+    )
     collect = LiveCollect(
         player=player,
         make_env=make_doors(),

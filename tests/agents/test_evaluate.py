@@ -131,7 +131,7 @@ SAMPLES, TASKS = 3, 5
 class Learner:
     """A player that needs no model."""
 
-    settings = SimpleNamespace(system=None)
+    settings = SimpleNamespace(system=None, channel=None)
 
     def agent(self, temperature: float) -> RandomAgent:
         return RandomAgent()
