@@ -5,70 +5,21 @@ from __future__ import annotations
 import gzip
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("httpx", reason="requests need turngym[serve]")
 
-from hostile_server import HEAD, MISCHIEF, bomb, hostile_server
+from hostile_server import CALLS, HEAD, MISCHIEF, bomb, hostile_server
 
-from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
-from turngym.agents.judges.model_judges import HttpJudge
-from turngym.agents.sglang.client import Connection, ServerError, SglangSettings, answer_limit
-from turngym.envs.core.protocols import JudgeRequest
-from turngym.retrieval.client import HttpRetriever
-from turngym.retrieval.core import RetrieverUnavailable
+from turngym.agents.sglang.client import answer_limit
 from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread
 
 SECONDS = 0.4
 """For a request with all that belongs to it."""
 MOST = 160
 """MiB of memory; the bomb holds 256, and a retriever's answer may have 64, which are copied once."""
-
-
-def of_endpoint(url: str, loop: LoopThread) -> str:
-    import numpy as np
-
-    client = EndpointClient(address=Address(base_url=url), model="m", deadline=SECONDS, retries=0)
-    with pytest.raises(EndpointError) as caught:
-        loop.run(client.ask({"model": "m", "messages": [], "max_tokens": 9}, np.random.default_rng(0), "task 1"))
-    loop.run(client.close())
-    return str(caught.value)
-
-
-def of_judge(url: str, loop: LoopThread) -> str:
-    judge = HttpJudge(url=url, votes=2, timeout=SECONDS, tries=1)
-    [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
-    judge.close()
-    assert found.votes == (None, None)
-    return found.error
-
-
-def of_server(url: str, loop: LoopThread) -> str:
-    """A teacher that scores or a server that plays: both are asked through one `Connection`."""
-    connection = Connection(url=url, settings=SglangSettings(deadline=SECONDS))
-    with pytest.raises(ServerError) as caught:
-        loop.run(connection.request("POST", "/generate", {"task 1": 1}, timeout=SECONDS))
-    loop.run(connection.close())
-    return str(caught.value)
-
-
-def of_retriever(url: str, loop: LoopThread) -> str:
-    retriever = HttpRetriever(url, deadline=SECONDS, retries=0)
-    with pytest.raises(RetrieverUnavailable) as caught:
-        retriever.search(["q"], 1)
-    retriever.close()
-    return str(caught.value)
-
-
-CALLS: dict[str, Callable[[str, LoopThread], str]] = {
-    "endpoint": of_endpoint,
-    "judge": of_judge,
-    "server": of_server,
-    "retriever": of_retriever,
-}
 
 
 @pytest.mark.parametrize("mischief", MISCHIEF)
@@ -79,7 +30,7 @@ def test_every_request_ends(call: str, mischief: str) -> None:
     with hostile_server(mischief) as hostile:
         tracemalloc.start()
         began = time.monotonic()
-        said = CALLS[call](hostile.url, loop)
+        said = CALLS[call](hostile.url, loop, SECONDS)
         peak = tracemalloc.get_traced_memory()[1] >> 20
         tracemalloc.stop()
         # a loose bound: without the limits the slow ones take a minute, or for ever

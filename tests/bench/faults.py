@@ -1,4 +1,4 @@
-"""Breaks things on purpose and counts what goes wrong: bits, kills, second starts, actions, requests.
+"""Breaks things on purpose and counts what goes wrong: bits, kills, second starts, actions, requests, other servers.
 
 Examples:
     python tests/bench/faults.py
@@ -23,7 +23,7 @@ from tally import Tally, cpu_spent, fault_table, tally_of
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Verdict
 
-Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]
+Part = Literal["files", "actions", "outside", "kills", "twice", "coverage", "servers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class Options:
     """Flipped bits for each kind of file."""
     actions: int = 1500
     """Senseless actions for each environment."""
+    outside: int = 1
+    """Requests to each kind of hostile server by each client, and episodes of each kind of hostile environment."""
     kills: int = 2
     """Kills (SIGKILL) for each kind of work."""
     twice: int = 2
@@ -83,6 +85,13 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
         yield from flip_all(scratch / "files", options.flips, options.seed)
     if "actions" in options.only:
         yield from fuzz_all(options.actions, options.seed)
+    if "outside" in options.only:
+        # what misbehaves is shared with tests; workers import the environment by its name
+        sys.path.append(str(Path(__file__).parents[1] / "support"))
+        from outside_faults import hostile_answers, hostile_environments
+
+        yield from hostile_answers(options.outside)
+        yield from hostile_environments(options.outside)
     if "kills" in options.only:
         from killed_work import kills
 

@@ -154,6 +154,19 @@ def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
     assert "nothing-like-it" in done.stderr
 
 
+@pytest.mark.long
+def test_hostile_servers_and_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import outside_faults
+
+    found = [*outside_faults.hostile_answers(1), *outside_faults.hostile_environments(1)]
+    assert [one.notes for one in found if one.failures] == []
+    assert [one.tries for one in found] == [15] * 4 + [14] * 2
+    # a client that takes everything is found out
+    monkeypatch.setattr(outside_faults, "CALLS", {"gullible": lambda url, loop, seconds: ""})
+    (gullible,) = outside_faults.hostile_answers(1)
+    assert gullible.outcomes == {"taken": 15}
+
+
 def test_the_command_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "actions", "coverage", "--actions", "20", "--evaluations", "40"]
     assert faults.main(argv) == 0

@@ -12,6 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.judges.model_judges import HttpJudge
+from turngym.agents.sglang.client import Connection, ServerError, SglangSettings
+from turngym.envs.core.protocols import JudgeRequest
+from turngym.retrieval.client import HttpRetriever
+from turngym.retrieval.core import RetrieverUnavailable
+from turngym.retrieval.outgoing import LoopThread
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
@@ -128,3 +138,55 @@ def _serve(hostile: Hostile, connection: socket.socket, answer: Mischief | None)
             return
         hostile.asked += 1
         answer(hostile, connection.sendall)
+
+
+# Those who ask: each returns the error that came of one request with a limit of `seconds`, or "" if an answer did.
+
+
+def ask_endpoint(url: str, loop: LoopThread, seconds: float) -> str:
+    client = EndpointClient(address=Address(base_url=url), model="m", deadline=seconds, retries=0)
+    try:
+        loop.run(client.ask({"model": "m", "messages": [], "max_tokens": 9}, np.random.default_rng(0), "task 1"))
+    except EndpointError as error:
+        return str(error)
+    finally:
+        loop.run(client.close())
+    return ""
+
+
+def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
+    judge = HttpJudge(url=url, votes=2, timeout=seconds, tries=1)
+    [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
+    judge.close()
+    return found.error if found.votes == (None, None) else ""
+
+
+def ask_server(url: str, loop: LoopThread, seconds: float) -> str:
+    """A teacher that scores or a server that plays: both are asked through one `Connection`."""
+    connection = Connection(url=url, settings=SglangSettings(deadline=seconds))
+    try:
+        loop.run(connection.request("POST", "/generate", {"task 1": 1}, timeout=seconds))
+    except ServerError as error:
+        return str(error)
+    finally:
+        loop.run(connection.close())
+    return ""
+
+
+def ask_retriever(url: str, loop: LoopThread, seconds: float) -> str:
+    retriever = HttpRetriever(url, deadline=seconds, retries=0)
+    try:
+        retriever.search(["q"], 1)
+    except RetrieverUnavailable as error:
+        return str(error)
+    finally:
+        retriever.close()
+    return ""
+
+
+CALLS: dict[str, Callable[[str, LoopThread, float], str]] = {
+    "endpoint": ask_endpoint,
+    "judge": ask_judge,
+    "SGLang server": ask_server,
+    "retriever": ask_retriever,
+}
