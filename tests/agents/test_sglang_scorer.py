@@ -11,7 +11,15 @@ import sglang_fake as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.sglang.client import BadAnswer, ServerError, SglangSettings, WrongWeights, read_scores, read_top
+from turngym.agents.sglang.client import (
+    BadAnswer,
+    ServerDown,
+    ServerError,
+    SglangSettings,
+    WrongWeights,
+    read_scores,
+    read_top,
+)
 from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangScorer
 
@@ -144,6 +152,26 @@ def test_a_teacher_that_dreams_up_scores(setup: Any, value: Any) -> None:
                 call()
     finally:
         server.edit = fake.as_it_is
+
+
+def test_a_teacher_that_dies_in_the_middle_of_a_step(setup: Any) -> None:
+    """The rows that it had answered stay, the others are asked for again; a step has all of its scores or none."""
+    server, scorer = setup
+    whole = scorer.logprobs(ROWS, PLACES)
+    server.asked.clear()
+    gone = lambda path, body: (0, None) if path == "/generate" and 1 < len(server.of(path)) < 5 else None  # noqa: E731
+    server.orders.append(gone)
+    try:
+        for mine, again in zip(whole, scorer.logprobs(ROWS, PLACES), strict=True):
+            np.testing.assert_array_equal(mine, again)
+        assert len(server.of("/generate")) > len([row for row in PLACES if len(row)])
+        server.orders[:] = [lambda path, body: (0, None) if path == "/generate" else None]
+        fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01, deadline=0.2)).open()
+        with pytest.raises(ServerDown, match=r"scoring row \d+: .*\(tried \d+ times\)"):
+            SglangScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
+        fleet.close()
+    finally:
+        server.orders.clear()
 
 
 def test_too_few_log_probabilities(setup: Any) -> None:
