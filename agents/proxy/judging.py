@@ -23,6 +23,10 @@ from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.protocols import JudgeRequest, Judgment, RolloutRequest
 
+BACKLOG = 1024
+"""Most sessions that wait for the judge, and most that wait for the trainer; one of 3,400 ids takes 31 kB. Where
+clients are faster than the trainer, the oldest go: their turns would be many versions old."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionHints:
@@ -89,7 +93,7 @@ class SessionBuffer:
         set_version: Callable[[int], None],
         on_sessions: Callable[[str, int, Sequence[Episode]], None],
         batch_turns: int = 16,
-        backlog: int = 4096,
+        backlog: int = BACKLOG,
         live: bool = False,
         staleness: int | None = None,
         newest_first: bool = False,
@@ -280,7 +284,7 @@ class TurnJudging:
         on_judged: Callable[[Episode], None],
         votes: Mapping[tuple[str, int], Judgment] | None = None,
         feedback: Mapping[tuple[str, int], Feedback] | None = None,
-        backlog: int = 4096,
+        backlog: int = BACKLOG,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge, self._on_votes, self._on_judged = judge, on_votes, on_judged
