@@ -191,20 +191,7 @@ def nightly(arguments: list[str]) -> int:
         os.environ["TURNGYM_VERL_PYTHON"] = str(python)
     tests = ["tests/adapters/test_verl.py", "tests/adapters/test_slime.py"]
     failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False)
-    words = [
-        "--flips",
-        "300",
-        "--actions",
-        "20000",
-        "--outside",
-        "20",
-        "--kills",
-        "20",
-        "--twice",
-        "10",
-        "--requests",
-        "2000",
-    ]
+    words = "--flips 300 --actions 20000 --outside 20 --kills 20 --twice 10 --requests 2000".split()
     return run(str(PYTHON), "tests/bench/faults.py", *words, check=False) or failed
 
 

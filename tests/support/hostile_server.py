@@ -49,6 +49,10 @@ def _drip(hostile: Hostile, send: Send) -> None:
         send(b" ")
 
 
+def _silent(hostile: Hostile, send: Send) -> None:
+    hostile.stop.wait(60.0)
+
+
 def _drips_its_head(hostile: Hostile, send: Send) -> None:
     send(b"HTTP/1.1 200 OK\r\nX-Wait:")
     _drip(hostile, send)
@@ -77,7 +81,7 @@ def _redirect(hostile: Hostile, send: Send) -> None:
 
 
 MISCHIEF: dict[str, Mischief] = {
-    "is silent": lambda hostile, send: hostile.stop.wait(60.0) and None,
+    "is silent": _silent,
     "drips its head": _drips_its_head,
     "drips its body": _drips_its_body,
     "never ends": _endless,
