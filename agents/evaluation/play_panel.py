@@ -194,6 +194,8 @@ class EvalResult:
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
         own, made = self.settings.get("panel_max_turns"), self.settings.get("make", {})
         what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
+        what += f", reading {made['reading']}" if "reading" in made else ""
+        what += f", examples {self.settings['examples']}" if "examples" in self.settings else ""
         return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
 
     def hints(self) -> list[str]:

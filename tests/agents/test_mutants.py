@@ -21,7 +21,7 @@ TESTED: dict[tuple[ModuleType, ...], str] = {
 
 ELSEWHERE = (
     "SharedEnv",
-    *("ChatRenderer.", "TextEpisodes.", "read_exactly"),
+    *("ChatRenderer.", "TextEpisodes.", "read_exactly", "said_in"),
     *("Panel.", "make_panel", "panel_of_env", "collect_tasks", "write_panel", "list_panels", "load_panel"),
     *("verify_panel", "assert_disjoint", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
 )
