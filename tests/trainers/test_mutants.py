@@ -118,7 +118,7 @@ ELSEWHERE = (
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),
     *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_model_judge"),
-    *("_http_judge", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
+    *("_http_judge", "_expert_judge", "TimedJudge.", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""
@@ -197,6 +197,10 @@ SAME = {
     "batch_turns: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "batch_turns: True -> False": "as many starts as ends",
+    "WithSequences.__call__: 1 -> 2": NUMBERED,
+    "WithSequences.__call__: sequence_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
+    "sequence_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
+    "AttemptJudge._one: '\\\\boxed{-1}' -> '\\\\boxed{-1}_'": "what follows the box is not read",
     "turn_factors: 1 -> 2": NUMBERED,
     "turn_factors: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,

@@ -82,6 +82,12 @@ def test_a_clipped_weight_leaves_every_token_its_gradient():
     torch.testing.assert_close(free.loss_N / logp.detach(), -torch.tensor([2.0, 0.5, 3.0]) * advantage)
     assert free.clipped_N.tolist() == [False, False, True]
     assert clipped_weight(logp.detach(), behavior, advantage).clipped_N.tolist() == [True, False, True]
+    # the bound of 3 is for what did worse alone, however little better the other did; the advantage is a constant
+    little = torch.tensor([0.5, 0.5, 0.5], requires_grad=True)
+    free = clipped_weight(logp, behavior, little, eps_high=9.0, dual_clip=3.0)
+    torch.testing.assert_close(free.loss_N, -torch.tensor([2.0, 0.5, 5.0]) * 0.5 * logp)
+    free.loss_N.sum().backward()
+    assert little.grad is None
 
 
 def test_a_sequence_has_one_ratio():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.batch import pack
 from turngym.trainers.step_metrics import played_row, research_row
@@ -55,6 +56,16 @@ def test_advantages_rewards_and_the_teachers_opinion(episodes: list[Episode]) ->
     assert (exact["teacher_logp"], exact["teacher_logp_known"]) == (-2.0, 1.0)
     assert "advantage/mean" not in exact
     assert "teacher_logp" not in research_row(episodes, batch, Targets())
+
+
+def test_answers_that_were_cut_or_could_not_be_read(episodes: list[Episode]) -> None:
+    first, second = episodes[0].turns
+    turns = (replace(first, verdict=Verdict.MALFORMED), replace(second, finish="length"))
+    row = played_row([replace(episodes[0], turns=turns), episodes[1], episodes[2]])
+    assert (row["malformed"], row["answers_cut"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    both = replace(second, verdict=Verdict.MALFORMED)
+    assert played_row([replace(episodes[0], turns=(turns[0], both)), episodes[1]])["malformed"] == pytest.approx(2 / 3)
+    assert played_row(episodes)["answers_cut"] == 0.0
 
 
 def test_what_the_environment_paid_stands_beside_the_reward(episodes: list[Episode]) -> None:

@@ -212,16 +212,18 @@ def test_the_reference_is_added_to_another_target(ragged: list[Episode]) -> None
 
 def test_which_tokens_share_a_ratio(ragged: list[Episode], make_episode: Make) -> None:
     scorers = Scorers(student=Slope(0.0))
-    both = {"target_fn": NoTargets()}
 
     def numbers(unit: Any, episodes: list[Episode]) -> Any:
-        return WithSequences(**both, unit=unit)(pack(episodes), episodes, scorers).extra["sequence"].tolist()
+        found = WithSequences(target_fn=GroupAdvantage(), unit=unit)(pack(episodes), episodes, scorers)
+        assert found.advantage_N is not None
+        return found.extra["sequence"].tolist()
 
-    # A's turns of 2 and 1 tokens, B's turn of 2
-    a, _, b, c, _ = numbers("turn", ragged)
-    assert len({a, b, c}) == 3
-    assert numbers("turn", ragged) == [a, a, b, c, c]
-    assert numbers("episode", ragged) == [0, 0, 0, 1, 1]
+    # A's turns of 2 and 1 tokens, B's turn of 2 and C's of 1
+    three = [*ragged, make_episode([([1], [2])])]
+    a, _, b, c, _, d = numbers("turn", three)
+    assert len({a, b, c, d}) == 4
+    assert numbers("turn", three) == [a, a, b, c, c, d]
+    assert numbers("episode", three) == [0, 0, 0, 1, 1, 2]
     rewritten = make_episode([([1], [2]), ([3], [4])], segments=[0, 1])
     assert len(set(numbers("turn", [rewritten]))) == 2
     with pytest.raises(TargetError, match="ratio=episode needs episodes of one segment"):
