@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
 from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
+from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.core.settings import FLAT, SettingsError
 
 # Options of agents that have a name: which one plays, and how it speaks.
@@ -105,6 +106,7 @@ def check_keywords(call: str, own: Callable[..., Any], settings: Mapping[str, An
 def check_call(own: Callable[..., Any], settings: Mapping[str, Any], *, temperature: Any, **counts: Any) -> None:
     """Raises TurngymError for arguments that the function `own` cannot take; of the `counts` each may be None."""
     check_keywords(own.__name__, own, settings)
+    refuse_credentials("", dict(settings))
     finite("temperature", temperature)
     for name, value in counts.items():
         if value is not None:
@@ -203,6 +205,7 @@ class JudgeOptions:
     """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""
 
     def __post_init__(self) -> None:
+        refuse_credentials("judge", self.judge)
         if not 0.0 <= self.judge_unread <= 1.0:
             raise SettingsError(f"judge_unread is {self.judge_unread}; valid: a share, 0 to 1")
         if self.judge_parallel < 1 or self.judge_tries < 1 or not self.judge_timeout > 0:

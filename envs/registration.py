@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
@@ -65,6 +66,7 @@ def make_env(
     found = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
     _check_arguments(found, options)
+    refuse_credentials("", options)
     env = found(**found.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)

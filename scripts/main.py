@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import turngym
 from turngym.envs.core.errors import TurngymError, did_you_mean, is_disk_full
+from turngym.envs.core.secrets import redacted, refuse_credentials
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -73,11 +74,12 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         print(f"{command}: unknown verb {argv[0]!r}.{more}", file=sys.stderr)
         return 2
     try:
+        refuse_credentials_in(argv[1:])
         with _ending_at_once(f"{command} {argv[0]}: stopped\n"):
             module = importlib.import_module(verbs[argv[0]])
         return int(module.main(list(argv[1:])))
     except TurngymError as error:
-        print(f"{command} {argv[0]}: {error}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {redacted(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
@@ -88,6 +90,14 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
             raise
         print(f"{command} {argv[0]}: {said}", file=sys.stderr)
         return 2
+
+
+def refuse_credentials_in(argv: Sequence[str]) -> None:
+    """Raises TurngymError for an option with an address that holds a user or a password."""
+    option = ""
+    for word in argv:
+        option, equals, value = word.partition("=") if word.startswith("--") else (option, "", word)
+        refuse_credentials(option, value if equals or not word.startswith("--") else "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
     """Our own warnings in one line, without the source line that Python quotes; others as Python shows them."""
     if Path(filename).resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        print(f"turngym: {message}", file=sys.stderr)
+        print(f"turngym: {redacted(str(message))}", file=sys.stderr)
     else:
         show(message, category, filename, lineno, *more, **named)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import tyro
@@ -22,6 +23,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import Job, Runner
+from turngym.scripts.main import VERBS
 from turngym.scripts.options import distill_argv
 
 
@@ -138,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write_report(plan: Plan) -> None:
     """Writes the report, and a page with every episode of the last method; prints the result."""
-    from turngym.scripts import report, trace
+    report, trace = (import_module(VERBS[verb]) for verb in ("report", "trace"))
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.options.methods), "--out", str(plan.out)])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +21,7 @@ import tyro
 from turngym.agents.evaluation.compare import decisive, describe, differing
 from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
 from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
+from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.options import pop_option
 from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
@@ -417,7 +417,7 @@ def main(argv: Sequence[str]) -> int:
     paired = paired_table(runs, different_settings=options.different_settings)
     made = sections(runs, scores, found, paired)
     # where the report is written to says nothing of it
-    command = shlex.join(["turngym", "report", *pop_option(argv, "--out")[0]])
+    command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
     top = head(runs, scores, paired, options.title, command)
     print(as_markdown(top, made, drawn=False))
     if options.out is not None:

@@ -22,6 +22,7 @@ from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.envs.core.secrets import redacted
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack
@@ -224,13 +225,14 @@ class Trainer:
 
     def _fingerprint(self) -> dict[str, Any]:
         run = replace(self.run, max_turns=self.run.full_depth)
-        return {
+        settings = {
             "algorithm": self.algorithm.name,
             **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
             **{f"run.{name}": value for name, value in fingerprint(run).items()},
             **{f"optimizer.{name}": value for name, value in fingerprint(self.optimizer).items()},
             **self.identity,
         }
+        return {name: redacted(value) for name, value in settings.items()}
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ import numpy as np
 
 from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
+from turngym.envs.core.secrets import redacted, refuse_credentials
 from turngym.envs.core.task import content_hash
 from turngym.retrieval.outgoing import (
     SMALL_ANSWER,
@@ -261,8 +262,7 @@ class Address:
         url = base_url or os.environ.get("OPENAI_BASE_URL") or HOSTED
         if not url.startswith(("http://", "https://")):
             raise AgentError(f"--base-url {url!r} must begin with http:// or https://")
-        if urlsplit(url).password is not None or urlsplit(url).username is not None:
-            raise AgentError("--base-url holds a user or a password, which would be written into files; use --key-env")
+        refuse_credentials("--base-url", url)
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")
@@ -275,8 +275,14 @@ class Address:
         """The key; empty if there is none."""
         return os.environ.get(self.key_env, "").strip()
 
+    def at(self, path: str) -> str:
+        """The address of `path` below the base; a query stays at the end."""
+        base = urlsplit(self.base_url)
+        return base._replace(path=base.path.rstrip("/") + path).geturl()
+
     def hide(self, text: str) -> str:
-        """`text` without the key, which servers may repeat in their errors."""
+        """`text` without the key, which servers may repeat in their errors, and without other keys in addresses."""
+        text = redacted(text)
         if not self.key:
             return text
         # a short key ("test") may be part of ordinary words, and is hidden where it stands alone
@@ -366,7 +372,7 @@ class EndpointClient:
         if self._http is None:
             key = self.address.key
             self._http = HttpClient(headers={"Authorization": f"Bearer {key}"} if key else {}, use_proxies=True)
-        url, limit = f"{self.address.base_url.rstrip('/')}/chat/completions", SMALL_ANSWER + TOKEN_BYTES * tokens
+        url, limit = self.address.at("/chat/completions"), SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
             reply = await self._http.send("POST", url, fields, seconds=left, limit=limit)
         except NotReached as error:
@@ -407,15 +413,14 @@ class EndpointClient:
 
     def _late(self, where: str, sent: int, last: str) -> EndpointTimeout:
         tries = f"{sent} attempts" if sent != 1 else "1 attempt"
-        return EndpointTimeout(
-            f"{where}: {self.address.base_url} gave no answer within {self.deadline:g} s ({tries}; last: {last})"
-        )
+        url = redacted(self.address.base_url)
+        return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
 
     async def _given_up(self, failed: RequestFailed, where: str, sent: int) -> EndpointError:
         reason = self.address.hide(failed.reason)
         tries = f" (tried {sent} times)" if sent > 1 else ""
         if not self.advise:
-            return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}")
+            return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}")
         help_text = advice(failed, model=self.model, key_env=self.address.key_env, tools=self.tools)
         if self.worked and not failed.reached:
             help_text = (
@@ -425,12 +430,12 @@ class EndpointClient:
             )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
-        return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}. {help_text}".rstrip(" ."))
+        return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" ."))
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
         assert self._http is not None
-        url = f"{self.address.base_url.rstrip('/')}/models"
+        url = self.address.at("/models")
         # any failure here is ignored, since the error being explained matters more
         try:
             reply = await self._http.send("GET", url, seconds=10.0, limit=SMALL_ANSWER)

@@ -26,6 +26,7 @@ from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.secrets import redacted
 from turngym.envs.core.settings import FILE, to_table, write_config
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
@@ -205,7 +206,7 @@ def prepare(
 def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
     """Settings on which the episodes depend, besides panel, seed and the agent's name."""
     # where the data lie is left out: the tasks' hashes say whether they are the same
-    made = {name: overrides[name] for name in sorted(overrides) if name != "data"}
+    made = redacted({name: overrides[name] for name in sorted(overrides) if name != "data"})
     known = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
     known["examples"] = opened.examples.identity
     return {"make": made, **{name: value for name, value in known.items() if value is not None}}

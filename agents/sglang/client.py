@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.envs.core.secrets import refuse_credentials
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
 
 
@@ -452,6 +453,9 @@ class PolicyServer:
     """Most requests in flight on each server."""
     server_deadline: float = 600.0
     """Seconds for one response, with retries and waiting for a server that restarts."""
+
+    def __post_init__(self) -> None:
+        refuse_credentials("", asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

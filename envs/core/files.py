@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import socket
 import sys
 import warnings
@@ -25,6 +24,7 @@ from typing import Any
 from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.trace import add_checksum, check_checksum
 
 LOCK = ".turngym.lock"
@@ -122,7 +122,7 @@ def _this_process() -> dict[str, Any]:
     program = Path(sys.argv[0])
     # `python -m turngym` has turngym/__main__.py as its program
     name = program.parent.name if program.name == "__main__.py" else program.name
-    command = shlex.join([name or "python", *sys.argv[1:]])
+    command = recorded_command([name or "python", *sys.argv[1:]])
     start = datetime.now(UTC).isoformat(timespec="seconds")
     return {"host": socket.gethostname(), "pid": os.getpid(), "start": start, "command": command}
 

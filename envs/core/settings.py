@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.secrets import recorded_command, redacted, refuse_credentials
 
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
@@ -98,6 +98,7 @@ def from_table(
     default that the table lacks gets `missing` if that is given, and is an error otherwise. Raises SettingsError.
     """
     _check_keys(cls, table, where, "", hint or {})
+    refuse_credentials("", table)
     return _build(cls, table, where, "", missing)
 
 
@@ -296,7 +297,7 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
     commit = git_commit(Path(__file__).resolve().parent)
     versions = {name: known for name in PACKAGES if (known := _version(name)) is not None}
     return {
-        "command": command if isinstance(command, str) else shlex.join(sys.argv if command is None else command),
+        "command": recorded_command(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "platform": platform.platform(),
@@ -314,8 +315,11 @@ def loaded_versions() -> dict[str, str]:
 
 
 def write_config(path: Path, config: Any, command: str | Sequence[str] | None = None, **about: Any) -> None:
-    """Writes all settings of `config`, an object or its table, and their provenance as TOML, for `--config` to read."""
-    settings = config if isinstance(config, Mapping) else to_table(config)
+    """Writes all settings of `config`, an object or its table, and their provenance as TOML, for `--config` to read.
+
+    What may be a key is written as ***.
+    """
+    settings = redacted(config if isinstance(config, Mapping) else to_table(config))
     table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_toml(table), encoding="utf-8")

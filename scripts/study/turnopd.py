@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ import tyro
 
 from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
 from turngym.scripts.jobs import Runner
@@ -376,7 +376,7 @@ def main(argv: Sequence[str]) -> int:
     if options.data:
         study = merge_studies({str(path): read_study(path) for path in options.data})
     else:
-        command = shlex.join(["turngym", "study", "turnopd", *argv])
+        command = recorded_command(["turngym", "study", "turnopd", *argv])
         study = Study(records=run_cells(options), made_by=[made_by(command)])
     tables = options.out / "tables"
     print(write_study(study, tables))

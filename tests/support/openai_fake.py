@@ -111,7 +111,7 @@ def served(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
             given = self.headers.get("Authorization", "")
             if fake.key is not None and given != f"Bearer {fake.key}":
                 self._send(401, error(f"Incorrect API key provided: {given}", "invalid_api_key"))
-            elif self.path != "/v1/chat/completions":
+            elif self.path.partition("?")[0] != "/v1/chat/completions":
                 self._send(404, {"detail": "Not Found"})
             elif body["model"] != fake.model:
                 text = f"The model `{body['model']}` does not exist."

@@ -1,0 +1,150 @@
+"""Keys stay out of files: addresses with passwords are refused, and what is recorded of a command has no keys in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from openai_fake import FakeOpenAI, served
+
+import turngym
+from turngym.agents import evaluate
+from turngym.agents.options import JudgeOptions
+from turngym.agents.sglang.client import TrainServers
+from turngym.agents.worlds import load_world
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_folder
+from turngym.envs.core.secrets import recorded_command, redacted
+from turngym.envs.core.settings import read_toml, write_config
+from turngym.scripts.main import main
+
+MARK = "S3CRETMARK"
+STUDENT = str(load_world("alfworld").checkpoint("student"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"--judge http://user:{MARK}@host:1/v1", "--judge http://***@host:1/v1"),
+        (f"http://host/v1?api_key={MARK}&x=1", "http://host/v1?***"),
+        (f"wss://host/v1?{MARK}#part", "wss://host/v1?***#part"),
+        (f'{{"api_key": "{MARK}", "top_p": 0.9}}', '{"api_key": "***", "top_p": 0.9}'),
+        (f"{{'headers': {{'Authorization': 'Bearer {MARK}'}}}}", "{'headers': {'Authorization': '***'}}"),
+        ('{"max_tokens": "3", "stop": "x", "keys": "k"}', '{"max_tokens": "3", "stop": "x", "keys": "k"}'),
+        ("is it true? http://host/v1, or not? a@b.c", "is it true? http://host/v1, or not? a@b.c"),
+    ],
+)
+def test_what_may_be_a_key_is_hidden_and_nothing_else(text: str, kept: str) -> None:
+    assert redacted(text) == kept
+
+
+def test_nested_values_and_commands() -> None:
+    value = {"api_key": MARK, "n": 1, "inner": [{"x-secret": MARK, "url": f"http://h/?{MARK}"}], "max_tokens": 5}
+    kept = {"api_key": "***", "n": 1, "inner": [{"x-secret": "***", "url": "http://h/?***"}], "max_tokens": 5}
+    assert redacted(value) == kept
+    words = ["turngym", "eval", "--extra-body", json.dumps({"api_key": MARK}), f"--base-url=http://h/v1?k={MARK}"]
+    assert recorded_command(words) == """turngym eval --extra-body '{"api_key": "***"}' '--base-url=http://h/v1?***'"""
+
+
+WITH_PASSWORD = f"http://user:{MARK}@127.0.0.1:9/v1"
+PANEL = ["--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--no-verify"]
+TRAIN = ["train", "prm-rl", "--student", STUDENT, "--steps", "1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", *PANEL, "--agent", "openai:m", "--base-url", WITH_PASSWORD],
+        ["eval", *PANEL, f"--policy-server={WITH_PASSWORD}"],
+        ["eval", *PANEL, "--env-kwargs", json.dumps({"retriever": WITH_PASSWORD})],
+        ["rollout", "--agent", "openai:m", "--base-url", WITH_PASSWORD],
+        [*TRAIN, "--judge", WITH_PASSWORD],
+        [*TRAIN, "--policy-server", WITH_PASSWORD],
+        ["serve", "proxy", "--student", STUDENT, "--judge", WITH_PASSWORD],
+        ["index", "build", "--corpus", WITH_PASSWORD],
+        ["play", "--env-kwargs", json.dumps({"retriever": WITH_PASSWORD})],
+        ["pretrain", "--env", "x/y-v0", "--env-kwargs", json.dumps({"url": WITH_PASSWORD})],
+    ],
+)
+def test_every_verb_refuses_an_address_with_a_password(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = [] if words[0] == "play" else ["--out", "run"]
+    assert main([*words, *out]) == 2
+    said = capsys.readouterr().err
+    assert "an address with a user or a password would be written into files" in said
+    assert MARK not in said
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_python_refuses_it_too(tmp_path: Path) -> None:
+    refused = pytest.raises(TurngymError, match="an address with a user or a password")
+    with refused:
+        evaluate("alfworld-quickstart", "openai:m", base_url=WITH_PASSWORD, out=tmp_path / "e")
+    with refused:
+        gym.make("turngym/Search-v0", retriever=WITH_PASSWORD)
+    with refused:
+        JudgeOptions(judge=WITH_PASSWORD)
+    with refused:
+        TrainServers(teacher_server=WITH_PASSWORD)
+    with refused:
+        pytest.importorskip("torch")
+        turngym.train("prm-rl", student=STUDENT, out=tmp_path / "t", judge=WITH_PASSWORD)
+    assert not list(tmp_path.iterdir())
+
+
+def files_with_the_mark(folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("verb", ["eval", "rollout"])
+def test_an_endpoints_query_and_body_are_in_no_file(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx")
+    monkeypatch.setenv("OPENAI_API_KEY", f"{MARK}-{MARK}")
+    out = tmp_path / "run"
+    with served(FakeOpenAI()) as server:
+        place = ["--base-url", f"{server.url}?api_key={MARK}", "--extra-body", json.dumps({"api_key": MARK})]
+        more = PANEL if verb == "eval" else ["--tasks", "1"]
+        target = out if verb == "eval" else out / "t.jsonl"
+        words = [verb, "--agent", "openai:tiny", *more, *place, "--max-turns", "1", "--out", str(target)]
+        done = subprocess.run(
+            [sys.executable, "-m", "turngym.scripts", *words], capture_output=True, text=True, timeout=200
+        )
+    assert list(out.rglob("*.toml")), done.stderr
+    assert files_with_the_mark(out) == []
+    assert MARK not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    (config,) = out.rglob("*.toml")
+    assert "?***" in config.read_text()
+
+
+def test_a_training_run_keeps_no_key(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "run"
+    words = ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--judge-tries", "1", "--judge-unread", "1"]
+    words += ["--episodes", "2", "--max-turns", "1", "--max-new-tokens", "2", "--threads", "1", "--device", "cpu"]
+    # nobody listens there: the judge's errors are told, without the query
+    env = {**os.environ, "TURNGYM_JUDGE_KEY": MARK, "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "turngym.scripts", *TRAIN, *words, "--eval-every", "0", "--no-tensorboard"]
+    done = subprocess.run([*run, "--out", str(out)], capture_output=True, text=True, timeout=300, env=env)
+    assert (out / "config.toml").is_file(), done.stderr
+    assert files_with_the_mark(out) == []
+    assert MARK not in done.stdout + done.stderr
+
+
+def test_locks_and_configurations_hide_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["turngym", "serve", "--judge", f"http://h/v1?k={MARK}"])
+    with locked_folder(tmp_path / "x"):
+        assert files_with_the_mark(tmp_path) == []
+        assert any(b"http://h/v1?***" in path.read_bytes() for path in (tmp_path / "x").iterdir())
+    settings: dict[str, Any] = {"extra_body": json.dumps({"api_key": MARK}), "env_kwargs": {"token": MARK}}
+    write_config(tmp_path / "config.toml", settings)
+    assert files_with_the_mark(tmp_path) == []
+    assert read_toml(tmp_path / "config.toml")["extra_body"] == '{"api_key": "***"}'
