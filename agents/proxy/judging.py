@@ -280,7 +280,7 @@ class TurnJudging:
         self,
         judge: TurnJudge,
         *,
-        on_votes: Callable[[str, int, Judgment], None],
+        on_votes: Callable[[str, int, Judgment], object],
         on_judged: Callable[[Episode], None],
         votes: Mapping[tuple[str, int], Judgment] | None = None,
         feedback: Mapping[tuple[str, int], Feedback] | None = None,

@@ -446,6 +446,9 @@ class Wire:
         self.sent += bytes(data)
         return len(data)
 
+    def shutdown(self, how: int) -> None:
+        raise OSError("nobody sends on: the connection is closed at once")
+
     def close(self) -> None: ...
 
 
