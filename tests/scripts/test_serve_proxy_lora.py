@@ -22,9 +22,9 @@ from sglang_model import ModelServer  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.sglang.client import TrainServers  # noqa: E402
-from turngym.trainers.checkpoint import latest_checkpoint, latest_model  # noqa: E402
+from turngym.trainers.checkpoint import latest_model  # noqa: E402
 from turngym.trainers.config import OptimizerConfig  # noqa: E402
-from turngym.trainers.lora import FOLDER, LoraConfig, merged  # noqa: E402
+from turngym.trainers.lora import LoraConfig, merged  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
 
@@ -80,7 +80,7 @@ def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Pat
     assert served.training.step >= 1
     # each is scored as it was drawn: the first by the student, the last by the student with its adapters
     np.testing.assert_allclose(first.logprobs, logprobs(proxy_run.STUDENT, first), atol=2e-5)
-    assert latest_checkpoint(tmp_path).joinpath(FOLDER).is_dir()
+    assert latest_model(tmp_path).joinpath("adapter_config.json").is_file()
     np.testing.assert_allclose(last.logprobs, logprobs(latest_model(tmp_path), last), atol=2e-5)
     assert np.abs(last.logprobs - logprobs(proxy_run.STUDENT, last)).max() > 1e-4
 
