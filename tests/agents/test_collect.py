@@ -74,6 +74,12 @@ def test_the_jobs_of_a_step_in_numbers() -> None:
         Job(task_id="t3", sample=4, group=1, seed=seed),
         Job(task_id="t3", sample=5, group=1, seed=seed),
     ]
+    later = step_jobs([f"t{n}" for n in range(5)], 7, request(step=3, group=2, plan=PlayPlan(round=2)))
+    places = task_order(5, seed=7, step=3 + 2 * 10**12, batch=2)
+    assert [(job.task_id, job.sample, job.group) for job in later] == [
+        *((f"t{places[0]}", 8, 4), (f"t{places[0]}", 9, 4), (f"t{places[1]}", 10, 5), (f"t{places[1]}", 11, 5))
+    ]
+    assert {job.seed for job in later} == {seed + 2_000_000_000_000}
     with pytest.raises(TurngymError, match="the training split has no tasks"):
         step_jobs([], 7, request())
 
@@ -87,6 +93,9 @@ def test_what_is_played_live(make_doors: Any) -> None:
     assert (call.agent.name, call.slots, call.max_turns, call.system) == ("at 0.7", 3, 12, "Open the doors.")
     assert call.meta == {"temperature": 0.7, "step": 4}
     assert call.make_env is collect.make_env
+    assert not any("states" in played.meta for played in episodes)
+    collect(request(step=4, group=2, plan=PlayPlan(states=True)))
+    assert [job.states for job in play.calls[1].jobs] == [True] * 4
     assert [(e.task.task_id, e.sample, e.group) for e in episodes] == [
         (j.task_id, j.sample, j.group) for j in call.jobs
     ]

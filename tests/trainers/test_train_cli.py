@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -341,22 +340,10 @@ def test_jobs_follow_from_seed_and_step() -> None:
     assert RunConfig().seed == 0
 
 
-def test_a_later_round_of_a_step_has_tasks_and_numbers_of_its_own(tmp_path: Path) -> None:
-    ids = [f"t{n}" for n in range(400)]
+def test_all_rounds_of_a_step_are_kept_in_one_file(tmp_path: Path) -> None:
     asked = [RolloutRequest(step=3, episodes=6, max_turns=1, group=2, plan=PlayPlan(round=k)) for k in (0, 1, 2)]
-    rounds = [step_jobs(ids, 3, request) for request in asked]
-    assert rounds[0] == step_jobs(ids, 3, replace(asked[0], plan=None))
-    assert [[job.group for job in jobs] for jobs in rounds] == [
-        [0, 0, 1, 1, 2, 2],
-        [3, 3, 4, 4, 5, 5],
-        [6, 6, 7, 7, 8, 8],
-    ]
-    assert [job.sample for jobs in rounds for job in jobs] == list(range(18))
-    assert len({job.seed for jobs in rounds for job in jobs}) == 3
-    assert len({job.task_id for jobs in rounds for job in jobs}) == 9
-    # what a step has played is kept in one file, and played anew it is written anew
     made = KeptRollouts(collect=lambda request: toy.demonstrations(1 + request.plan.round), folder=tmp_path, last=2)
-    for _ in range(2):
+    for _ in range(2):  # played anew it is written anew
         for request in asked:
             made(request)
         assert len(read_trace(tmp_path / "step_000003.jsonl")[0]) == 1 + 2 + 3
