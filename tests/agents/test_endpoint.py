@@ -28,7 +28,7 @@ from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
@@ -263,9 +263,9 @@ def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytes
         rollout(jobs(1, 1), make, agent_for(make, "http://127.0.0.1:9/v1"))
     for url, problem in (
         ("127.0.0.1:80", "must begin with http"),
-        ("http://me:pw@host/v1", "holds a user or a password"),
+        ("http://me:pw@host/v1", "address with a user or a password"),
     ):
-        with pytest.raises(AgentError, match=problem):
+        with pytest.raises(TurngymError, match=problem):
             Address.of(url, "OPENAI_API_KEY")
     with pytest.raises(AgentError, match="environment variable OPENAI_API_KEY, which is not set"):
         Address.of("", "OPENAI_API_KEY")
