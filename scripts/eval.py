@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -123,7 +123,9 @@ def again(options: EvalOptions) -> EvalResult:
 def run(options: EvalOptions, command: Sequence[str], *, progress: bool = True) -> EvalResult:
     """Play, and write the files if a folder was named."""
     assert options.panel is not None
-    shown = {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
+    shown: dict[str, Any] = (
+        {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
+    )
     shown |= {} if options.reading is None else {"reading": options.reading}
     result = evaluate(
         options.panel,
