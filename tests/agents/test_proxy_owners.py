@@ -176,7 +176,12 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
     bench.ask([user("hi")], "a")
     tokenized: list[int] = []
     encode = bench.renderer._encode
-    monkeypatch.setattr(bench.renderer, "_encode", lambda text: tokenized.append(len(text)) or encode(text))
+
+    def counted(text: str) -> Any:
+        tokenized.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(bench.renderer, "_encode", counted)
     longest = 64 * bench.renderer.longest_token
     call = {"function": {"name": "f", "arguments": "x" * longest}}
     tool = {"type": "function", "function": {"name": "f", "description": "x" * longest}}
@@ -212,7 +217,12 @@ def test_what_is_far_too_long_is_not_tokenized_to_its_end(
     tokenized: list[int] = []
     encode = bench.renderer._encode
     monkeypatch.setattr(bench.renderer, "longest_token", 1000)
-    monkeypatch.setattr(bench.renderer, "_encode", lambda text: tokenized.append(len(text)) or encode(text))
+
+    def counted(text: str) -> Any:
+        tokenized.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(bench.renderer, "_encode", counted)
     with pytest.raises(ApiError, match="more than 2000 tokens; with an answer this model holds 1000") as caught:
         bench.ask([user("x" * 500_000)], "a")
     assert caught.value.code == "context_length_exceeded"
