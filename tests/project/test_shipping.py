@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from wheels import ROOT, clean_copy, tracked
 
-from turngym.agents.worlds import WORLDS, load_world
+from turngym.agents.worlds import REAL_WORLDS, WORLDS, load_world
+from turngym.agents.worlds.worlds import CHECKPOINTS
 
 ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
 UNBOUNDED = {
@@ -147,6 +148,26 @@ def test_the_card_of_a_checkpoint_says_what_it_is(name: str, role: str) -> None:
     page = ROOT / re.findall(r"from `(docs/\w+\.md)`", flowing)[0]
     for figure in re.findall(r"\d+\.\d \[\d+\.\d, \d+\.\d\]", card):
         assert figure in page.read_text(encoding="utf-8"), f"{figure} is not on {page.name}"
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("name", REAL_WORLDS)
+def test_the_card_of_an_adapter_says_what_it_is(name: str, role: str) -> None:
+    folder = CHECKPOINTS / name / role
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(REAL_WORLDS[name].base)
+    stored = tensors(folder / "adapter_model.safetensors")
+    assert len(stored) == 2 * 7 * 30  # A and B of seven layers in each of thirty
+    assert {row["shape"][0] for layer, row in stored.items() if ".lora_A." in layer} == {config["r"]}
+    size = (folder / "adapter_model.safetensors").stat().st_size
+    assert size < 6_000_000
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"rank {config['r']}, all linear layers but the head" in card
+    assert f"{size:,} bytes" in card
+    figures = re.findall(r"\d+\.\d \[\d+\.\d, \d+\.\d\]", card)
+    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    assert figures
+    assert all(figure in page for figure in figures)
 
 
 def test_every_file_is_declared_or_only_for_a_checkout() -> None:

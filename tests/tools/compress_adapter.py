@@ -33,13 +33,14 @@ def compress(base: Path, model: Path, out: Path, rank: int) -> float:
         if not isinstance(layer, torch.nn.Linear) or name == "lm_head":
             continue
         delta = (after.get_submodule(name).weight - layer.weight).detach()
-        left, values, right = torch.linalg.svd(delta, full_matrices=False)
+        # what adapters of rank 16 added, one on another, has few singular values; the whole decomposition takes seconds
+        left, values, right = torch.svd_lowrank(delta, q=48, niter=3)
         root = values[:rank].sqrt()
         # the scale alpha / rank is 1
-        weights[f"base_model.model.{name}.lora_A.weight"] = (root[:, None] * right[:rank]).half().contiguous()
+        weights[f"base_model.model.{name}.lora_A.weight"] = (right[:, :rank] * root).T.half().contiguous()
         weights[f"base_model.model.{name}.lora_B.weight"] = (left[:, :rank] * root).half().contiguous()
         kept += float(values[:rank].square().sum())
-        total += float(values.square().sum())
+        total += float(delta.square().sum())
     out.mkdir(parents=True)
     save_file(weights, out / ADAPTER_WEIGHTS)
     targets = sorted({name.split(".")[-3] for name in weights})
