@@ -82,6 +82,11 @@ def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Ge
         return error.results
 
 
+def _here(play: PlayJobs) -> bool:
+    """Whether `play` plays in this thread: it is `rollout`, with or without arguments of its own."""
+    return getattr(play, "func", play) is rollout
+
+
 def guided_player(
     player: ModelPlayer, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
 ) -> Callable[[float], ModelPlayer]:
@@ -89,7 +94,7 @@ def guided_player(
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
     """
-    if teacher is None or play is not rollout:
+    if teacher is None or not _here(play):
         raise AgentError(
             "teacher and student share the turns of an episode, which needs --teacher FOLDER and rollouts in this "
             "process (no --teacher-server, no --workers, no --staleness)"
@@ -210,7 +215,7 @@ def mixed_player(
     """
     if not share:
         return player
-    if teacher is None or play is not rollout:
+    if teacher is None or not _here(play):
         raise AgentError(
             f"teacher_mix is {share}: teacher and student take turns within an answer, which needs "
             "--teacher FOLDER and rollouts in this process (no --teacher-server, no --workers)"

@@ -20,13 +20,18 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:
     """A causal model in evaluation mode and its tokenizer, from a folder. Raises ModelError as `load_model` does."""
-    model = load_model(folder, device=device, dtype=dtype)
-    from transformers import AutoTokenizer
+    return load_model(folder, device=device, dtype=dtype), load_tokenizer(folder)
 
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a model folder; of an adapter without one, that of its base. Raises ModelError."""
     path = Path(folder).expanduser()
-    own = (path / "tokenizer_config.json").is_file()
+    if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
+        return load_tokenizer(base)
     try:
-        return model, AutoTokenizer.from_pretrained(path if own else base_model(path) or path)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
 

@@ -21,6 +21,7 @@ from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums, write_sums
+from turngym.scripts.options import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
 """Files that a merged model writes itself, or does not have."""
@@ -58,21 +59,29 @@ class Verify:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym model` with `argv` (without the verb itself)."""
-    description = (__doc__ or "").split("\n")[0]
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"import": Import, "merge": Merge, "verify": Verify},
-        args=list(argv),
+    return run_verb(
+        {Import: _import, Merge: _merge, Verify: _verify_all},
+        argv,
         prog="turngym model",
-        description=description,
+        description=(__doc__ or "").split("\n")[0],
     )
-    if isinstance(command, Import):
-        out = import_gguf(command.file, command.out)
-        print(f"{out}: use it as --agent model:{out} or --student {out}")
-        return 0
-    if isinstance(command, Merge):
-        merge(command.adapter, command.out, base=command.base)
-        print(f"{command.out}: use it as --agent model:{command.out} or --student {command.out}")
-        return 0
+
+
+def _import(command: Import) -> int:
+    return _made(import_gguf(command.file, command.out))
+
+
+def _merge(command: Merge) -> int:
+    merge(command.adapter, command.out, base=command.base)
+    return _made(command.out)
+
+
+def _made(folder: Path) -> int:
+    print(f"{folder}: use it as --agent model:{folder} or --student {folder}")
+    return 0
+
+
+def _verify_all(command: Verify) -> int:
     if not command.folders:
         raise TurngymError("name one or more folders: turngym model verify FOLDER")
     return max(_verify(folder) for folder in command.folders)

@@ -19,6 +19,9 @@ from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, rows_apart
 from turngym.trainers.world import World, balanced_shares
 
+Ids = NDArray[np.int32] | IntArray
+"""Token ids of one row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
@@ -138,7 +141,7 @@ def _one_line(batch: RolloutBatch, micro: MicroBatch, line: PackedLine, position
     )
 
 
-def _row_ids(batch: RolloutBatch, row: int) -> NDArray[np.int32]:
+def _row_ids(batch: RolloutBatch, row: int) -> Ids:
     return batch.input_ids_M[batch.row_offsets[row] : batch.row_offsets[row + 1]]
 
 
@@ -179,7 +182,7 @@ class PackedLine:
         """Tokens of the line, L."""
         return int(self.starts[-1])
 
-    def ids(self, rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+    def ids(self, rows: Sequence[Ids]) -> NDArray[np.int64]:
         """Ids of the line, of its `rows` in their order: int64 [1, L]."""
         parts = [row[shared:] for row, shared in zip(rows, self.shared, strict=True)]
         return np.concatenate(parts).astype(np.int64)[None]
@@ -198,7 +201,7 @@ class PackedLine:
         return np.where(positions < shared, positions, start + positions - shared)
 
 
-def packed_lines(rows: Sequence[NDArray[np.int32]], max_tokens: int) -> list[PackedLine]:
+def packed_lines(rows: Sequence[Ids], max_tokens: int) -> list[PackedLine]:
     """Lines of at most `max_tokens` tokens that hold every row once, longest line first; a longer row comes alone.
 
     Rows are taken in the order of their ids, so that those which begin alike come together.
@@ -219,7 +222,7 @@ def packed_lines(rows: Sequence[NDArray[np.int32]], max_tokens: int) -> list[Pac
     return sorted(lines, key=lambda line: -line.length)
 
 
-def _line(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PackedLine:
+def _line(ids: Sequence[Ids], rows: Sequence[int]) -> PackedLine:
     # the longest stays whole, so that every prefix that the others share with it is in the line
     ordered = sorted(rows, key=lambda row: -len(ids[row]))
     longest = ids[ordered[0]]
@@ -230,14 +233,14 @@ def _line(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PackedLine:
     return PackedLine(rows=tuple(ordered), shared=np.array([0, *shared], np.int64), starts=starts)
 
 
-def shared_tokens(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
+def shared_tokens(one: Ids, two: Ids) -> int:
     """How many tokens both begin with."""
     size = min(len(one), len(two))
     differs = np.flatnonzero(one[:size] != two[:size])
     return int(differs[0]) if len(differs) else size
 
 
-def line_states(model: Any, rows: Sequence[NDArray[np.int32]], line: PackedLine) -> torch.Tensor:
+def line_states(model: Any, rows: Sequence[Ids], line: PackedLine) -> torch.Tensor:
     """Hidden states [L, D] of the line; `rows` are all rows that its numbers count."""
     ids = line.ids([rows[row] for row in line.rows])
     with rows_apart(model):

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.agents.models import load_model
+from turngym.agents.models import load_model, load_tokenizer
 from turngym.envs.core.episode import TopK
-from turngym.envs.core.errors import ModelError, TurngymError
+from turngym.envs.core.errors import ModelError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
@@ -134,14 +134,7 @@ def _check_positions(ids: Ids, positions: Positions) -> None:
 
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     """A model to train and its tokenizer. Raises TurngymError for a folder that lacks one of them."""
-    from transformers import AutoTokenizer
-
-    model = load_model(folder, dtype=dtype, device=device)
-    try:
-        return model, AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # readers of damaged files raise anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TurngymError(f"no tokenizer in {folder}: {first}") from error
+    return load_model(folder, dtype=dtype, device=device), load_tokenizer(folder)
 
 
 def load_scorer(

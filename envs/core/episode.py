@@ -209,11 +209,12 @@ def without_rounding(logprobs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def wrong_numbers(
-    ids: NDArray[np.int32], logprobs: NDArray[np.float32] | None, vocabulary: int = 1 << 31
+    ids: NDArray[np.int32], logprobs: NDArray[np.float32] | None, vocabulary: int = 1 << 31, *, known: bool = True
 ) -> str | None:
     """What is wrong with sampled ids and their log-probabilities; None if nothing is.
 
-    Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0.
+    Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0. Where not all are `known`, NaN
+    stands for those of ids that another model chose.
     """
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
@@ -221,7 +222,8 @@ def wrong_numbers(
     if logprobs is None:
         return None
     # NaN compares as false
-    odd = np.flatnonzero(~((logprobs <= 0) & (logprobs > -np.inf)))
+    fine = (logprobs <= 0) & (logprobs > -np.inf)
+    odd = np.flatnonzero(~fine if known else ~(fine | np.isnan(logprobs)))
     if len(odd):
         return f"token {odd[0]} has log-probability {logprobs[odd[0]]}; it must be finite and at most 0"
     return None
@@ -237,7 +239,7 @@ def check_numbers(episode: Episode, vocabulary: int) -> None:
         problem = None
         if episode.segments and turn.response_span[1]:
             ids = episode.segments[turn.segment][turn.prompt_span[0] : turn.response_span[1]]
-            problem = wrong_numbers(ids, turn.logprobs, vocabulary)
+            problem = wrong_numbers(ids, turn.logprobs, vocabulary, known=turn.origin == "policy")
         if turn.hint_prompt_ids is not None:
             problem = problem or wrong_numbers(turn.hint_prompt_ids, None, vocabulary)
         if turn.teacher is not None:

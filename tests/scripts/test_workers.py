@@ -10,6 +10,7 @@ import pytest
 
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
+from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
@@ -39,4 +40,4 @@ def test_options_that_make_no_sense() -> None:
     with pytest.raises(TurngymError, match="--executor ray needs --workers"):
         WorkerOptions(executor="ray")
     with open_workers(WorkerOptions()) as play:
-        assert play.__module__ == "turngym.agents.playing.rollout"
+        assert play.func is rollout  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
-from turngym.trainers.microbatch import MicroBatch, micro_batch, pad_rows, split_rows
+from turngym.trainers.microbatch import MicroBatch, PackedLine, micro_batch, pad_rows, split_rows
 from turngym.trainers.token_weights import trajectory_weights
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
@@ -202,7 +202,8 @@ def test_split_and_pad_by_hand(ragged):
 
 def test_rows_share_a_line_in_the_order_given(ragged):
     batch = pack(ragged)
-    packed = pad_rows(batch, micro_batch(batch, [1, 0], packed=True))
+    line = PackedLine(rows=(1, 0), shared=np.array([0, 0]), starts=np.array([0, 4, 12]))
+    packed = pad_rows(batch, micro_batch(batch, [1, 0], line))
     assert packed.input_ids_RL.tolist() == [[5, 6, 20, 21, 1, 2, 3, 10, 11, 4, 12, 9]]
     assert packed.attention_RL.tolist() == [[True] * 12]
     assert packed.position_RL is not None

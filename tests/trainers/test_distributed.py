@@ -87,7 +87,8 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
         parse(["turnopd", "--help-all"])
     known = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", capsys.readouterr().out))
     assert torchruns < named
-    assert named - torchruns - {"--algorithm"} <= known
+    others = {"--algorithm", "--agent", "--base"}  # of other verbs
+    assert named - torchruns - others <= known
 
 
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
