@@ -84,7 +84,7 @@ def check_options(
         known |= {option, off} if setting.type is bool else {option}
     for name in (name_of(word) for word in words if is_option(word)):
         if name not in known:
-            hint = owner(name) or did_you_mean(name, sorted(known)) or f" `{prog} --help` lists them."
+            hint = owner(name) or did_you_mean(name, sorted(known), cutoff=0.5) or f" `{prog} --help` lists them."
             raise TurngymError(f"{subject} no option {name}.{hint}")
 
 

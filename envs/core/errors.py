@@ -188,8 +188,8 @@ def known_as(query: str, candidates: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
+def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: float = 0.4) -> str:
     """The end of an error text: ` Did you mean 'a' or 'b'?`, or nothing if no candidate is near."""
     pool = list(candidates)
-    near = known_as(query, pool)[:n] or nearest(query, pool, n)
+    near = known_as(query, pool)[:n] or nearest(query, pool, n, cutoff)
     return " Did you mean " + " or ".join(repr(text) for text in near) + "?" if near else ""
