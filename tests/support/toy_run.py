@@ -106,7 +106,8 @@ class Sampled:
                 drawn = np.minimum((rng.random((request.episodes, 1)) > share).sum(1), VOCAB - 1)
                 logps[:, turn, place] = logp.numpy()[np.arange(request.episodes), drawn]
                 ids = np.concatenate([ids, drawn[:, None]], axis=1)
-        return [self._cut(ids[n], logps[n], n, request.max_turns) for n in range(request.episodes)]
+        played = [self._cut(ids[n], logps[n], n, request.max_turns) for n in range(request.episodes)]
+        return [replace(episode, group=n // request.group) for n, episode in enumerate(played)]
 
     def _cut(self, ids: np.ndarray, logp: np.ndarray, number: int, cap: int) -> Episode:
         length = LENGTHS[number % len(LENGTHS)]
