@@ -4,6 +4,7 @@ from .base import Outcome as Outcome
 from .base import Player as Player
 from .base import ResetNeeded as ResetNeeded
 from .base import TextEnv as TextEnv
+from .base import require_shape as require_shape
 from .channels import Channel as Channel
 from .channels import make_channel as make_channel
 from .core.episode import Episode as Episode

@@ -215,7 +215,7 @@ def refused(turn: Turn) -> bool:
 
 
 def _choosers(turn: Turn) -> tuple[tuple[Origin, int, int], ...]:
-    """(who chose them, start, end) of the stretches of a response's ids."""
+    """The parts of a response by who chose their ids: (origin, start, end)."""
     return ("demonstration", 0, turn.begun), (turn.origin, turn.begun, turn.response_length)
 
 

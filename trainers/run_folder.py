@@ -73,7 +73,7 @@ class RunFolder:
         Raises CheckpointError for a folder that holds a run (without `resume`), that holds none (with it), or whose run
         had another configuration.
         """
-        # one process looks, for all: another might look after rank 0 has begun to write
+        # only rank 0 looks: another rank might look after rank 0 has begun to write
         exists = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
         if exists and not resume:
             begun = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)))

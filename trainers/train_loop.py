@@ -216,7 +216,7 @@ class Trainer:
             return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
         if self.algorithm.to_the_end:
             return f"{self.algorithm.name} changes with the share of the run that is done"
-        # what does not say may read the number of steps
+        # a weight that does not say so may depend on the number of steps
         if getattr(self.algorithm.weight, "to_the_end", True):
             return f"the weights of {self.algorithm.name} change with the share of the run that is done"
         if not isinstance(self.order, Synchronous):

@@ -267,7 +267,7 @@ class Address:
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")
         if not (address.key.isascii() and address.key.isprintable()):
-            raise AgentError(f"the key in the environment variable {key_env} is none: it must be printable ASCII")
+            raise AgentError(f"the environment variable {key_env} holds no key: a key is printable ASCII")
         return address
 
     @property

@@ -6,9 +6,10 @@
    cache already, feeds the rest, and draws the first token of each row.
 2. `_decode` feeds the last token of every active row and draws the next one.
 
-A row that has finished leaves the batch at once where a pass can skip rows, otherwise it idles (its keys go to the
-scratch row of the cache) until moving the others together (`_compact`) is cheaper. Its keys and values stay in the
-cache under its session, so the next turn of an episode feeds only what is new in the prompt.
+A finished row stays in its slot, idle: a pass that can skip rows leaves it out, another one writes its keys to the
+scratch row of the cache. `_compact` takes idle rows out of the batch when new rows come, or when idling has cost more
+than moving. A row's keys and values stay in the cache under its session, so that the next turn of an episode feeds only
+what is new in the prompt. They go when the session is released, or when it was used longest ago and its slot is needed.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class EpisodeRunner:
         if not isinstance(observation, str):
             raise EnvBackendError(f"the observation is {observation!r:.80}; it must be text")
         try:
-            # NumPy's numbers are none of Python's
+            # a NumPy scalar is a number too, and json cannot write it
             paid, score = finite("reward", _number(reward)), finite("score", _number(info["score"]))
         except (TurngymError, TypeError, ValueError) as error:
             raise EnvBackendError(f"reward {reward!r:.80} and score {info['score']!r:.80} must be numbers") from error
@@ -429,7 +429,7 @@ class Rollout:
         self._calls.close()
 
     def _discard(self, envs: Sequence[Any]) -> None:
-        """Close environments; one that fails or hangs as it is closed is told of."""
+        """Close environments, with a warning for each that fails or hangs while it is closed."""
         for closed in self._calls.run([env.close for env in envs]):
             if closed.failure:
                 warnings.warn(f"an environment could not be closed: {closed.failure}", stacklevel=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turngym.envs import Outcome, Task, TaskError, TextEnv, ToolSpec, Verdict, content_hash, register
+from turngym.envs import Outcome, Task, TaskError, TextEnv, ToolSpec, Verdict, content_hash, register, require_shape
 
 HIGHEST = 20
 
@@ -76,6 +76,7 @@ class GuessEnv(TextEnv):
         return self.low, self.high, self.right
 
     def _set_state(self, state: Any) -> None:
+        require_shape(state, [int, int, bool])
         self.low, self.high, self.right = state
 
 
