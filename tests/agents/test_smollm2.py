@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from turngym.agents import evaluate, load_world
 from turngym.agents.models import load_policy
 
 FOLDER = Path(os.environ.get("TURNGYM_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
@@ -51,3 +52,14 @@ def test_it_knows_the_capital_of_france(smollm2: tuple[Any, Any]) -> None:
     with torch.inference_mode():
         said = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
     assert tokenizer.decode(said[0, ids.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_the_shipped_teacher_plays_the_household(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its adapter lies on this model, which it looks for at models/smollm2."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "smollm2").symlink_to(FOLDER)
+    monkeypatch.chdir(tmp_path)
+    teacher = load_world("alfworld-smollm2").checkpoint("teacher")
+    result = evaluate("alfworld-quickstart", f"model:{teacher}", samples=1, limit=3, temperature=0.0)
+    assert result.scores.verdicts["malformed"] == 0  # without its adapter the model writes nothing else
+    assert result.scores.overall.avg.mean > 0
