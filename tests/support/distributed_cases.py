@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.trainers.checkpoint import latest_model
@@ -114,9 +115,8 @@ def difference(folder: Path, name: str, sizes: tuple[int, int]) -> Difference:
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
+    weights: dict[str, Any] = load_model(folder).state_dict()
+    return weights
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

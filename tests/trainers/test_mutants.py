@@ -51,7 +51,6 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     microbatch: (
         "batch",
         "packing",
-        "prefix_sharing",
     ),
     lm_head: (
         "lm_head",
@@ -112,6 +111,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
+    "_give_back_memory",
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "line_states", "resolved"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
@@ -125,7 +125,6 @@ ELSEWHERE = (
 WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
     "gigpo": "the_rollout_notes|out_of_range",
-    "prefix_sharing": "scores_are|a_teacher_reads|which_models",
 }
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
 
