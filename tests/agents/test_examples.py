@@ -179,7 +179,7 @@ def test_an_endpoint_is_sent_messages_and_calls_with_their_results() -> None:
 
 
 def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
-    pytest.importorskip("openai", reason="needs turngym[endpoint]")
+    pytest.importorskip("httpx", reason="needs turngym[endpoint]")
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent

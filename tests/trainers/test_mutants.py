@@ -111,7 +111,6 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
-    "_give_back_memory",
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "line_states", "resolved"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
