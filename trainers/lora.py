@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turngym.agents.models import ADAPTER_WEIGHTS
 from turngym.envs.core.errors import ModelError
+from turngym.envs.core.files import weights_hash
 from turngym.trainers.config import ConfigError
 
 NAME = "default"
@@ -32,6 +33,14 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.rank < 0 or self.alpha < 1:
             raise ConfigError(f"lora rank is {self.rank} and alpha {self.alpha}; valid: rank from 0, alpha from 1")
+
+
+def adapter_identity(lora: LoraConfig, student: Path) -> dict[str, Any]:
+    """Returns what a resumed run must share of its adapters; empty without adapters."""
+    if not lora.rank:
+        return {}
+    # adapters are only right on the weights that they were trained on, so the student counts too
+    return {"lora": {**asdict(lora), "targets": list(lora.targets)}, "student": weights_hash(student)}
 
 
 def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 0) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ import torch
 
 from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
-from turngym.agents.sglang.client import TrainServers
-from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import find_reward
@@ -35,15 +33,15 @@ from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
-from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.lora import adapter_identity, add_adapters
 from turngym.trainers.losses import bounded
-from turngym.trainers.models import vocabulary_size
 from turngym.trainers.progress import LiveProgress, NoProgress
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, Synchronous, WeightSnapshot, frozen_copy
-from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer, load_student
+from turngym.trainers.scorer import LocalScorer, ModelWeights, load_student
 from turngym.trainers.targets import RewardedCollect
+from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
 from turngym.trainers.train_config import TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer
 from turngym.trainers.world import World, on_all_ranks
@@ -321,44 +319,3 @@ def _identity(
         # by content: folders may have moved when a run is resumed, or hold other weights under the same name
         identity["teacher"] = weights_hash(models.teacher)
     return identity | adapter_identity(config.lora, models.student)
-
-
-# Shared with the proxy whose clients train a model (trainers.live.run).
-
-
-def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None:
-    """Raises TurngymError where the algorithm called `name` distills from a teacher and the run has none."""
-    if algorithm.needs_teacher and not has_teacher:
-        raise TurngymError(f"{name} distills from a teacher: name its folder with --teacher (in Python teacher=...)")
-
-
-def open_teacher(
-    algorithm: Algorithm, folder: Path | None, servers: TrainServers, student: tuple[Any, Any], **scoring: Any
-) -> tuple[Scorer | None, int | None]:
-    """Returns the teacher as a scorer, and the number of ids that it shares with the student.
-
-    The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
-    its tokenizer; `scoring` is that of `open_scorer`. (None, None) for algorithms that need no teacher.
-    """
-    if not algorithm.needs_teacher:
-        return None, None
-    if servers.teacher_server:
-        size = vocabulary_size(student[0])
-        return teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature)
-    if folder is None:
-        return None, None
-    scorer = open_scorer(algorithm, folder, student=student, **scoring)
-    return scorer, scorer.vocab_size
-
-
-def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
-    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` goes to `load_scorer`."""
-    return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
-
-
-def adapter_identity(lora: LoraConfig, student: Path) -> dict[str, Any]:
-    """Returns what a resumed run must share of its adapters; empty without adapters."""
-    if not lora.rank:
-        return {}
-    # adapters are only right on the weights that they were trained on, so the student counts too
-    return {"lora": {**asdict(lora), "targets": list(lora.targets)}, "student": weights_hash(student)}

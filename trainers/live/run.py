@@ -35,12 +35,12 @@ from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.config import ServeProxy, named
 from turngym.trainers.live.turns import SelectionCounts, SessionJudge, make_session_judge, select_turns
-from turngym.trainers.lora import add_adapters
+from turngym.trainers.lora import adapter_identity, add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import NoProgress
-from turngym.trainers.run import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import ModelWeights, load_student
+from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
 from turngym.trainers.train_loop import Trainer
 
 # What answers the proxy's clients, and how it gets new weights.

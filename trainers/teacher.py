@@ -1,0 +1,44 @@
+"""Where a run's frozen models come from: its teacher, in this process or on servers, and its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.sglang.client import TrainServers
+from turngym.agents.sglang.open_servers import teacher_scorer
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Scorer
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.models import vocabulary_size
+from turngym.trainers.scorer import LocalScorer, load_scorer
+
+
+def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None:
+    """Raises TurngymError where the algorithm called `name` distills from a teacher and the run has none."""
+    if algorithm.needs_teacher and not has_teacher:
+        raise TurngymError(f"{name} distills from a teacher: name its folder with --teacher (in Python teacher=...)")
+
+
+def open_teacher(
+    algorithm: Algorithm, folder: Path | None, servers: TrainServers, student: tuple[Any, Any], **scoring: Any
+) -> tuple[Scorer | None, int | None]:
+    """Returns the teacher as a scorer, and the number of ids that it shares with the student.
+
+    The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
+    its tokenizer; `scoring` is that of `open_scorer`. (None, None) for algorithms that need no teacher.
+    """
+    if not algorithm.needs_teacher:
+        return None, None
+    if servers.teacher_server:
+        size = vocabulary_size(student[0])
+        return teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature)
+    if folder is None:
+        return None, None
+    scorer = open_scorer(algorithm, folder, student=student, **scoring)
+    return scorer, scorer.vocab_size
+
+
+def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
+    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` goes to `load_scorer`."""
+    return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
