@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 import numpy as np
 import tyro
-from tally import Tally, cpu_spent, fault_table, tally_of
+from tally import Tally, cpu_spent, fault_table
 
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Verdict
@@ -45,9 +45,7 @@ class Options:
     evaluations: int = 300
     """Simulated evaluations for each true rate and correlation; 95 % of their intervals must hold the true rate."""
     requests: int = 200
-    """Malformed requests for each server, over sockets."""
-    inside: int = 1000
-    """Malformed requests for each server inside its own process, without sockets."""
+    """Malformed requests for each server."""
     seed: int = 0
     """Seed of places, bits, actions and moments."""
 
@@ -105,8 +103,7 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
     if "servers" in options.only:
         from server_faults import run_server_faults
 
-        for row in run_server_faults(options.requests, options.seed, inside=options.inside):
-            yield row.tally()
+        yield from run_server_faults(options.requests, options.seed)
 
 
 def _coverage(options: Options) -> Tally:
@@ -119,7 +116,7 @@ def _coverage(options: Options) -> Tally:
     n = options.evaluations
     simulation = Simulation(tasks=50, repetitions=n, widths=1, rates=(0.02, 0.5, 0.98), seed=options.seed)
     limit = 0.95 - 3 * (0.95 * 0.05 / n) ** 0.5
-    tally = tally_of("interval coverage", ("too narrow",), {})
+    tally = Tally(what="interval coverage", bad=("too narrow",))
     for one in coverages(simulation):
         note = f"{one.measure} at rate {one.rate}, correlation {one.correlation}: {100 * one.covered:.1f} % hold it"
         tally.count("held" if one.covered >= limit else "too narrow", note)

@@ -1,21 +1,19 @@
-"""Sends malformed requests to every server, over sockets or inside its own process, and counts what goes wrong.
+"""Sends malformed requests to every server and counts what goes wrong.
 
 A failure is a status of 500 or more, no answer to a complete request, a traceback in the log, a server that ended, or
 one that has more threads, descriptors or memory afterwards.
 
 Examples:
-    python tests/bench/server_faults.py 15000+60000            # over sockets + inside, for each server, seed 0
-    python tests/bench/server_faults.py 2000 7 proxy webshop   # over sockets, seed 7, two servers
+    python tests/bench/server_faults.py 15000                  # to each server, seed 0
+    python tests/bench/server_faults.py 2000 7 proxy webshop   # seed 7, two servers
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import signal
 import socket
@@ -23,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +44,15 @@ RSS_GROWTH = 1.1, 16.0
 """Memory may grow by this factor plus this many MB; more is a leak."""
 
 
-@dataclass(slots=True)
-class ServerRow:
+@dataclass(slots=True, kw_only=True)
+class ServerRow(Tally):
     """Counts what one server answered, and its use of memory, threads and descriptors."""
 
-    what: str
-    outcomes: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    """What the first failures were."""
+    bad: tuple[str, ...] = BAD
     before: Usage | None = None
     after: Usage | None = None
-    seconds: float = 0.0
-    """CPU time, that of the server included."""
     distinct: set[int] = field(default_factory=set)
     """Hashes of what was sent."""
-
-    def count(self, outcome: str, note: str = "", times: int = 1) -> None:
-        self.outcomes[outcome] += times
-        if outcome in BAD and times and len(self.notes) < 5:
-            self.notes.append(f"{self.what}: {outcome}: {note}")
 
     def answered(self, kind: str, status: int | None, sent: bytes) -> None:
         """Counts the answer to one request; `status` is None if there was none."""
@@ -76,31 +64,10 @@ class ServerRow:
         # a note is made for failures only: making it takes longer than the request
         self.count(outcome, f"{status} for {kind}: {sent[:300]!r}" if outcome in BAD else "")
 
-    def tally(self) -> Tally:
-        """For the table of all faults; its tries include what is counted besides requests."""
-        return Tally(what=self.what, bad=BAD, outcomes=self.outcomes, notes=self.notes)
-
-    def as_json(self) -> dict[str, Any]:
-        """The row as JSON, for the process that started this one."""
-        pairs = (("before", self.before), ("after", self.after))
-        usage = {name: None if one is None else asdict(one) for name, one in pairs}
-        return {"outcomes": self.outcomes, "notes": self.notes, "distinct": sorted(self.distinct), **usage}
-
-    def add_json(self, found: dict[str, Any]) -> None:
-        """Adds a row that another process returned with `as_json`."""
-        self.outcomes.update(found["outcomes"])
-        self.notes += found["notes"]
-        self.distinct.update(found["distinct"])
-        usages = [None if found[name] is None else Usage(**found[name]) for name in ("before", "after")]
-        self.before, self.after = usages
-
     @property
     def tries(self) -> int:
+        """Requests; what is counted besides them is no try."""
         return sum(count for name, count in self.outcomes.items() if name not in ("traceback", "ended", "leak"))
-
-    @property
-    def failures(self) -> int:
-        return sum(self.outcomes[name] for name in BAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +80,11 @@ class Usage:
     files: int
 
     @classmethod
-    def of(cls, pid: int, *, less: int = 0) -> Usage:
-        """Reads the use of process `pid` from /proc; `less` bytes belong to the bench itself and are left out."""
+    def of(cls, pid: int) -> Usage:
+        """Reads the use of process `pid` from /proc."""
         status = dict(re.findall(r"(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text()))
         files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        return cls(rss=int(status["VmRSS"]) / 1024 - less / 2**20, threads=int(status["Threads"]), files=files)
+        return cls(rss=int(status["VmRSS"]) / 1024, threads=int(status["Threads"]), files=files)
 
     def leaks(self, later: Usage) -> str:
         """Names what has grown too much in `later`; empty if nothing has."""
@@ -262,10 +229,11 @@ TARGETS: dict[str, Callable[[Path], Served]] = {
 """All our servers. Each function writes what its server needs into a folder. SGLang's own server is not tested."""
 
 
-# --- Requests over sockets
+# --- Requests
 
 SILENT_SECONDS = 0.1
 """How long a client waits for an answer to an incomplete request before it disconnects, seconds."""
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH, _CLOSE = re.compile(rb"(?i)content-length: *(\d+)"), re.compile(rb"(?i)connection: *close")
 Count = Callable[[str, int | None, bytes], None]
 """Called with (kind, status or None, the request)."""
@@ -360,221 +328,11 @@ def _until(client: socket.socket, found: bytes, end: bytes) -> bytes:
     return found
 
 
-# --- Requests inside the server's own process
-
-_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-CLIENT = ("127.0.0.1", 50_000)
-ANSWER_SECONDS = 60.0
-"""How long a server may take to answer, seconds."""
+# --- Each server in turn
 
 
-def run_inside(argv: Sequence[str]) -> int:
-    """Runs `server_faults.py inside SERVER REQUESTS SEED FOLDER`: the row is written to FOLDER/inside.json.
-
-    The verb starts the server as always. Where it would wait for clients, requests are put into its connections: its
-    parser, limits and application run, but no socket or thread. This takes a fraction of the time, so that many more
-    requests can be tried; what sockets add is tried over sockets.
-    """
-    from turngym.scripts.main import main as turngym
-
-    name, requests, seed, folder = argv[0], int(argv[1]), int(argv[2]), Path(argv[3])
-    one = TARGETS[name](folder)
-    row = ServerRow(what=name)
-    rng = np.random.default_rng((seed, list(TARGETS).index(name), 1))
-    _replace_serving_loops(one.routes, requests, rng, row)
-    status = turngym(one.command[3:])
-    (folder / "inside.json").write_text(json.dumps(row.as_json()))
-    return status
-
-
-def _replace_serving_loops(routes: Sequence[Route], requests: int, rng: np.random.Generator, row: ServerRow) -> None:
-    """Replaces the serving loops of this process: told to run, a server gets `requests` and returns."""
-    from turngym.agents.serving import AsgiServer, DrainingServer
-
-    def drawn(host: str, count: int) -> list[tuple[str, bytes]]:
-        kinds = (KINDS[int(rng.integers(len(KINDS)))] for _ in range(count))
-        return [(kind, malformed(kind, routes, host, rng)) for kind in kinds]
-
-    def run(server: DrainingServer) -> None:
-        connection = WaitressConnection(server._server)
-        host = f"{server.host}:{server.port}"
-        for start in range(0, requests, 100):
-            for kind, sent in drawn(host, min(100, requests - start)):
-                row.answered(kind, connection.exchange(sent), sent)
-            _measure(row, start, requests)
-        server.drained = True
-
-    async def run_asgi(server: AsgiServer) -> None:
-        inner, host = server._server, f"{server.host}:{server.port}"
-        inner.config.load()
-        inner.lifespan = inner.config.lifespan_class(inner.config)
-        await inner.lifespan.startup()
-        connection = UvicornConnection(inner, (server.host, server.port))
-        for start in range(0, requests, 100):
-            for kind, sent in drawn(host, min(100, requests - start)):
-                row.answered(kind, await connection.exchange(sent), sent)
-            _measure(row, start, requests)
-        connection.drop()
-        await inner.lifespan.shutdown()
-
-    setattr(DrainingServer, "run", run)  # noqa: B010 - a type checker sees no assignment to a method
-    setattr(AsgiServer, "run", lambda server: asyncio.run(run_asgi(server)))  # noqa: B010
-
-
-def _measure(row: ServerRow, done: int, requests: int) -> None:
-    usage = Usage.of(os.getpid(), less=sys.getsizeof(row.distinct) + 36 * len(row.distinct))
-    if row.before is None and done >= WARM * requests:
-        row.before = usage
-    row.after = usage
-
-
-class Wire:
-    """Takes the place of a socket in a connection of waitress and keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent = b""
-
-    def setblocking(self, flag: int) -> None: ...
-
-    def fileno(self) -> int:
-        return -1
-
-    def getsockopt(self, level: int, name: int) -> int:
-        return 1 << 16
-
-    def send(self, data: bytes) -> int:
-        self.sent += bytes(data)
-        return len(data)
-
-    def shutdown(self, how: int) -> None:
-        raise OSError("nobody sends on: the connection is closed at once")
-
-    def close(self) -> None: ...
-
-
-class WaitressConnection:
-    """A connection to a waitress server that does not run; opened again whenever the server closes it."""
-
-    def __init__(self, server: Any) -> None:
-        self.server = server
-        self.tasks: list[Any] = []
-        # tasks are run here instead of in the server's threads, and nothing needs to wake its loop
-        server.add_task, server.pull_trigger = self.tasks.append, lambda *_: None
-        self.channel: Any = None
-        self.wire = Wire()
-
-    def exchange(self, sent: bytes) -> int | None:
-        """Returns the status of the answer, or None for a request that is incomplete or dropped."""
-        if self.channel is None:
-            self.wire = Wire()
-            self.channel = self.server.channel_class(self.server, self.wire, CLIENT, self.server.adj, map={})
-        channel, self.wire.sent = self.channel, b""
-        while sent and channel.connected and channel.readable():
-            channel.received(sent[: channel.adj.recv_bytes])
-            sent = sent[channel.adj.recv_bytes :]
-            while self.tasks:
-                self.tasks.pop().service()
-            channel.handle_write()
-        if channel.request is not None and channel.connected:
-            channel.handle_close()
-        if not channel.connected:
-            self.channel = None
-        return _status(self.wire.sent)
-
-
-class MemoryTransport(asyncio.Transport):
-    """An asyncio transport for uvicorn that keeps what is written."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__({"sockname": address, "peername": CLIENT})
-        self.sent, self.closing = b"", False
-        self.protocol: Any = None
-
-    def write(self, data: Any) -> None:
-        self.sent += bytes(data)
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        if not self.closing:
-            self.closing = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
-
-    abort = close
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def get_protocol(self) -> Any:
-        return self.protocol
-
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
-
-class UvicornConnection:
-    """A connection to a uvicorn server that does not listen; opened again whenever the server closes it."""
-
-    def __init__(self, server: Any, address: tuple[str, int]) -> None:
-        self.server, self.address = server, address
-        self.wire: MemoryTransport | None = None
-
-    async def exchange(self, sent: bytes) -> int | None:
-        """As `WaitressConnection.exchange`."""
-        wire = self.wire or self._connect()
-        protocol, wire.sent = wire.protocol, b""
-        protocol.data_received(sent)
-        until, turns = time.monotonic() + ANSWER_SECONDS, 0
-        while not self._over(wire, protocol, turns) and time.monotonic() < until:
-            turns += 1
-            # work in another thread needs real time: after many turns, sleep instead of spinning
-            await asyncio.sleep(0 if turns < 200 else 0.001)
-        whole = wire.sent and wire.protocol is protocol and protocol.silent() and not wire.closing
-        self.wire = wire if whole else None
-        if not whole:
-            wire.close()
-        await asyncio.sleep(0)
-        return _status(wire.sent)
-
-    def drop(self) -> None:
-        if self.wire is not None:
-            self.wire.close()
-
-    def _connect(self) -> MemoryTransport:
-        config = self.server.config
-        wire = MemoryTransport(self.address)
-        wire.protocol = config.http_protocol_class(
-            config=config, server_state=self.server.server_state, app_state=self.server.lifespan.state
-        )
-        wire.protocol.connection_made(wire)
-        return wire
-
-    @staticmethod
-    def _over(wire: MemoryTransport, protocol: Any, turns: int) -> bool:
-        """Whether the request was answered, was closed or is incomplete."""
-        import h11
-
-        if wire.closing or wire.protocol is not protocol:
-            return wire.closing or turns > 20
-        if protocol.silent() and wire.sent:
-            return True
-        return protocol.conn.their_state in (h11.IDLE, h11.SEND_BODY) and turns > 20
-
-
-def _status(answer: bytes) -> int | None:
-    found = _STATUS.match(answer)
-    return None if found is None else int(found[1])
-
-
-# --- Running both ways
-
-
-def run_server_faults(requests: int, seed: int, only: Sequence[str] = (), inside: int = 0) -> Iterator[ServerRow]:
-    """Sends `requests` over sockets and `inside` in its own process to each server that is installed.
-
-    Yields a row for each way as soon as it is known.
+def run_server_faults(requests: int, seed: int, only: Sequence[str] = ()) -> Iterator[ServerRow]:
+    """Sends `requests` to each server that is installed; yields a row for each as soon as it is known.
 
     Raises TurngymError for a server that does not start, or for a name in `only` that none has.
     """
@@ -585,13 +343,8 @@ def run_server_faults(requests: int, seed: int, only: Sequence[str] = (), inside
             if only and name not in only:
                 continue
             one = make(Path(scratch))
-            if not _installed(one.needs):
-                continue
-            log = Path(scratch) / f"{one.name}.log"
-            if requests:
-                yield _tried(one, requests, np.random.default_rng((seed, place)), log)
-            if inside:
-                yield _tried_inside(one.name, inside, seed, log)
+            if _installed(one.needs):
+                yield _tried(one, requests, np.random.default_rng((seed, place)), Path(scratch) / f"{one.name}.log")
 
 
 def _installed(module: str) -> bool:
@@ -636,31 +389,9 @@ def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> S
                 server.wait(30)
             server.kill()
             server.wait()
-    row.seconds = cpu_spent() - begun
-    _read_log(row, log)
-    return row
-
-
-def _tried_inside(name: str, requests: int, seed: int, log: Path) -> ServerRow:
-    row, begun = ServerRow(what=f"requests inside {name}"), cpu_spent()
-    with tempfile.TemporaryDirectory(dir=log.parent) as folder, log.open("w+") as out:
-        argv = [sys.executable, str(Path(__file__).resolve()), "inside", name, str(requests), str(seed), folder]
-        status = subprocess.run(argv, stdout=out, stderr=out, cwd=folder, check=False).returncode
-        found = Path(folder) / "inside.json"
-        if status or not found.exists():
-            row.count("ended", f"status {status}: {log.read_text(errors='replace')[-300:]!r}")
-        else:
-            row.add_json(json.loads(found.read_text()))
-    if row.before is not None and row.after is not None and (leaks := row.before.leaks(row.after)):
-        row.count("leak", leaks)
-    row.seconds = cpu_spent() - begun
-    _read_log(row, log)
-    return row
-
-
-def _read_log(row: ServerRow, log: Path) -> None:
-    text = log.read_text(errors="replace")
+    row.seconds, text = cpu_spent() - begun, log.read_text(errors="replace")
     row.count("traceback", text[text.find("Traceback") :][:1500], times=text.count("Traceback (most recent call last)"))
+    return row
 
 
 def _settled(pid: int, before: Usage) -> Usage:
@@ -685,11 +416,7 @@ def _ready(one: Served, server: subprocess.Popen[bytes], log: Path) -> tuple[str
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table; the module's docstring has examples. The exit status is 1 if anything failed."""
-    if argv[:1] == ["inside"]:
-        return run_inside(argv[1:])
-    requests, _, inside = argv[0].partition("+")
-    seed = int(argv[1]) if len(argv) > 1 else 0
-    rows = list(run_server_faults(int(requests), seed, argv[2:], int(inside or 0)))
+    rows = list(run_server_faults(int(argv[0]), int([*argv, "0"][1]), argv[2:]))
     print(markdown(server_table(rows)))
     print("\n".join(note for row in rows for note in row.notes))
     return 1 if any(row.failures for row in rows) else 0

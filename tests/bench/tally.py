@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Tally:
 
     def count(self, outcome: str, note: str = "", times: int = 1) -> None:
         self.outcomes[outcome] += times
-        if outcome in self.bad and len(self.notes) < 5:
+        if outcome in self.bad and times and len(self.notes) < 5:
             self.notes.append(f"{self.what}: {outcome}: {note}")
 
     @property
@@ -49,11 +49,6 @@ def cpu_spent() -> float:
             # fields: state, parent, ...; from the twelfth on: user and system time, and both of ended children
             ticks += sum(map(int, fields[11:15])) if fields[1] == own else 0
     return sum(one.ru_utime + one.ru_stime for one in kinds) + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def tally_of(what: str, bad: Sequence[str], outcomes: Mapping[str, int]) -> Tally:
-    """Makes a tally of outcomes that were counted elsewhere."""
-    return Tally(what=what, bad=tuple(bad), outcomes=Counter(outcomes))
 
 
 def fault_table(found: Sequence[Tally]) -> Table:

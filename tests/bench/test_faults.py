@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -174,7 +175,7 @@ def test_the_command_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "| senseless actions: turngym/Search-v0 | 20 | 0 |" in said
     assert "| interval coverage | " in said
     assert said.rstrip().endswith("tries")
-    bad = faults.tally_of("x", ("lost",), {"lost": 2, "whole": 1})
+    bad = faults.Tally(what="x", bad=("lost",), outcomes=Counter(lost=2, whole=1))
     monkeypatch.setattr(faults, "_parts", lambda options, scratch: iter([bad]))
     assert faults.main(["--only", "files"]) == 1
     assert "| x | 3 | 2 | lost 2, whole 1 |" in capsys.readouterr().out

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import faults
-import growth
 import pytest
 import tyro
 
@@ -337,9 +336,8 @@ def test_options_in_the_text_exist(capsys: pytest.CaptureFixture[str], monkeypat
     for words in calls:
         with contextlib.suppress(SystemExit):
             command.main([word for word in words if word] + ["--help"])
-    for bench_of_a_checkout in (faults, growth):
-        with contextlib.suppress(SystemExit):
-            bench_of_a_checkout.main(["--help"])
+    with contextlib.suppress(SystemExit):
+        faults.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*\w", capsys.readouterr().out)) | OF_OTHERS
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
     lost = []

@@ -1,4 +1,4 @@
-"""What reads traces and metrics holds a little of each episode, whatever was said in it; and the bench that says so."""
+"""What reads traces and metrics holds a little of each episode, whatever was said in it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import growth as bench
-import growth_measures as made
+import numpy as np
 import pytest
-from growth import Cell, Measure, growth, slope, verdicts
 
 from turngym.agents.evaluation.compare import rescore as rescored
 from turngym.agents.evaluation.play_panel import EvalResult, evaluate_tasks
 from turngym.agents.evaluation.scores import Outcomes, score
 from turngym.envs.core import trace as traces
-from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import write_json
+from turngym.envs.core.task import Task, Verdict
 from turngym.envs.core.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics, table
@@ -28,6 +27,73 @@ from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics, tab
 FEW, MANY = 200, 2200
 MOST = 400
 """Bytes of an episode that may stay in memory; its line has 3,100."""
+SAMPLES, TURNS, IDS = 4, 4, 8
+"""Of each task, of each episode, of each response."""
+KINDS = ("place", "look", "clean", "heat", "cool", "two")
+AGENT, TEMPERATURE = "made-up", 0.85
+
+
+def tasks(size: int) -> list[Task]:
+    """The tasks that `size` made-up episodes play."""
+    return [
+        Task(env_id="bench/Text-v0", task_id=f"bench/{n}", sha256=f"{n:064x}", split="eval", category=KINDS[n % 6])
+        for n in range(max(size // SAMPLES, 1))
+    ]
+
+
+def episode(task: Task, number: int, sample: int) -> Episode:
+    """A short episode with ids and log-probabilities; what happens in it depends on `number`."""
+    rng, prompt = np.random.default_rng((number, sample)), 24
+    step = prompt + IDS
+    turns = tuple(
+        Turn(
+            index=t,
+            observation=f"You arrive at shelf {number % 97}. On the shelf {number % 97}, you see a cup {t}.",
+            admissible=("look", f"go to shelf {t}", f"take cup {t} from shelf {number % 97}", "inventory"),
+            response=f"<action>take cup {t} from shelf {number % 97}</action>",
+            action=f"take cup {t} from shelf {number % 97}",
+            verdict=Verdict.OK,
+            reward=0.0,
+            prompt_span=(t * step, t * step + prompt),
+            response_span=(t * step + prompt, (t + 1) * step),
+            logprobs=rng.normal(-1, 0.5, IDS).astype(np.float32),
+        )
+        for t in range(TURNS)
+    )
+    won = number % 3 == 0
+    return Episode(
+        task=task,
+        seed=0,
+        sample=sample,
+        group=number,
+        segments=(rng.integers(0, 600, TURNS * step).astype(np.int32),),
+        turns=turns,
+        status=Status.COMPLETED if won else Status.TRUNCATED_TURNS,
+        success=won,
+        episode_return=float(won),
+        score=float(won),
+        system="Interact with a household to solve a task.",
+        final_observation="You won." if won else "",
+        timings={"env": 0.001, "elapsed": 0.01 * number},
+        meta={"agent": AGENT, "temperature": TEMPERATURE, "goal_rate": float(won)},
+    )
+
+
+def make_trace(folder: Path, size: int) -> None:
+    """`size` episodes (whole tasks) as an evaluation writes them."""
+    with (folder / "trace.jsonl").open("w", encoding="ascii") as file:
+        for number, task in enumerate(tasks(size)):
+            for sample in range(SAMPLES):
+                file.write(episode_to_json(episode(task, number, sample)) + "\n")
+
+
+class Nobody:
+    """Who would play what is missing."""
+
+    name = AGENT
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("nothing is missing")
 
 
 def growth_of(work: Callable[[int], object]) -> float:
@@ -51,8 +117,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def of(size: int) -> Path:
         if not (folder / str(size)).exists():
             (folder / str(size)).mkdir()
-            made.make_trace(folder / str(size), size)
-        return folder / str(size) / made.TRACE
+            make_trace(folder / str(size), size)
+        return folder / str(size) / "trace.jsonl"
 
     for size in (FEW // 10, FEW, MANY):
         of(size)
@@ -60,10 +126,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 
 def resumed(path: Path, size: int) -> EvalResult:
-    agent: Any = made._Nobody()
-    return evaluate_tasks(
-        made.tasks(size), agent, agent, samples=made.SAMPLES, temperature=made.TEMPERATURE, trace=path
-    )
+    agent: Any = Nobody()
+    return evaluate_tasks(tasks(size), agent, agent, samples=SAMPLES, temperature=TEMPERATURE, trace=path)
 
 
 @pytest.mark.long
@@ -139,7 +203,7 @@ def test_episodes_are_found_again(recorded: Callable[[int], Path], tmp_path: Pat
 
 
 def test_outcomes_keep_what_scores_need() -> None:
-    played = [made.episode(task, number, sample) for number, task in enumerate(made.tasks(40)) for sample in range(4)]
+    played = [episode(task, number, sample) for number, task in enumerate(tasks(40)) for sample in range(4)]
     failed = replace(played[0], status=Status.ERROR_ENV, success=False)
     every = Outcomes.of([failed, *played, failed])
     assert every.latest().tolist().count(1) == 1, "an error never takes the place of what was played"
@@ -152,13 +216,16 @@ def test_outcomes_keep_what_scores_need() -> None:
     assert sum(map(len, chosen.categories().values())) == len(played)
     assert {chosen[place].task.category for place in chosen.categories()["heat"].tolist()} == {"heat"}
     (first,) = chosen.played()
-    assert first == (0, 0, {"agent": made.AGENT, "temperature": made.TEMPERATURE})
+    assert first == (0, 0, {"agent": AGENT, "temperature": TEMPERATURE})
 
 
 @pytest.mark.long
 def test_metrics_are_cut_and_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(size: int) -> None:
-        made.make_run(tmp_path, size)
+        with (tmp_path / "metrics.jsonl").open("w", encoding="ascii") as file:
+            for step in range(1, size + 1):
+                by_turn = {name: [0.5] * 30 for name in ("turn/kl", "turn/survivors", "turn/tokens")}
+                file.write(json.dumps({"step": step, "kind": "train", "loss": 0.1, **by_turn}) + "\n")
         MetricsLog(tmp_path).truncate(size - 1, size)
         assert len(table(tmp_path, "train", ("step", "loss"))) == size - 1
         assert next(iter_metrics(tmp_path))["step"] == 1
@@ -166,44 +233,3 @@ def test_metrics_are_cut_and_read_row_by_row(tmp_path: Path, monkeypatch: pytest
     assert growth_of(work) < MOST
     work(30)
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, 30))
-
-
-def cells(*points: tuple[int, float, float]) -> list[Cell]:
-    return [Cell(size=size, cpu_s=cpu, peak_mb=mb, added_mb=0.0) for size, cpu, mb in points]
-
-
-def measure(**more: Any) -> Measure:
-    return Measure(name="m", per="things", sizes=(1, 2), full=(1, 2), open=lambda folder, size: lambda: None, **more)
-
-
-def test_squares_are_called_so() -> None:
-    square = growth(measure(), cells((10, 1.0, 50), (100, 100.0, 50), (1000, 10_000.0, 50)))
-    assert square.exponent == pytest.approx(2.0)
-    assert verdicts(measure(), square) == ("NOT linear", "flat")
-    late = growth(measure(), cells((10, 1.0, 50), (100, 1.0, 50), (1000, 100.0, 60)))
-    assert late.exponent < 1.2 < late.last, "what fixed costs hide in the fit shows at the end"
-    assert not late.time_ok
-    assert growth(measure(power=2.0), cells((10, 1.0, 50), (100, 100.0, 50))).time_ok
-    assert not growth(measure(power=0.0), cells((10, 1.0, 50), (100, 3.0, 50))).time_ok
-    assert slope(cells((1, 2.0, 0), (10, 20.0, 0))) == pytest.approx(1.0)
-
-
-def test_memory_is_flat_or_held_or_neither() -> None:
-    grown = cells((10, 1.0, 50), (100, 10.0, 60), (1000, 100.0, 160))
-    found = growth(measure(), grown)
-    assert verdicts(measure(), found) == ("linear", "NOT flat: 1.1e+02 kB each")
-    assert verdicts(measure(holds="rows"), growth(measure(holds="rows"), grown))[1] == "linear: rows"
-    square = cells((10, 1.0, 50), (100, 10.0, 60), (1000, 100.0, 1050))
-    assert verdicts(measure(holds="rows"), growth(measure(holds="rows"), square))[1] == "NOT linear"
-
-
-@pytest.mark.long
-def test_the_bench_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--only", "trace verify", "panel read", "--sizes", "20", "200", "--json", str(tmp_path / "g.json")]
-    assert bench.main(argv) in (0, 1)
-    assert "200 episodes" in capsys.readouterr().out
-    found = json.loads((tmp_path / "g.json").read_text())
-    assert [cell["size"] for cell in found["trace verify"]["cells"]] == [20, 200]
-    assert found["trace verify"]["cells"][0]["peak_mb"] > 10
-    with pytest.raises(TurngymError, match="Did you mean 'report'"):
-        bench.main(["--only", "reprot"])
