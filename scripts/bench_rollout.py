@@ -1,12 +1,12 @@
-"""Measures the local engine against transformers' `generate`, then whole rollouts by size and engine.
+"""Measures the local engine against transformers' `generate`, then whole rollouts by size and number of processes.
 
-First the engine alone. All sides play the same made-up episodes with the same random model and greedy decoding: every
-turn adds an observation, every response has its own length. The peers are `generate` with its cache carried from turn
-to turn (left padding, a stopping criterion for each row) and, on a few turns, `generate` on the whole history. Times
-are CPU seconds of this process, so that other work on the machine does not decide, and the sides take turns.
+First the engine alone. Both sides play the same made-up episodes with the same random model and greedy decoding: every
+turn adds an observation, every response has its own length. The peer is `generate` with its cache carried from turn to
+turn (left padding, a stopping criterion for each row). Times are CPU seconds of this process, so that other work on the
+machine does not decide, and the sides take turns.
 
 Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
-history, engine and number of processes, and the share of time spent in environments.
+history and number of processes, and the share of time spent in environments.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,75 +28,34 @@ from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.tables import print_table
+from turngym.trainers.plan import ModelShape, random_model
 
-# --- Random models
+# --- The models, and the turns and batches that each plays
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """One random Qwen3-shaped model, and the cells of the table that it plays."""
-
-    layers: int
-    """Decoder layers; 0 leaves this model out."""
-    width: int
-    """Hidden size."""
-    heads: int
-    """Query heads."""
-    key_heads: int
-    """Key heads."""
-    head: int
-    """Width of a head."""
-    inner: int
-    """Width of the feed-forward layer."""
-    vocab: int = 600
-    """Size of the vocabulary."""
-    turns: tuple[int, ...] = (3, 10, 30)
-    """Turns of an episode, one table row each."""
-    batches: tuple[int, ...] = (1, 8, 32, 64)
-    """Episodes played side by side, one table row each."""
-    history_turns: int = 2
-    """Turns of each cell on which the peer without a kept cache is run too, evenly spread; 0 leaves it out."""
+SMALL = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
+MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
+    # about that of the embedded quickstart
+    "tiny": (SMALL, (3, 10, 30), (1, 8, 32, 64)),
+    # one whose matrix products outweigh the overhead of each call
+    "larger": (
+        replace(SMALL, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+        (3, 10, 30),
+        (1, 8, 32),
+    ),
+    # a model of 0.5B parameters, with its vocabulary
+    "half-billion": (
+        replace(SMALL, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
+        (3,),
+        (1, 8),
+    ),
+}
+"""Name -> shape, turns of an episode, episodes side by side; one row of the table for each pair."""
 
 
-TINY = Shape(layers=2, width=128, heads=4, key_heads=2, head=32, inner=384)
-LARGER = Shape(layers=8, width=512, heads=8, key_heads=4, head=64, inner=1536, batches=(1, 8, 32), history_turns=0)
-HALF_BILLION = Shape(
-    layers=24,
-    width=896,
-    heads=14,
-    key_heads=2,
-    head=64,
-    inner=4864,
-    vocab=151936,
-    turns=(3,),
-    batches=(1, 8),
-    history_turns=0,
-)
-
-
-def build_model(shape: Shape, positions: int, seed: int) -> Any:
-    """The random model, for at most `positions` ids, in evaluation mode."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=shape.vocab,
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_heads,
-        head_dim=shape.head,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
-# --- The peers
+# --- The peer
 
 Ids = NDArray[np.int32]
 
@@ -140,12 +100,6 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
 def new_ids(out: Any, width: int, limits: Sequence[int]) -> list[Ids]:
     """Cuts the new ids of each row out of a batch."""
     return [row[width : width + limit].numpy().astype(np.int32) for row, limit in zip(out, limits, strict=True)]
-
-
-def whole_history(model: Any, prompts: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
-    """Answers whole histories in one left-padded batch; every id is fed again."""
-    ids, mask = left_padded(prompts)
-    return new_ids(generate(model, ids, mask, limits), ids.shape[1], limits)
 
 
 class KeptCache:
@@ -247,20 +201,15 @@ class Tally:
     engine: Side = field(default_factory=Side)
     kept: Side = field(default_factory=Side)
     """`generate` with its cache kept."""
-    history: Side = field(default_factory=Side)
     responses: int = 0
     equal: int = 0
     gap: float = 0.0
     """Largest difference of the two best logits where a response first differs; if it is tiny, rounding decided."""
 
-    def ratio(self, peer: Side) -> float:
+    @property
+    def ratio(self) -> float:
         """How many times as many tokens per CPU second the engine draws."""
-        return self.engine.speed / peer.speed
-
-
-def positions(lengths: RolloutBench, turns: int) -> int:
-    """Largest number of ids of an episode."""
-    return lengths.system + turns * (lengths.observation[1] + lengths.response[1])
+        return self.engine.speed / self.kept.speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,23 +243,25 @@ class Turn:
         ]
 
 
-def duel(model: Any, shape: Shape, lengths: RolloutBench, turns: int, batch: int) -> Tally:
-    """Plays all turns with the engine and the peer that keeps its cache, and some with the peer that does not."""
+def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
+    """Plays all turns with the engine and with the peer."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
-    sampled, together, everywhere = _spread(shape.history_turns, turns), np.ones(batch, bool), np.ones(batch, bool)
-    rng = np.random.default_rng(lengths.seed)
-    system = _random_ids(rng, lengths.system, shape.vocab)
+    together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
+    system = _random_ids(rng, lengths.system, vocab)
     tally.kept.timed(partial(peer.begin, system), 0)
-    for number, turn in enumerate(_turns(rng, lengths, shape.vocab, turns, [system] * batch)):
+    for number, turn in enumerate(_turns(rng, lengths, vocab, turns, [system] * batch)):
         drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), turn.tokens)]
         turn.answers.extend(drawn)
         theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
-        together &= ~_compare(model, turn.prompts, drawn, theirs, together, tally)
-        if number in sampled:
-            again = tally.history.timed(partial(whole_history, model, turn.prompts, turn.limits), turn.tokens)
-            _compare(model, turn.prompts, drawn, again, everywhere, tally)
+        # the histories of rows that differ once differ from then on
+        for row in np.flatnonzero(together).tolist():
+            tally.responses += 1
+            together[row] = np.array_equal(drawn[row], theirs[row])
+            tally.equal += together[row]
+            if not together[row]:
+                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], drawn[row], theirs[row]))
     return tally
 
 
@@ -326,30 +277,8 @@ def _turns(
         histories = [np.concatenate(pair) for pair in zip(turn.prompts, turn.answers, strict=True)]
 
 
-def _spread(count: int, turns: int) -> set[int]:
-    """Chooses `count` turns, evenly spread."""
-    return {int((k + 0.5) * turns / min(count, turns)) for k in range(min(count, turns))}
-
-
 def _random_ids(rng: np.random.Generator, count: int, vocab: int) -> Ids:
     return rng.integers(0, vocab, count).astype(np.int32)
-
-
-def _compare(
-    model: Any, prompts: Sequence[Ids], ours: Sequence[Ids], theirs: Sequence[Ids], among: Any, tally: Tally
-) -> Any:
-    """Returns which rows of `among` have other ids.
-
-    The caller leaves these rows out from then on, because their histories differ.
-    """
-    other = np.zeros(len(prompts), bool)
-    for row in np.flatnonzero(among).tolist():
-        tally.responses += 1
-        other[row] = not np.array_equal(ours[row], theirs[row])
-        tally.equal += not other[row]
-        if other[row]:
-            tally.gap = max(tally.gap, _gap(model, prompts[row], ours[row], theirs[row]))
-    return other
 
 
 def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
@@ -381,8 +310,6 @@ class PlayBench:
     """Processes of the rows with workers."""
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
-    policy_server: str = ""
-    """Address of an SGLang server with the same model, for a row of its own."""
     repeats: int = 2
     """Each row is played so many times and its fastest time taken."""
 
@@ -475,43 +402,45 @@ def run_play(bench: PlayBench, threads: int) -> list[PlayedWay]:
     from turngym.agents.executor.processes import LocalWorkers
     from turngym.agents.playing.scripted import ExpertAgent
 
-    make_env, agents, system = _players(bench)
+    make_env, agent, system = _players(bench)
     env = make_env()
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
     jobs = [Job(task_id=ids[n % len(ids)], sample=n // len(ids), group=n) for n in range(bench.episodes)]
     stage = Stage(bench, make_env, jobs, system)
     slots, depth = max(bench.slots), max(bench.depths)
-    expected = stage.measure("kept keys and values", agents["kept"](), slots, depth)
+    expected = stage.measure("kept keys and values", agent("ragged"), slots, depth)
     for fewer in sorted(set(bench.slots) - {slots}, reverse=True):
-        stage.measure("kept keys and values", agents["kept"](), fewer, depth)
+        stage.measure("kept keys and values", agent("ragged"), fewer, depth)
     for shorter in sorted(set(bench.depths) - {depth}, reverse=True):
-        stage.measure("kept keys and values", agents["kept"](), slots, shorter)
-    for name in ("recompute", "server"):
-        if name in agents:
-            stage.measure(name, agents[name](), slots, depth)
+        stage.measure("kept keys and values", agent("ragged"), slots, shorter)
+    if bench.recompute:
+        stage.measure("recompute", agent("recompute"), slots, depth)
     stage.measure("expert (no model)", ExpertAgent(), slots, depth)
     for count in bench.workers:
         with ExitStack() as stack:
             play = ParallelRollout(LocalWorkers(count, threads=threads))
             stack.callback(play.close)
-            agent = agents["kept"]()
+            player = agent("ragged")
             # the processes start, and get the model, before the time is taken
-            play(jobs[:count], make_env, agent, slots=slots, max_turns=1, system=system)
-            found = stage.measure(f"{count} processes", agent, slots, depth, play=play, workers=count)
-            _check_same(found, expected)
+            play(jobs[:count], make_env, player, slots=slots, max_turns=1, system=system)
+            found = stage.measure(f"{count} processes", player, slots, depth, play=play, workers=count)
+            same = sum(
+                [ids.tolist() for ids in one.segments] == [ids.tolist() for ids in other.segments]
+                for one, other in zip(found, expected, strict=True)
+            )
+            print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
     return stage.rows
 
 
-def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str | None]:
-    """Returns a maker of environments, makers of agents by engine, and the system prompt."""
+def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
+    """Returns a maker of environments, a maker of agents by the engine's cache, and the system prompt."""
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import load_policy
     from turngym.agents.playing.environments import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
     from turngym.envs.channels import make_channel
-    from turngym.envs.core.protocols import Policy, Sampling
 
     settings = ChatSettings.load(bench.model)
     kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
@@ -519,33 +448,15 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
     model, tokenizer = load_policy(str(bench.model), "auto", "float32")
     renderer = renderer_of(model, tokenizer, settings, tool)
 
-    def agent(policy: Policy) -> ModelAgent:
+    def agent(cache: Any) -> ModelAgent:
+        policy = LocalEngine(
+            model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
+        )
         sampling = Sampling(max_new_tokens=settings.max_new_tokens)
         channel = make_channel(settings.channel, tool)
         return ModelAgent(policy, renderer, channel, sampling, max_context=settings.max_context)
 
-    def local(cache: Any) -> Callable[[], ModelAgent]:
-        options = {"tokenizer": tokenizer, "max_length": settings.max_context, "max_batch": max(bench.slots)}
-        return lambda: agent(LocalEngine(model, cache=cache, **options))
-
-    agents: dict[str, Callable[[], Any]] = {"kept": local("ragged")}
-    if bench.recompute:
-        agents["recompute"] = local("recompute")
-    if bench.policy_server:
-        from turngym.agents.sglang.client import PolicyServer
-        from turngym.agents.sglang.open_servers import eval_policy
-
-        servers = PolicyServer(policy_server=bench.policy_server)
-        agents["server"] = lambda: agent(eval_policy(servers, bench.model, tokenizer, settings.max_context))
-    return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agents, settings.system
-
-
-def _check_same(found: Sequence[Episode], expected: Sequence[Episode]) -> None:
-    same = sum(
-        [ids.tolist() for ids in a.segments] == [ids.tolist() for ids in b.segments]
-        for a, b in zip(found, expected, strict=True)
-    )
-    print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
+    return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agent, settings.system
 
 
 # --- The command
@@ -555,12 +466,8 @@ def _check_same(found: Sequence[Episode], expected: Sequence[Episode]) -> None:
 class RolloutBench:
     """Sizes of the episodes and of the models."""
 
-    tiny: Shape = TINY
-    """The model of the embedded quickstart, about."""
-    larger: Shape = LARGER
-    """One whose matrix products outweigh the overhead of each call."""
-    half_billion: Shape = HALF_BILLION
-    """The shape of a model of 0.5B parameters, with its vocabulary."""
+    models: tuple[str, ...] = tuple(MODELS)
+    """Random models of the first part; none leaves it out."""
     system: int = 150
     """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
     observation: tuple[int, int] = (20, 30)
@@ -574,40 +481,29 @@ class RolloutBench:
     play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
 
 
-HEADER = [
-    *("turns", "batch", "engine tok/s", "cache kept tok/s", "ratio"),
-    *("whole history tok/s", "ratio", "same responses"),
-]
+HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]
 
 
 def cells(tally: Tally) -> list[str]:
     """One row of the table."""
-    history = (
-        (f"{tally.history.speed:.0f}", f"{tally.ratio(tally.history):.1f}x") if tally.history.tokens else ("-", "-")
-    )
     equal = f"{tally.equal}/{tally.responses}"
     if tally.equal < tally.responses:
         # the gap shows whether rounding explains the difference
         equal += f" (gap {tally.gap:.0e})"
-    return [
-        str(tally.turns),
-        str(tally.batch),
-        f"{tally.engine.speed:.0f}",
-        f"{tally.kept.speed:.0f}",
-        f"{tally.ratio(tally.kept):.2f}x",
-        *history,
-        equal,
-    ]
+    speeds = (f"{tally.engine.speed:.0f}", f"{tally.kept.speed:.0f}", f"{tally.ratio:.2f}x")
+    return [str(tally.turns), str(tally.batch), *speeds, equal]
 
 
-def measure(shape: Shape, config: RolloutBench) -> list[Tally]:
+def measure(name: str, config: RolloutBench) -> list[Tally]:
     """Measures all cells of one model."""
-    model = build_model(shape, positions(config, max(shape.turns)), config.seed)
+    import torch
+
+    shape, turns, batches = MODELS[name]
+    model = random_model(shape, dtype=torch.float32, seed=config.seed)
     tallies = []
-    for turns in shape.turns:
-        for batch in shape.batches:
-            tallies.append(duel(model, shape, config, turns, batch))
-            print("  " + "  ".join(cells(tallies[-1])), flush=True)
+    for size in product(turns, batches):
+        tallies.append(duel(model, shape.vocab, config, *size))
+        print("  " + "  ".join(cells(tallies[-1])), flush=True)
     return tallies
 
 
@@ -617,12 +513,12 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(config.threads)
-    shapes = {"tiny": config.tiny, "larger": config.larger, "half a billion": config.half_billion}
-    for name, shape in shapes.items():
-        if shape.layers:
-            threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
-            print(f"{name} ({shape.layers} layers, width {shape.width}), tokens per CPU second, {threads}:", flush=True)
-            print_table((HEADER, [cells(tally) for tally in measure(shape, config)]))
+    for name in config.models:
+        if name not in MODELS:
+            raise TurngymError(f"--models {name!r}: there are {', '.join(MODELS)}.{did_you_mean(name, MODELS)}")
+        size, threads = MODELS[name][0], f"{config.threads} thread{'s' if config.threads > 1 else ''}"
+        print(f"{name} ({size.layers} layers, width {size.width}), tokens per CPU second, {threads}:", flush=True)
+        print_table((HEADER, [cells(tally) for tally in measure(name, config)]))
     if config.play.episodes:
         print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
         rows = run_play(config.play, config.threads)

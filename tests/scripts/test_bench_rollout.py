@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
 
-from turngym.scripts.bench_rollout import (
+from turngym.scripts import bench_rollout as bench  # noqa: E402
+from turngym.scripts.bench_rollout import (  # noqa: E402
     HEADER,
-    TINY,
+    SMALL,
     KeptCache,
     PlayedWay,
     Side,
     Tally,
-    build_model,
     cells,
+    generate,
+    left_padded,
     main,
-    whole_history,
+    new_ids,
 )
+from turngym.trainers.plan import random_model  # noqa: E402
 
-SIZES = "--system 5 --observation 2 4 --response 1 3 --larger.layers 0 --half-billion.layers 0 --play.episodes 0"
-TOY = "--tiny.layers 1 --tiny.width 32 --tiny.vocab 50 --tiny.turns 2 3 --tiny.batches 2"
+TOY = replace(SMALL, layers=1, width=32, vocab=50)
 
 
 @pytest.mark.long
-def test_bench_prints_ratios_to_both_peers_and_equal_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"{SIZES} {TOY} --tiny.history-turns 2".split()) == 0
+def test_bench_prints_ratios_and_equal_ids(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(bench.MODELS, "tiny", (TOY, (2, 3), (2,)))
+    assert (
+        main(
+            [
+                "--models",
+                "tiny",
+                "--system",
+                "5",
+                "--observation",
+                "2",
+                "4",
+                "--response",
+                "1",
+                "3",
+                "--play.episodes",
+                "0",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
-    assert "tiny (1 layers, width 32)" in out
-    assert "larger" not in out
-    assert "tokens per CPU second" in out
-    # the kept cache on every turn, the whole history on two
-    assert "8/8" in out
-    assert "10/10" in out
+    assert "tiny (1 layers, width 32), tokens per CPU second" in out
+    assert "4/4" in out
+    assert "6/6" in out
 
 
 def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new() -> None:
-    model = build_model(replace(TINY, layers=1, width=32, vocab=50), 64, 0)
+    model: Any = random_model(TOY, dtype=torch.float32)
     fed: list[tuple[int, ...]] = []
     model.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: fed.append(tuple(inputs[0].shape)))
     peer, rng = KeptCache(model, 2), np.random.default_rng(0)
@@ -51,22 +71,23 @@ def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new() -> None:
         # the id that was drawn last has not been fed
         assert fed == [(2, max(counts) + bool(turn)), *[(2, 1)] * (max(limits) - 1)]
         history = [np.concatenate(pair) for pair in zip(history, new, strict=True)]
-        assert [ids.tolist() for ids in answers] == [ids.tolist() for ids in whole_history(model, history, limits)]
+        ids, mask = left_padded(history)
+        whole = new_ids(generate(model, ids, mask, limits), ids.shape[1], limits)
+        assert [row.tolist() for row in answers] == [row.tolist() for row in whole]
         history = [np.concatenate(pair) for pair in zip(history, answers, strict=True)]
 
 
 def test_cells_by_hand() -> None:
     tally = Tally(3, 8, engine=Side(100, 2.0), kept=Side(100, 5.0), responses=9, equal=9)
-    assert cells(tally) == ["3", "8", "50", "20", "2.50x", "-", "-", "9/9"]
+    assert cells(tally) == ["3", "8", "50", "20", "2.50x", "9/9"]
     assert len(cells(tally)) == len(HEADER)
-    tally.history, tally.equal, tally.gap = Side(30, 3.0), 8, 2e-7
-    assert cells(tally)[5:] == ["10", "5.0x", "8/9 (gap 2e-07)"]
+    tally.equal, tally.gap = 8, 2e-7
+    assert cells(tally)[-1] == "8/9 (gap 2e-07)"
 
 
 @pytest.mark.long
 def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    none = "--tiny.layers 0 --larger.layers 0 --half-billion.layers 0"
-    sizes = f"{none} --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"
+    sizes = "--models --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"
     assert main(f"{sizes} --play.workers 1".split()) == 0
     out = capsys.readouterr().out
     assert "3 of 3 episodes have the ids of this process's" in out
