@@ -39,6 +39,7 @@ import numpy as np
 import tyro
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import Passage, RetrievalError
 
 # --- Made-up passages and queries
@@ -276,8 +277,6 @@ def serve_peer() -> int:
 
 # --- The load test
 
-RATE_TARGET, P99_TARGET, SINGLE_TARGET = 5.0, 1000.0, 0.95
-"""Targets: ratio of queries per second; p99 in ms; ratio of a single client's median latencies (5 % for noise)."""
 WORDS = 50_000
 """Vocabulary of made-up passages and queries."""
 OURS = "turngym"
@@ -294,7 +293,7 @@ class Server:
 
 
 def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
-    """Measures all servers with one client and with many. Returns whether the targets are met."""
+    """Measures all servers with one client and with many. Returns whether nothing failed."""
     print(f"load test: {config.passages:,} x {config.dim} Flat, {config.clients} clients, top 3")
     print(f"  {os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -366,43 +365,30 @@ def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, *
 
 
 def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally], figures: dict[str, Any]) -> bool:
-    """Prints the table and compares with the faster peer. Returns whether all targets are met."""
-    print(f"  {'':30} {'queries/s':>10} {'p50 ms':>9} {'p99 ms':>9} {'CPU ms':>9} {'errors':>7}")
+    """Prints the table and compares with the faster peer. Returns whether nothing failed and all found the same."""
+    header = ["clients", "server", "queries/s", "p50 ms", "p99 ms", "CPU ms", "errors"]
+    rows = []
     for clients, tallies in ((1, one), (config.clients, many)):
         for name, tally in tallies.items():
             row = (tally.rate, tally.milliseconds(50), tally.milliseconds(99), tally.cpu_ms, len(tally.errors))
             names = ("rate", "p50_ms", "p99_ms", "cpu_ms", "errors")
             figures[f"load/{clients}/{name}"] = dict(zip(names, row, strict=True))
-            cells = f"{row[0]:10,.0f} {row[1]:9,.1f} {row[2]:9,.1f} {row[3]:9.2f} {row[4]:7}"
-            print(f"  {clients:>3} x {name:<24} {cells}")
+            cells = [f"{row[0]:,.0f}", f"{row[1]:,.1f}", f"{row[2]:,.1f}", f"{row[3]:.2f}", str(row[4])]
+            rows.append([str(clients), name, *cells])
+    print_table((header, rows))
     best = max(PEERS, key=lambda name: many[name].rate)
     same = [one[OURS].found[query] == ids for query, ids in one[best].found.items() if query in one[OURS].found]
-    print(f"  the peer is {best!r}, the faster of its settings under {config.clients} clients")
-    print(f"  both found the same passages in {sum(same)} of {len(same)} queries asked of both")
     errors = [error for tally in (*one.values(), *many.values()) for error in tally.errors]
-    for error in sorted(set(errors))[:3]:
-        print(f"  error: {error}")
-    ratio, p99 = many[OURS].rate / many[best].rate, many[OURS].milliseconds(99)
-    cpu = many[best].cpu_ms / many[OURS].cpu_ms
+    ratio, cpu = many[OURS].rate / many[best].rate, many[best].cpu_ms / many[OURS].cpu_ms
     single = min(one[name].milliseconds(50) for name in PEERS) / one[OURS].milliseconds(50)
     figures |= {"load/peer": best, "load/ratio": ratio, "load/cpu_ratio": cpu, "load/single": single}
     figures |= {"load/average": os.getloadavg()[0]}
-    print(f"  {config.clients} clients, CPU time of the servers for each query: {cpu:.2f}x")
-    return all(
-        [
-            verdict(f"{config.clients} clients, queries/s", ratio, "x", ratio >= RATE_TARGET, f"{RATE_TARGET:g}x"),
-            verdict("p99", p99, " ms", p99 < P99_TARGET, f"below {P99_TARGET:g} ms"),
-            verdict("single client, speed", single, "x", single >= SINGLE_TARGET, "no slower; 0.95x for noise"),
-            verdict("errors", len(errors), "", not errors, "none"),
-            verdict("same passages", sum(same), f" of {len(same)}", all(same) and bool(same), "all"),
-        ]
-    )
-
-
-def verdict(name: str, value: float, unit: str, met: bool, target: str) -> bool:
-    shown = f"{value:,.2f}" if unit == "x" else f"{value:,.0f}"
-    print(f"  {name}: {shown}{unit} (target {target}: {'met' if met else 'MISSED'})", flush=True)
-    return met
+    print(f"the peer is {best!r}, the faster of its settings under {config.clients} clients; against it:")
+    print(f"  {config.clients} clients: {ratio:.2f}x the queries, {cpu:.2f}x less CPU time for each")
+    print(f"  one client: {single:.2f}x as fast")
+    print(f"  both found the same passages in {sum(same)} of {len(same)} queries; {len(errors)} errors", flush=True)
+    print("".join(f"  error: {error}\n" for error in sorted(set(errors))[:3]), end="")
+    return not errors and bool(same) and all(same)
 
 
 # --- The command
@@ -430,7 +416,7 @@ class RetrievalBench:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `turngym bench retrieval`; the exit status is 1 if a target is missed."""
+    """Runs `turngym bench retrieval`; the exit status is 1 if a request failed or other passages were found."""
     config = tyro.cli(RetrievalBench, args=list(argv), prog="turngym bench retrieval", description=__doc__)
     figures: dict[str, Any] = {}
     try:

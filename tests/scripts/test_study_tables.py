@@ -164,10 +164,7 @@ def test_categories_phases_and_depth() -> None:
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = Study(records=[*OPD, *OURS, *FIXED], made_by=[made_by("turngym study turnopd")])
     text = write_study(study, tmp_path / "first")
-    assert "- house: the regime was not measured" in text
-    assert "Same-Step: TurnOPD minus OPD is +12.5 points" in text
-    assert "The best fixed depth at Least-Time is 6 turns" in text
-    assert "TurnOPD's caps off probes are 8.0 on average" in text
+    assert "### house: to target" in text
     data = tmp_path / "first" / "study.json"
     assert main(["study", "turnopd", "--data", str(data), "--out", str(tmp_path / "again")]) == 0
     assert text in capsys.readouterr().out
