@@ -93,6 +93,15 @@ def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkey
     assert killed_work.KILLS["trace"](tmp_path, 0.0)[0] == "lost"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["trace", "evaluation", "index", "training"])
+def test_work_that_is_started_twice_or_killed_loses_nothing(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "twice").mkdir()
+    assert killed_work.SECOND_STARTS[kind](tmp_path / "twice") == ("turned away", "")
+    (tmp_path / "killed").mkdir()
+    assert killed_work.KILLS[kind](tmp_path / "killed", 0.2) == ("whole", "")
+
+
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "a") == ("turned away", "")

@@ -163,25 +163,6 @@ def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "search-2b: Qwen/Qwen3.5-2B from Qwen/Qwen3.5-9B" in capsys.readouterr().out
 
 
-def test_the_embedded_path_is_the_same_and_ends_with_its_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done: list[Step] = []
-    monkeypatch.setattr(verb, "execute", played(done))
-    words = ["study", "recipe", "webshop-4b", "--embedded", "--steps", "3", "--episodes", "8", "--out", str(tmp_path)]
-    assert main(words) == 0
-    configs = [config for step in done if (config := trained(step)) is not None]
-    assert [config.algorithm for config in configs] == ["grpo", "opd", "tcod", "turnopd"]
-    assert all(step.words[:4] == ("torchrun", "--standalone", "--nproc-per-node", "2") for step in done[:2])
-    assert configs[1].models.teacher == tmp_path / "grpo/checkpoints/step_000003/model"
-    assert all((config.run.steps, config.run.episodes) == (3, 8) for config in configs)
-    assert all((config.optimizer.lr, config.optimizer.lr_warmup) == (2e-4, 0) for config in configs)
-    evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
-    assert [(given.panel, given.workers.workers) for given in evals] == [("webshop-quickstart", 2)] * 3
-    rows = re.findall(r"\b(opd|tcod|turnopd)\b\W+([\d.]+) \[0\.0, 100\.0\]", capsys.readouterr().out)
-    assert rows == [("opd", "10.0"), ("tcod", "20.0"), ("turnopd", "30.0")]
-
-
 def played(done: list[Step]) -> Callable[[Step], None]:
     """Stands in for `execute`: notes the steps; the first evaluation has 10 % success, the second 20, the third 30."""
 
@@ -200,13 +181,14 @@ def played(done: list[Step]) -> Callable[[Step], None]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_embedded_path_is_one_that_our_verbs_take(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done: list[Step] = []
     texts: list[Path] = []
     monkeypatch.setattr(verb, "execute", played(done))
     monkeypatch.setattr(verb, "write_text", lambda world, path: texts.append(path))
-    assert main(["study", "recipe", name, "--embedded", "--steps", "2", "--out", str(tmp_path)]) == 0
+    words = ["--embedded", "--steps", "2", "--episodes", "8", "--out", str(tmp_path)]
+    assert main(["study", "recipe", name, *words]) == 0
     run = RECIPES[name]
     configs = [config for step in done if (config := trained(step)) is not None]
     assert [config.algorithm for config in configs[run.has_teacher :]] == [one.algorithm for one in run.methods]
@@ -215,7 +197,16 @@ def test_every_embedded_path_is_one_that_our_verbs_take(
         assert config.models.teacher == (teacher if method.teacher else None)
         assert config.rollouts.judging.judge == ("expert" if method.judge else "auto")
         assert texts_of(config) == (texts if method.text else [])
+        assert (config.run.steps, config.run.episodes, config.optimizer.lr) == (2, 8, 2e-4)
     assert texts == [tmp_path / "text.txt"] * run.has_text
+    assert all(
+        step.words[:4] == ("torchrun", "--standalone", "--nproc-per-node", "2") for step in done if trained(step)
+    )
+    evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
+    assert {given.workers.workers for given in evals} == {2}
+    printed = capsys.readouterr().out
+    for place, method in enumerate(run.methods, 1):
+        assert re.search(rf"\b{method.name}\b\W+{10 * place}\.0 \[0\.0, 100\.0\]", printed)
 
 
 def test_a_step_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None:

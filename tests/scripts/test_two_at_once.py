@@ -1,8 +1,10 @@
-"""Two processes on one folder or file: the second is told who writes there, and a killed one leaves no lock."""
+"""Two processes on one folder or file: the second is told who writes there, and a killed one leaves no lock.
+
+The other kinds of work are started twice, and killed, by `tests/bench/killed_work.py`.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,13 +17,8 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import LOCK, FolderInUseError, locked_file, locked_folder
-from turngym.envs.core.trace import read_trace
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 TURNGYM = [sys.executable, "-m", "turngym"]
@@ -99,35 +96,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def second(words: list[str], pid: int, folder: Path) -> None:
-    """The same command is refused with the holder's name in one line, and touches nothing."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = subprocess.run(words, env=QUIET, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    last = done.stderr.strip().splitlines()[-1]
-    assert f"is in use by process {pid} on " in last
-    assert words[3] in last
-    assert "Traceback" not in done.stderr
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def refused_then_resumed(words: list[str], lock: Path, *, begun: Path | None = None, resume: tuple[str, ...]) -> None:
-    with held(words, lock, begun) as pid:
-        second([*words, *resume], pid, lock.parent)
-    done = subprocess.run([*words, *resume], env=QUIET, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert not lock.exists()
-
-
-def test_two_evaluations(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = [*TURNGYM, "eval", "--panel", "alfworld-quickstart", "--samples", "3", "--out", str(out)]
-    refused_then_resumed(words, out / LOCK, begun=out / "trace.jsonl", resume=())
-    episodes, _ = read_trace(out / "trace.jsonl")
-    assert len(episodes) == len({(e.task.task_id, e.sample) for e in episodes}) == 300
-    assert sorted(path.name for path in out.iterdir()) == ["config.toml", "results.json", "trace.jsonl"]
-
-
 def test_a_rollout_into_the_trace_of_an_evaluation(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rollout = [*TURNGYM, "rollout", "--tasks", "2", "--out", str(trace), "--append"]
@@ -137,39 +105,17 @@ def test_a_rollout_into_the_trace_of_an_evaluation(tmp_path: Path) -> None:
     assert (done.returncode, f"process {pid}" in done.stderr, "turngym eval" in done.stderr) == (2, True, True)
 
 
-def test_two_rollouts(tmp_path: Path) -> None:
-    trace = tmp_path / "expert.jsonl"
-    words = [*TURNGYM, "rollout", "--tasks", "100", "--samples", "3", "--append", "--out", str(trace)]
-    refused_then_resumed(words, tmp_path / ".expert.jsonl.lock", begun=trace, resume=())
-    episodes, _ = read_trace(trace)
-    assert len(episodes) == len({(e.task.task_id, e.sample) for e in episodes}) == 300
-
-
-def test_two_training_runs(tmp_path: Path) -> None:
-    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
-    student, out = tmp_path / "student", tmp_path / "out"
-    save_model(tiny_qwen3(len(tokenizer), width=32, layers=1, heads=2, max_length=512, seed=0), student)
-    tokenizer.save_pretrained(str(student))
-    ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(student)
-    words = [*TURNGYM, "train", "sft", "--student", str(student), "--out", str(out), "--steps", "5"]
-    words += ["--episodes", "2", "--max-turns", "2", "--no-tensorboard", "--threads", "1", "--checkpoint-every", "1"]
-    refused_then_resumed(words, out / LOCK, begun=out / "metrics.jsonl", resume=("--resume",))
-    assert [row["step"] for row in read_metrics(out)] == list(range(1, 6))
-
-
-def test_two_pretrainings(tmp_path: Path) -> None:
+def test_a_second_pretraining_is_refused_in_one_line_and_touches_nothing(tmp_path: Path) -> None:
     words = [*TURNGYM, "pretrain", "--steps", "1", "--out", str(tmp_path / "out")]
     with held(words, tmp_path / "out" / LOCK) as pid:
-        second(words, pid, tmp_path)
-
-
-def test_two_builds_of_an_index(tmp_path: Path) -> None:
-    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
-    rows = ({"id": str(n), "contents": f'"title {n}"\ntext {n} of many words'} for n in range(20_000))
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [*TURNGYM, "index", "build", "--corpus", str(corpus), "--out", str(out), "--kind", "bm25"]
-    refused_then_resumed(words, tmp_path / ".index.lock", resume=())
-    assert (out / "manifest.json").is_file()
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        done = subprocess.run(words, env=QUIET, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 2
+        last = done.stderr.strip().splitlines()[-1]
+        assert f"is in use by process {pid} on " in last
+        assert "pretrain" in last
+        assert "Traceback" not in done.stderr
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_two_calls_in_one_process(tmp_path: Path) -> None:
