@@ -208,8 +208,8 @@ class JudgeOptions:
         refuse_credentials("judge", self.judge)
         if not 0.0 <= self.judge_unread <= 1.0:
             raise SettingsError(f"judge_unread is {self.judge_unread}; valid: a share, 0 to 1")
-        if self.judge_parallel < 1 or self.judge_tries < 1 or not self.judge_timeout > 0:
-            raise SettingsError(
-                f"judge_parallel is {self.judge_parallel}, judge_tries {self.judge_tries} and judge_timeout "
-                f"{self.judge_timeout}; valid: at least 1, at least 1, and more than 0 seconds"
-            )
+        for name in ("judge_votes", "judge_parallel", "judge_tries"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}; valid: at least 1")
+        if not self.judge_timeout > 0:
+            raise SettingsError(f"judge_timeout is {self.judge_timeout}; valid: more than 0 seconds")

@@ -19,6 +19,7 @@ from turngym.agents.evaluation.evaluate import AGENT_FACING, PanelEvaluation, ch
 from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
+from turngym.agents.judges.env_judges import ENV_JUDGES
 from turngym.agents.judges.hints import HintedEnv, HintPrompts
 from turngym.agents.judges.judges import make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
@@ -307,6 +308,7 @@ class StudentRollouts:
         return make_judge(
             self.config.judging,
             self.run.judge,
+            ENV_JUDGES,
             make_env=self._maker(channel=self.settings.channel),
             expert=self.config.play.expert,
             seed=self.run.seed,

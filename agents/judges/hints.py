@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from turngym.agents.judges.judges import expert_hint
+from turngym.agents.judges.judges import HINT_HEAD, expert_hint, is_plain
 from turngym.agents.playing.agent import task_number
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
 from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
@@ -22,15 +21,7 @@ from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 
-HINT_HEAD = "\n\n[user's hint / instruction]\n"
 Position = Literal["last_user", "last_message"]
-
-
-def is_plain(hint: str, special: Iterable[str]) -> bool:
-    """Whether `hint` has no control characters and none of the texts `special`, so that it cannot forge a turn."""
-    if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
-        return False
-    return not any(text in hint for text in special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

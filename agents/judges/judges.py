@@ -1,50 +1,58 @@
-"""Which judges there are: by rules, by an expert, by words, by a model; each with hindsight of what came next.
+"""What a judge is and how `--judge` names one; each judges with hindsight of what came next.
 
 A judge (`envs.core.protocols.Judge`) writes votes about turns: a score (was the response good?) or a hint (what should
-the policy have been told beforehand?). `make_judge` opens the one that `--judge` names.
+the policy have been told beforehand?). `make_judge` opens the one that `--judge` names: a model (`model_judges`), one
+that knows the environment (`env_judges`), one that looks for words, or one of another package.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from turngym.agents.judges.model_judges import HttpJudge, PolicyJudge
 from turngym.agents.models import load_policy
 from turngym.agents.options import JudgeOptions
-from turngym.agents.playing.agent import reset_seed
-from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
-from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
+from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.envs.core.episode import Episode, Status, Turn, next_state
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
-from turngym.envs.core.task import Verdict
-from turngym.envs.guard import guard_of
+
+HINT_HEAD = "\n\n[user's hint / instruction]\n"
+"""Stands in a prompt in front of a hint."""
+
+
+def expert_hint(action: str) -> str:
+    """The hint of an expert who would do `action`."""
+    return f"The best action here is: {action}"
+
+
+def is_plain(hint: str, special: Iterable[str]) -> bool:
+    """Whether `hint` has no control characters and none of the texts `special`, so that it cannot forge a turn."""
+    if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
+        return False
+    return not any(text in hint for text in special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothQuestions:
-    """A `Judge` for requests of kind `both`: vote v is the score's vote v and the hint's vote v, `joined`.
+    """A `Judge` for requests of kind `both`: its vote v is the score's and the hint's vote v, `joined`.
 
-    If `score` and `hint` are the same judge, it is asked once with all requests. A vote fails if both answers do.
+    A vote fails if both answers do.
     """
 
-    score: Judge
-    hint: Judge
+    one: Judge
+    """Asked for a score and for a hint, once with all requests."""
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         scores = [replace(request, kind="score") for request in requests]
         hints = [replace(request, kind="hint") for request in requests]
-        if self.score is self.hint:
-            found = self.score.judge([*scores, *hints])
-        else:
-            found = [*self.score.judge(scores), *self.hint.judge(hints)]
+        found = self.one.judge([*scores, *hints])
         return [
             Judgment(
                 votes=tuple(joined(*pair) for pair in zip_longest(score.votes, hint.votes)),
@@ -55,128 +63,19 @@ class BothQuestions:
         ]
 
 
-class ReplayError(TurngymError):
-    """An episode that goes differently when its responses are given again."""
-
-
-def expert_hint(action: str) -> str:
-    """The hint of an expert who would do `action`."""
-    return f"The best action here is: {action}"
-
-
-def in_a_row(actions: Sequence[str | None], turn: int) -> int:
-    """Length of the run of equal actions that ends at `turn`."""
-    start = turn
-    while start and actions[start - 1] == actions[turn]:
-        start -= 1
-    return turn - start + 1
-
-
-@dataclass(slots=True, kw_only=True)
-class ExpertJudge:
-    r"""A `Judge` that replays each episode and compares every action with the expert's. One vote per request.
-
-    - Score: 1 if the action is the expert's own in that state; -1 if it differs and was invalid or changed nothing; 0
-      if it is another possible action, which may be as good (-1 with `strict`).
-    - Hint: `expert_hint`, also if the actions agree (without `agreeing`, `\boxed{-1}` then). The same hint is given at
-      most `repeats` times in a row, or a policy that is stuck would be told little else.
-
-    The default expert sees the hidden state, so its hints are more than hindsight: they are the solution. Scripted
-    players such as `scripted.named_player("searching")` know only what was observed.
-
-    A vote fails if the request has no episode, the environment fails or answers differently from the record, the expert
-    knows no action, or playing the episode again takes more than `timeout` seconds. Environments that answer at random
-    cannot be replayed.
-    """
-
-    make_env: Callable[[], Any]
-    expert: MakeExpert = PrivilegedExpert
-    agreeing: bool = True
-    strict: bool = False
-    repeats: int | None = None
-    timeout: float = 600.0
-    _env: Any = field(default=None, init=False)
-
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        # one replay serves all turns of an episode; keyed by identity, since episodes have no hash
-        episodes = {id(request.episode): request.episode for request in requests}
-        calls = TimedCalls(self.timeout, "playing the episode again")
-        advice = {key: self._advice(episode, calls) for key, episode in episodes.items()}
-        calls.close()
-        return [self._judgment(request, *advice[id(request.episode)]) for request in requests]
-
-    def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
-            self._env = None
-
-    def _judgment(self, request: JudgeRequest, actions: Sequence[str | None], error: str) -> Judgment:
-        action = actions[request.turn] if actions else None
-        if action is None or request.episode is None:
-            return Judgment(votes=(None,), error=f"{request.name}: {error or 'the expert knows no action'}")
-        turn = request.episode.turns[request.turn]
-        agrees = action == turn.action
-        if request.kind == "score":
-            score = 1 if agrees else 0 if turn.verdict is Verdict.OK and not self.strict else -1
-            return Judgment(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
-        if self.repeats is not None and in_a_row(actions, request.turn) > self.repeats:
-            return Judgment(votes=("The expert has said so already. \\boxed{-1}",))
-        if agrees and not self.agreeing:
-            return Judgment(votes=("The expert would do the same. \\boxed{-1}",))
-        return Judgment(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
-
-    def _advice(self, episode: Episode | None, calls: TimedCalls) -> tuple[Sequence[str | None], str]:
-        """The expert's action at each turn, or none and the reason."""
-        if episode is None:
-            return (), "no episode"
-        replayed = calls.call(lambda: self._replay(episode))
-        if replayed.error is None:
-            return replayed.value, ""
-        if isinstance(replayed.error, CallTimeout):
-            # what hangs is not touched again
-            self._env = None
-        else:
-            # the environment's state is unknown
-            self.close()
-        known = isinstance(replayed.error, TurngymError)
-        return (), f"{type(replayed.error).__name__}: {replayed.error}" if known else replayed.failure
-
-    def _replay(self, episode: Episode) -> list[str | None]:
-        """The expert's action at each turn. Raises ReplayError if the environment answers differently."""
-        if self._env is None:
-            self._env = self.make_env()
-        guard = guard_of(self._env)
-        task = episode.task.task_id
-        observation, _ = self._env.reset(seed=reset_seed(task, episode.seed), options={"task": task})
-        player = self.expert(guard)
-        actions: list[str | None] = []
-        for turn in episode.turns:
-            if observation != turn.observation:
-                raise ReplayError(
-                    f"played again, turn {turn.index} begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
-                )
-            action = player.act()
-            actions.append(None if action is None else guard.base.canonical(action))
-            observation, _, terminated, truncated, _ = self._env.step(turn.response)
-            if turn.action is not None and turn.verdict.valid:
-                player.observe(turn.action)
-            if (terminated or truncated) and turn.index < episode.depth - 1:
-                raise ReplayError(f"played again, the episode ends at turn {turn.index} of {episode.depth}")
-        return actions
-
-
-FAILED = (
+BAD = re.compile(
     r"\berrors?\b|\bexception\b|\btraceback\b|\bfailed\b|\bfailure\b|\bnot found\b|\binvalid\b|\bdenied\b|"
-    r"\bnothing happens\b|\bnot possible\b|\bcannot\b|\bcan't\b|\bno such\b|\bunknown\b"
-)
-UNHAPPY = (
+    r"\bnothing happens\b|\bnot possible\b|\bcannot\b|\bcan't\b|\bno such\b|\bunknown\b|"
     r"\bredo\b|\bwrong\b|\bincorrect\b|\brephrase\b|\btry again\b|\bonce more\b|\bcorrect (?:this|that|it)\b|"
-    r"\bnot what i\b|\bthat'?s not\b|\bfix (?:this|that|it)\b"
+    r"\bnot what i\b|\bthat'?s not\b|\bfix (?:this|that|it)\b",
+    re.IGNORECASE,
 )
-HAPPY = (
+"""Words of failure, and of a user who is not content."""
+GOOD = re.compile(
     # a bare `correct` is not praise, since `correct this` asks for more
     r"\bthanks?\b|\bthank you\b|\bperfect\b|\bgreat\b|\bwell done\b|\bcorrect[.!]|\byou won\b|"
-    r"\bsuccess(?:ful(?:ly)?)?\b"
+    r"\bsuccess(?:ful(?:ly)?)?\b",
+    re.IGNORECASE,
 )
 
 
@@ -185,145 +84,33 @@ class WordJudge:
     r"""A `Judge` that looks for words of failure, displeasure or thanks in what came next. One vote per request.
 
     The score is -1 if the next message has words of failure or displeasure, else 1 if it has words of success or
-    thanks, or if a tool answered (`results`), else 0. The hint repeats the first line with a failure, else it is
+    thanks, or if a tool answered, else 0. The hint repeats the first line with a failure, else it is
     `\boxed{-1}`. It needs no model and suits tests and first steps; a judge model sees more.
     """
-
-    failed: str = f"{FAILED}|{UNHAPPY}"
-    happy: str = HAPPY
-    results: bool = True
-    """Whether a tool's result without a word of failure is a good sign."""
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         return [Judgment(votes=(self._vote(request),)) for request in requests]
 
     def _vote(self, request: JudgeRequest) -> str:
         state = request.next_state
-        failure = re.search(self.failed, state, re.IGNORECASE)
+        failure = BAD.search(state)
         if request.kind == "hint":
             if failure is None:
                 return "Nothing went wrong. \\boxed{-1}"
-            line = next(line for line in state.splitlines() if re.search(self.failed, line, re.IGNORECASE))
+            line = next(line for line in state.splitlines() if BAD.search(line))
             return f"[HINT_START]What you are about to do leads to this: {line.strip()[:200]}[HINT_END] \\boxed{{1}}"
         if failure is not None:
             return f"It says {failure.group()!r}. \\boxed{{-1}}"
-        pleased = re.search(self.happy, state, re.IGNORECASE)
+        pleased = GOOD.search(state)
         if pleased is not None:
             return f"It says {pleased.group()!r}. \\boxed{{1}}"
-        good = self.results and request.next_role == "tool" and bool(state.strip())
+        good = request.next_role == "tool" and bool(state.strip())
         return f"Nothing went wrong. \\boxed{{{int(good)}}}"
-
-
-HINTS = {
-    Verdict.MALFORMED: "Answer with exactly one action, written in the form that the instructions ask for.",
-    Verdict.INADMISSIBLE: "That action is not possible here. Choose another one.",
-    Verdict.NO_EFFECT: "That action changes nothing here. Choose another one.",
-}
-CHAT = "proxy"
-"""Environment id of the proxy's chat sessions."""
-REPEATED = "This was tried before, with the same result. Choose another action."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleJudge:
-    r"""A `Judge` that knows only the environment's verdicts and rewards. One vote per request.
-
-    The first rule that applies to a turn gives its score:
-
-    -1: no action could be read, it was not possible, or it changed nothing (the verdict)
-    +1: its reward is positive, or its episode ends here in success
-    -1: its reward is negative, or its episode is over here without success
-    +1 / -1: the environment's progress (`Turn.progress`: share of goals met, else score) rose / fell
-    +1 (`outcome`): the episode ended in success, so the turn was on the way to it
-    -1 (`repeats`): the same action had the same answer at an earlier turn, and progress was the same there
-     0: anything else
-
-    There is no reward for actions that are merely valid and new: it would teach to wander about (when tried, success
-    fell to 0 within ten steps).
-
-    The hint says what the verdict teaches, on turns of the first rule and on repeated ones; else it is `\boxed{-1}`.
-    On a chat session, which has no verdicts, every vote fails.
-    """
-
-    outcome: bool = True
-    repeats: bool = True
-
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        return [self._one(request) for request in requests]
-
-    def _one(self, request: JudgeRequest) -> Judgment:
-        if request.episode is None or request.episode.task.env_id == CHAT:
-            return Judgment(votes=(None,), error=f"{request.name}: rules need an environment's verdicts and rewards")
-        episode, turn = request.episode, request.episode.turns[request.turn]
-        if request.kind == "hint":
-            hint = self._hint(episode, turn)
-            block = "" if hint is None else f"[HINT_START]{hint}[HINT_END] "
-            return Judgment(votes=(f"{block}\\boxed{{{-1 if hint is None else 1}}}",))
-        score, reason = self.score(episode, turn)
-        return Judgment(votes=(f"{reason} \\boxed{{{score}}}",))
-
-    def score(self, episode: Episode, turn: Turn) -> tuple[int, str]:
-        """The score of a turn and the rule that gave it."""
-        last = turn.index == episode.depth - 1
-        if turn.verdict is not Verdict.OK:
-            return -1, f"The action was {turn.verdict.value}."
-        if turn.reward > 0 or (last and episode.success):
-            return 1, "The environment rewarded it."
-        if turn.reward < 0 or (last and episode.status is Status.COMPLETED):
-            return -1, "The environment punished it." if turn.reward < 0 else "The task ended here, unsolved."
-        before = episode.turns[turn.index - 1].progress if turn.index else 0.0
-        if turn.progress is not None and before is not None and turn.progress != before:
-            return (1, "A goal was met.") if turn.progress > before else (-1, "A goal was lost.")
-        if self.outcome and episode.success:
-            return 1, "It was on the way to success."
-        if self.repeats and _repeated(episode, turn):
-            return -1, "It was done before, with the same result."
-        return 0, "Nothing tells whether it helped."
-
-    def _hint(self, episode: Episode, turn: Turn) -> str | None:
-        hint = HINTS.get(turn.verdict)
-        return REPEATED if hint is None and self.repeats and _repeated(episode, turn) else hint
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptJudge:
-    r"""A `Judge` of hints that tells a failed attempt at a task what one that succeeded did. One vote per request.
-
-    Every turn of an episode without success gets the actions of the shortest success among the attempts of its group
-    that are asked about together. Where there is none, and on turns of successes, the vote is `\boxed{-1}`: no hint.
-    Of several training processes each knows the attempts that it has played. It gives no scores: such votes fail.
-    """
-
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        found: dict[int, Episode] = {}
-        for episode in (request.episode for request in requests if request.episode is not None):
-            best = found.get(episode.group)
-            if episode.success and (best is None or episode.depth < best.depth):
-                found[episode.group] = episode
-        return [self._one(request, found) for request in requests]
-
-    def _one(self, request: JudgeRequest, found: Mapping[int, Episode]) -> Judgment:
-        if request.kind == "score" or request.episode is None:
-            return Judgment(votes=(None,), error=f"{request.name}: other attempts give hints, not scores")
-        best = found.get(request.episode.group)
-        if best is None or request.episode.success:
-            return Judgment(votes=("\\boxed{-1}",))
-        actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
-        return Judgment(votes=(f"[HINT_START]An attempt that solved this task did: {actions}[HINT_END] \\boxed{{1}}",))
-
-
-def _repeated(episode: Episode, turn: Turn) -> bool:
-    return any(
-        earlier.action == turn.action
-        and earlier.progress == turn.progress
-        and next_state(episode, earlier) == next_state(episode, turn)
-        for earlier in episode.turns[: turn.index]
-    )
 
 
 # The judge that a name stands for.
 
-KINDS = ("auto", "model:FOLDER", "http://... or https://...")
+KINDS = ("model:FOLDER", "http://... or https://...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +130,8 @@ class JudgeContext:
 
 MakeJudge = Callable[[JudgeContext], Judge]
 """A judge; from another package as `--judge package.module:name`, or a name in its entry points `turngym.judges`."""
+WORDS: Mapping[str, MakeJudge] = {"auto": lambda _: WordJudge(), "words": lambda _: WordJudge()}
+"""The judges of `make_judge` where people and tools answer, who know no rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +153,7 @@ class TimedJudge:
 def make_judge(
     options: JudgeOptions,
     kind: Question,
+    built_in: Mapping[str, MakeJudge],
     *,
     make_env: Callable[[], Any],
     expert: str = "expert",
@@ -372,46 +162,22 @@ def make_judge(
 ) -> Judge:
     """The judge that `options.judge` names; for `both` one that asks it twice about each turn.
 
-    Raises TurngymError where there is none of that name.
+    `built_in` are those that need no model: `WORDS`, or `env_judges.ENV_JUDGES`. Raises TurngymError where there is
+    none of that name.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
     name, _, argument = options.judge.partition(":")
+    judge: Judge
     if name in ("http", "https"):
-        judge = _http_judge(context)
+        judge = HttpJudge(options=options, seed=seed)
     elif name == "model" and argument:
         judge = _model_judge(context, argument)
     else:
-        automatic = "rules" if kind == "score" else "expert"
-        built_in = {"rules": lambda _: RuleJudge(), "expert": _expert_judge, "attempts": lambda _: AttemptJudge()}
-        named = automatic if options.judge == "auto" else options.judge
-        make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
+        make: MakeJudge = find("turngym.judges", options.judge, built_in, known=KINDS)
         judge = make(context)
-        if named not in built_in:
+        if options.judge not in built_in:
             judge = TimedJudge(inner=judge, timeout=options.judge_timeout)
-    return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
-
-
-def _expert_judge(context: JudgeContext) -> Judge:
-    strict, repeats = context.options.judge_strict, context.options.judge_repeats
-    if repeats is not None and repeats < 1:
-        raise TurngymError(f"--judge-repeats is {repeats}; a hint is given at least once")
-    expert = named_player(context.expert)
-    return ExpertJudge(make_env=context.make_env, expert=expert, strict=strict, repeats=repeats)
-
-
-def _http_judge(context: JudgeContext) -> Judge:
-    options = context.options
-    return HttpJudge(
-        url=options.judge,
-        model=options.judge_model,
-        votes=options.judge_votes,
-        temperature=options.judge_temperature,
-        max_tokens=options.judge_max_tokens,
-        timeout=options.judge_timeout,
-        tries=options.judge_tries,
-        parallel=options.judge_parallel,
-        seed=context.seed,
-    )
+    return BothQuestions(one=judge) if kind == "both" else judge
 
 
 def _model_judge(context: JudgeContext, folder: str) -> Judge:

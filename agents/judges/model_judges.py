@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.options import JudgeOptions
 from turngym.agents.playing.agent import task_number
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
@@ -62,55 +63,44 @@ def _short(text: str) -> str:
 class HttpJudge:
     """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    Each vote is a chat completion, with `parallel` of them at a time; `EndpointClient` says what is retried. A vote
-    without an answer is None. One that `max_tokens` cut is counted, and is "" if only reasoning had been written. The
+    Each vote is a chat completion; `EndpointClient` says what is retried. A vote without an answer is None. One that
+    `judge_max_tokens` cut is counted, and is "" if only reasoning had been written. The
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
 
-    Raises AgentError for an invalid url, for settings out of range, and if httpx is not installed.
+    Raises AgentError if httpx is not installed.
     """
 
-    url: str
-    """With its version, for example http://127.0.0.1:8000/v1."""
-    model: str = "default"
-    votes: int = 3
-    temperature: float = 0.6
-    max_tokens: int = 1024
-    timeout: float = 120.0
-    """Seconds for one vote, from the first request to the last byte of the answer, with all retries."""
-    tries: int = 3
-    parallel: int = 16
+    options: JudgeOptions
+    """Those of a judge behind a url; `options.judge` is the url."""
     seed: int = 0
     _loop: LoopThread = field(init=False)
     _client: EndpointClient = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise AgentError(f"judge url {self.url!r} must begin with http:// or https://")
-        for name in ("votes", "tries", "parallel"):
-            if getattr(self, name) < 1:
-                raise AgentError(f"{name} of a judge is {getattr(self, name)}; at least 1 is needed")
         try:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
         self._client = EndpointClient(
-            address=Address(base_url=self.url, key_env=KEY),
-            model=self.model,
-            deadline=self.timeout,
-            retries=self.tries - 1,
-            parallel=self.parallel,
+            address=Address(base_url=self.options.judge, key_env=KEY),
+            model=self.options.judge_model,
+            deadline=self.options.judge_timeout,
+            retries=self.options.judge_tries - 1,
+            parallel=self.options.judge_parallel,
             advise=False,
         )
         self._loop = LoopThread("turngym-judge")
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        votes = self.options.judge_votes
+
         async def ask_all() -> list[_Vote]:
-            jobs = [self._vote(request, vote) for request in requests for vote in range(self.votes)]
+            jobs = [self._vote(request, vote) for request in requests for vote in range(votes)]
             return list(await asyncio.gather(*jobs))
 
         found = self._loop.run(ask_all())
-        rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
+        rows = [found[start : start + votes] for start in range(0, len(found), votes)]
         return [
             Judgment(
                 votes=tuple(vote.text for vote in row),
@@ -128,10 +118,10 @@ class HttpJudge:
         system, user = messages(request)
         number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
         body = {
-            "model": self.model,
+            "model": self.options.judge_model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
+            "temperature": self.options.judge_temperature,
+            "max_tokens": self.options.judge_max_tokens,
             # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
             "seed": number % (1 << 31),
             "stream": False,
@@ -143,7 +133,7 @@ class HttpJudge:
         cut = answer.finish == "length"
         # a reasoning model that ran out of tokens; asking again would cost as much and likely give as little
         if not answer.content and not cut:
-            return _Vote(None, error=f"{request.name}: {self.url}: the answer has no text")
+            return _Vote(None, error=f"{request.name}: {self.options.judge}: the answer has no text")
         return _Vote(answer.content, cut=cut)
 
 
@@ -170,10 +160,6 @@ class PolicyJudge:
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, max_new_tokens=1024))
     """Stop ids are filled in from the template."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.votes < 1:
-            raise AgentError(f"votes is {self.votes}; a judge needs at least 1")
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         sampling = replace(self.sampling, stop_ids=(*self.sampling.stop_ids, *self.template.stop_ids))

@@ -21,8 +21,9 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.config import ApiError, ProxyError, invalid
 from turngym.agents.proxy.conversation import Delta
 from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
-from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService
+from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.sessions import Feedback
+from turngym.agents.proxy.turn_records import TurnRecord
 from turngym.envs.core.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -100,18 +101,18 @@ POLL_SECONDS = 0.5
 DONE = b"data: [DONE]\n\n"
 
 
-def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[str] | None) -> dict[str, Any]:
+def completion(record: TurnRecord, inflight: InflightRequest, pieces: Sequence[str] | None) -> dict[str, Any]:
     """The whole answer; `pieces` are the texts of the sampled ids if log-probabilities were asked for."""
-    message = {**finished.reply.as_json(), "refusal": None}
+    message = {**record.reply.as_json(), "refusal": None}
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": None if pieces is None else _logprobs(_scored(finished), pieces),
-        "finish_reason": finished.finish,
+        "logprobs": None if pieces is None else _logprobs(_scored(record), pieces),
+        "finish_reason": record.finish_reason,
     }
-    answer = {**_head(inflight, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
+    answer = {**_head(inflight, "chat.completion"), "choices": [choice], "usage": _usage(record, inflight)}
     if inflight.request.token_ids:
-        choice["token_ids"] = finished.record.ids.tolist()
+        choice["token_ids"] = record.ids.tolist()
         answer["prompt_token_ids"] = inflight.prompt.ids.tolist()
     return answer
 
@@ -153,7 +154,7 @@ class EventStream:
         except ApiError as error:
             yield _data(error.as_json())
             return
-        text = finished.record.text
+        text = finished.text
         if not text.startswith(self._text.text):
             # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
             self._service.tally.add("streams_torn")
@@ -164,9 +165,9 @@ class EventStream:
         self._drawn += _scored(finished)[self._sent + len(self._drawn) :]
         for delta in (*self._reader.feed(rest), *self._reader.end()):
             yield from self._delta_events(delta)
-        yield self._event({}, finish=finished.finish)
+        yield self._event({}, finish=finished.finish_reason)
         if inflight.request.usage_in_stream:
-            yield _data({**self._head, "choices": [], "usage": _usage(finished)})
+            yield _data({**self._head, "choices": [], "usage": _usage(finished, inflight)})
         yield DONE
 
     def _token_events(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
@@ -216,17 +217,12 @@ def _head(inflight: InflightRequest, kind: str) -> dict[str, Any]:
     }
 
 
-def _usage(finished: Finished) -> dict[str, int]:
-    sampled = len(finished.record.ids)
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": finished.prompt_tokens + sampled,
-    }
+def _usage(record: TurnRecord, inflight: InflightRequest) -> dict[str, int]:
+    prompt, sampled = len(inflight.prompt.ids), len(record.ids)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _scored(finished: Finished) -> list[tuple[int, float]]:
-    record = finished.record
+def _scored(record: TurnRecord) -> list[tuple[int, float]]:
     return list(zip(record.ids.tolist(), record.logprobs.tolist(), strict=True))
 
 
@@ -360,7 +356,7 @@ def create_app(
                 inflight.abandon()
                 # nginx's status for this; HTTP has none
                 raise ApiError(499, "the client closed the connection", code="disconnected")
-        pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
+        pieces = service.renderer.pieces(finished.ids.tolist()) if asked.logprobs else None
         return json_response(completion(finished, inflight, pieces), 200)
 
     @app.post("/v1/sessions/done")
@@ -378,8 +374,8 @@ def create_app(
         if service.stopping:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
         said, place = read_feedback(body(), dict(request.headers))
-        outcome = service.feedback(said, **place, client=g.client)
-        return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
+        status = service.feedback(said, **place, client=g.client)
+        return json_response({"object": "feedback", "score": said.score, "status": status}, 200)
 
     @app.get("/v1/models")
     def models() -> Response:

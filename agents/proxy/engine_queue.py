@@ -1,7 +1,7 @@
 """The queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates.
 
 A request goes through it as a `PendingRequest`: waited for, streamed from, cancelled, or interrupted while new weights
-are put in place and then continued by them. `ServingCopy` puts them in place.
+are put in place and then continued by them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from turngym.agents.proxy.config import ApiError, ProxyError, busy
+from turngym.agents.proxy.config import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.sglang.policy import PartialResponse
 from turngym.envs.core.protocols import (
@@ -25,7 +23,6 @@ from turngym.envs.core.protocols import (
     PartialFailure,
     Policy,
     StreamingPolicy,
-    WeightSource,
 )
 
 
@@ -321,54 +318,3 @@ def _fail(pending: PendingRequest, error: Exception) -> None:
         pending.answer.set_running_or_notify_cancel()
     if not pending.answer.cancelled():
         pending.answer.set_exception(error)
-
-
-@dataclass(slots=True, kw_only=True)
-class ServingCopy:
-    """Publishes the weights of a model in training to the copy that answers.
-
-    Adapters are merged before the engine is paused, so that only the copying happens during the pause. Called in the
-    trainer's thread between two updates.
-    """
-
-    engine: Any
-    """The engine that answers; `weights_changed(version)` tells it that the parameters of `copy` have other values."""
-    copy: Any
-    """The model that `engine` runs."""
-    weights: WeightSource
-    """The weights of the model in training."""
-    patience: float = 0.5
-    """Seconds that responses being drawn get to end; then they are interrupted and continued by the new weights."""
-    clock: Callable[[], float] = time.monotonic
-    queue: EngineQueue | None = None
-    """The queue in front of `engine`; `publish` needs it."""
-    swaps: int = field(default=0, init=False)
-    last_pause: float = field(default=0.0, init=False)
-    """Seconds for which requests waited at the last swap, `patience` included."""
-    longest_pause: float = field(default=0.0, init=False)
-
-    def publish(self, version: int) -> None:
-        """Put the model's weights as they are now in place, as `version`.
-
-        Raises ProxyError where the model has parameters that the copy lacks, or the other way round.
-        """
-        assert self.queue is not None
-        new, own = dict(self.weights.named_weights()), dict(self.copy.named_parameters())
-        if new.keys() != own.keys():
-            odd = sorted(new.keys() ^ own.keys())
-            raise ProxyError(f"the model in training and its serving copy differ in parameters: {', '.join(odd[:3])}")
-        began = self.clock()
-        self.queue.pause(self.patience)
-        try:
-            with torch.no_grad():
-                for name, value in new.items():
-                    own[name].copy_(value)
-            self.engine.weights_changed(version)
-        finally:
-            self.queue.resume()
-        self.swaps += 1
-        self.last_pause = self.clock() - began
-        self.longest_pause = max(self.longest_pause, self.last_pause)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"swaps": self.swaps, "last_pause_s": self.last_pause, "longest_pause_s": self.longest_pause}

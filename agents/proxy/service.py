@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,18 @@ from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatLis
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
-from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
+from turngym.agents.proxy.sessions import (
+    Feedback,
+    FeedbackStatus,
+    HeardFeedback,
+    ProxySession,
+    SessionTable,
+    session_name,
+)
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """An answered request."""
-
-    reply: ChatMessage
-    finish: str
-    """`stop`, `length` or `tool_calls`."""
-    record: TurnRecord
-    prompt_tokens: int
 
 
 class InflightRequest:
@@ -78,8 +74,8 @@ class InflightRequest:
             self.deadline = self.service.deadline()
         return drawn
 
-    def wait(self, seconds: float) -> Finished | None:
-        """The answer; None if it is not there after `seconds`.
+    def wait(self, seconds: float) -> TurnRecord | None:
+        """The turn with its answer; None if it is not there after `seconds`.
 
         Raises ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
         """
@@ -94,12 +90,12 @@ class InflightRequest:
             self._end("failed")
             raise
         try:
-            finished = self.service.record_turn(self, generation)
+            record = self.service.record_turn(self, generation)
         except BaseException:
             self._end("failed")
             raise
         self._end("")
-        return finished
+        return record
 
     def abandon(self, why: str = "disconnected") -> None:
         """Stop generating and drop the answer: its client is gone. Does nothing once the request is over."""
@@ -207,9 +203,7 @@ class ProxyService:
         temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
             mean the same to it. None: what the client asks for, as side turns always get.
         resumed_from: step of the checkpoint that training goes on from; what later steps used is unused again.
-        on_episode: gets every session that ended with at least one main turn.
-        on_turn: gets every session, as it is by then, when a turn has been added behind another one.
-        on_feedback: gets what users say of turns, with the arguments that `HeardFeedback` describes.
+        learns: whether a trainer sets `on_session` and takes the sessions that end.
         on_close: called when nothing is generated any more; it ends the policy.
         share: the part of a limit that one client may take, from the limit; by default all of it.
 
@@ -227,9 +221,7 @@ class ProxyService:
         temperature: float | None = None,
         seed: int = 0,
         resumed_from: int | None = None,
-        on_episode: Callable[[Episode], None] | None = None,
-        on_turn: Callable[[Episode], None] | None = None,
-        on_feedback: Callable[[str, int, Feedback | None, bool], Outcome] | None = None,
+        learns: bool = False,
         on_close: Callable[[], None] | None = None,
         share: Callable[[int], int] = lambda limit: limit,
         clock: Callable[[], float] = time.monotonic,
@@ -241,10 +233,12 @@ class ProxyService:
         self.tally = RequestCounts()
         self.counts = self.tally.counts
         self._seed, self.clock = seed, clock
-        self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
+        self._learns, self._on_close = learns, on_close
+        self.on_session: Callable[[Episode], None] = lambda episode: None
+        """Gets each session that has ended, and (`meta["ended"]` "open") each with a turn behind another one."""
         self._numbers = count(1)
         self._share = share(self.settings.max_waiting)
-        self._heard = HeardFeedback(on_feedback)
+        self.heard = HeardFeedback()
         self.engine = EngineQueue(
             policy,
             max_batch=self.settings.max_batch,
@@ -256,7 +250,7 @@ class ProxyService:
         # before restore(), which reads it
         if resumed_from is not None:
             self.recorder.write(usage_record("resumed", resumed_from))
-        past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
+        past = restore(folder, renderer, want_ended=learns, temperature=temperature)
         self.sessions = SessionTable(
             idle=self.settings.idle,
             limit=self.settings.max_sessions,
@@ -271,7 +265,7 @@ class ProxyService:
         """Earlier judgments of these sessions and of those that go on."""
         self.feedback_before = past.feedback
         """Earlier feedback on them."""
-        self._heard.restore(past.feedback, past.open, past.ended)
+        self.heard.restore(past.feedback, past.open, past.ended)
 
     def begin(self, request: ChatRequest) -> InflightRequest:
         """Accept a request: lock its session and queue its prompt.
@@ -328,16 +322,16 @@ class ProxyService:
         turn: int | None = None,
         answer: str | None = None,
         client: str = "",
-    ) -> Outcome:
+    ) -> FeedbackStatus:
         """Take in a client's feedback on a turn, named by session and number (None: the last) or by its answer's id.
 
         Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known.
         """
-        place = self._heard.place(client, session_id, turn, answer)
+        place = self.heard.place(client, session_id, turn, answer)
         is_open = any(session.key == place[0] for session in self.sessions.all())
-        outcome = self._heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
-        self.tally.add(f"feedback_{outcome}")
-        return outcome
+        status = self.heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
+        self.tally.add(f"feedback_{status}")
+        return status
 
     def open_episodes(self) -> list[Episode]:
         """Sessions that go on, as they are now. To be called before any request is accepted."""
@@ -434,8 +428,8 @@ class ProxyService:
         self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
         self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
         self.tally.add("sessions_ended")
-        if self._on_episode is not None:
-            self._on_episode(episode_of(session, why, final, temperature=self.temperature))
+        if self._learns:
+            self.on_session(episode_of(session, why, final, temperature=self.temperature))
 
     def _enter(self, name: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.acquire(name, deadline)
@@ -448,7 +442,7 @@ class ProxyService:
             raise busy(STOPPING, status=503, seconds=5)
         self.tally.begin(client, self.settings.max_waiting, self._share)
 
-    def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
+    def record_turn(self, inflight: InflightRequest, generation: Generation) -> TurnRecord:
         """Write down a finished turn and add it to its session. Called once per request."""
         request, prompt, session = inflight.request, inflight.prompt, inflight.session
         text, _ = self.renderer.decode(generation.ids)
@@ -480,21 +474,16 @@ class ProxyService:
                 self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
             self.sessions.note(session)
-            self._heard.note(session, inflight.answer_id, again=record.retry)
-            if self._on_turn is not None and len(session.turns) > 1:
-                self._on_turn(episode_of(session, "open", temperature=self.temperature))
+            self.heard.note(session, inflight.answer_id, again=record.retry)
+            if self._learns and len(session.turns) > 1:
+                self.on_session(episode_of(session, "open", temperature=self.temperature))
         else:
             self.engine.release(inflight.pending.request.session)
         self.tally.add("main" if record.main else "side")
         if request.done and session is not None:
             self._finish(session, "done")
             self.sessions.end(session)
-        return Finished(
-            reply=record.reply,
-            finish="tool_calls" if record.reply.tool_calls else generation.finish,
-            record=record,
-            prompt_tokens=len(prompt.ids),
-        )
+        return record
 
     def closed(self, client: str, session: ProxySession | None, dropped: str) -> None:
         """Note that a client's request is over; `dropped` says why it got no answer, and is empty if it got one."""

@@ -303,7 +303,7 @@ def _hash(text: str) -> str:
 
 REMEMBERED = 10_000
 """Sessions and answers that feedback can name; the oldest are forgotten."""
-Outcome = Literal["counted", "late", "recorded"]
+FeedbackStatus = Literal["counted", "late", "recorded"]
 """What becomes of feedback. `counted`: it counts when its turn is trained on; `late`: the turn was trained on, or left
 out, already; `recorded`: nothing learns from scores here."""
 Place = tuple[str, int]
@@ -323,13 +323,13 @@ class Feedback:
 class HeardFeedback:
     """Finds the turn that feedback is about, and remembers the feedback. Safe for several threads.
 
-    Turns are counted from the start of the client's conversation, even if it was handed on in parts. `on_feedback`
-    gets the session's key, the turn in it, the feedback (None takes it back, because the turn was answered anew), and
-    whether the session is open.
+    Turns are counted from the start of the client's conversation, even if it was handed on in parts.
     """
 
-    def __init__(self, on_feedback: Callable[[str, int, Feedback | None, bool], Outcome] | None = None) -> None:
-        self._tell = on_feedback
+    def __init__(self) -> None:
+        self.tell: Callable[[Place, Feedback | None, bool], FeedbackStatus] = lambda *said: "recorded"
+        """Gets the turn, its feedback (None takes it back, because the turn was answered anew), and whether the session
+        is open. Set by whoever learns from it."""
         self._lock = threading.Lock()
         self._parts: OrderedDict[str, list[tuple[int, str, int]]] = OrderedDict()
         self._answers: OrderedDict[str, Place] = OrderedDict()
@@ -354,8 +354,8 @@ class HeardFeedback:
             if answer:
                 _keep(self._answers, answer, place)
             taken_back = again and self._said.pop(place, None) is not None
-        if taken_back and self._tell is not None:
-            self._tell(*place, None, True)
+        if taken_back:
+            self.tell(place, None, True)
 
     def place(self, client: str, session_id: str | None, turn: int | None, answer: str | None) -> Place:
         """The turn of its own that a client names by session and number (None: the last), or by the id of its answer.
@@ -379,7 +379,7 @@ class HeardFeedback:
                 return key, wanted - first
         raise ApiError(404, f"turn is {wanted}; the session has turns 0 to {last}", param="turn", code="not_found")
 
-    def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> Outcome:
+    def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> FeedbackStatus:
         """Take in feedback. The same feedback twice changes nothing; another one replaces it."""
         with self._lock:
             if self._said.get(place) != feedback:
@@ -389,7 +389,7 @@ class HeardFeedback:
                     {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
                 )
                 _keep(self._said, place, feedback)
-        return "recorded" if self._tell is None else self._tell(*place, feedback, is_open)
+        return self.tell(place, feedback, is_open)
 
     def _note(self, name: str, first: int, key: str, turns: int) -> None:
         parts = [part for part in self._parts.pop(name, []) if part[0] < first and part[1] != key]
@@ -400,16 +400,3 @@ def _keep(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
     if len(table) > REMEMBERED:
         table.popitem(last=False)
-
-
-def without_stale(episode: Episode, version: int, most: int | None) -> Episode:
-    """`episode` without the turns whose oldest ids are more than `most` versions behind `version`. None keeps all."""
-    if most is None:
-        return episode
-    turns = tuple(
-        replace(turn, excluded=f"{version - turn.policy_version} versions old")
-        if turn.excluded is None and version - turn.policy_version > most
-        else turn
-        for turn in episode.turns
-    )
-    return replace(episode, turns=turns)

@@ -194,6 +194,11 @@ class TurnRecord:
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
+    @property
+    def finish_reason(self) -> str:
+        """As clients read it: `stop`, `length` or `tool_calls`."""
+        return "tool_calls" if self.reply.tool_calls else self.finish
+
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": "turn",

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.judges.hints import HINT_HEAD, HintedObservations, HintPrompts
-from turngym.agents.judges.judges import ExpertJudge, expert_hint, in_a_row
+from turngym.agents.judges.env_judges import ExpertJudge, in_a_row
+from turngym.agents.judges.hints import HintedObservations, HintPrompts
+from turngym.agents.judges.judges import HINT_HEAD, expert_hint
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
@@ -61,9 +62,6 @@ def test_the_expert_sees_each_state_again(make_tokenizer: Make, make_doors: Make
     assert len({score[-4:] for score in scores if score}) == 2
     hints = [item.votes[0] for item in judge.judge(asked(episode, "hint"))]
     assert hints == [f"[HINT_START]The best action here is: {action}[HINT_END] \\boxed{{1}}" for action in wanted]
-    quiet = ExpertJudge(make_env=make_doors(on_invalid="noop"), agreeing=False).judge(asked(episode, "hint"))
-    agrees = [turn.action == action for turn, action in zip(episode.turns, wanted, strict=True)]
-    assert [(item.votes[0] or "").endswith("\\boxed{-1}") for item in quiet] == agrees
     judge.close()
     once = ExpertJudge(make_env=make_doors(on_invalid="noop"), repeats=1).judge(asked(episode, "hint"))
     again = [place > 0 and wanted[place - 1] == action for place, action in enumerate(wanted)]

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.judges.judges import ExpertJudge, JudgeContext, RuleJudge, TimedJudge, make_judge
+from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
+from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
 from turngym.agents.options import JudgeOptions
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.envs.core.errors import AgentError, TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import PluginError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
+from turngym.envs.core.settings import SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +103,6 @@ def test_failed_votes_are_none_and_the_others_stay(voter: Voter) -> None:
     voter.fail = lambda prompt: KeyError("a mistake")
     with pytest.raises(KeyError):
         judge.judge([ask()])
-    with pytest.raises(AgentError, match="votes is 0"):
-        local(voter, votes=0)
 
 
 def test_votes_that_end_at_the_limit_are_counted(voter: Voter, endpoint: Endpoint) -> None:
@@ -180,7 +180,9 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def remote(endpoint: Endpoint, **more: Any) -> HttpJudge:
-    return HttpJudge(url=endpoint.url, **more)
+    return HttpJudge(
+        options=JudgeOptions(judge=endpoint.url, **{f"judge_{name}": value for name, value in more.items()})
+    )
 
 
 def test_each_vote_is_one_request_with_a_seed_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,15 +221,14 @@ def test_rubbish_is_a_failed_vote(endpoint: Endpoint, rubbish: Any) -> None:
 
 
 def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
-    judge = HttpJudge(url="http://127.0.0.1:1/v1", votes=2)
+    judge = HttpJudge(options=JudgeOptions(judge="http://127.0.0.1:1/v1", judge_votes=2))
     [found] = judge.judge([ask()])
     assert found.votes == (None, None)
     assert "ConnectError" in found.error
     assert judge.judge([]) == []
-    with pytest.raises(AgentError, match="must begin with http"):
-        HttpJudge(url="localhost:8000")
-    with pytest.raises(AgentError, match="parallel of a judge is 0"):
-        HttpJudge(url="http://x", parallel=0)
+    for name in ("judge_votes", "judge_parallel", "judge_tries"):
+        with pytest.raises(SettingsError, match=f"{name} is 0; valid: at least 1"):
+            JudgeOptions(**{name: 0})
 
 
 def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
@@ -264,7 +265,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(name: str, kind: Any = "score", **more: Any) -> Any:
     options = JudgeOptions(judge=name, judge_strict=True, judge_votes=5, judge_temperature=0.25)
-    return make_judge(options, kind, make_env=dict, seed=4, **more)
+    return make_judge(options, kind, ENV_JUDGES, make_env=dict, seed=4, **more)
 
 
 def test_the_built_in_judges() -> None:
@@ -276,7 +277,7 @@ def test_the_built_in_judges() -> None:
     assert (expert.strict, expert.make_env, expert.expert.name) == (True, dict, "searching")
     http = made("http://127.0.0.1:9/v1")
     assert isinstance(http, HttpJudge)
-    assert (http.url, http.votes, http.temperature, http.seed) == ("http://127.0.0.1:9/v1", 5, 0.25, 4)
+    assert (http.options.judge_votes, http.options.judge_temperature, http.seed) == (5, 0.25, 4)
 
 
 @pytest.mark.parametrize("name", ["shortest", "outside_judge:Shortest"])
@@ -311,10 +312,10 @@ def test_a_judge_of_another_package_that_hangs_or_raises() -> None:
 
 def test_judges_that_are_not_there(outside: None) -> None:
     with pytest.raises(
-        PluginError, match=r"unknown judge 'exprt'; judges are: rules, expert, .* Did you mean 'expert'"
+        PluginError, match=r"unknown judge 'exprt'; judges are: auto, rules, expert, .* Did you mean 'expert'"
     ):
         made("exprt")
     with pytest.raises(PluginError, match="judge 'outside_judge:Longest': outside_judge has no 'Longest'"):
         made("outside_judge:Longest")
     with pytest.raises(TurngymError, match="--judge-repeats is 0"):
-        make_judge(JudgeOptions(judge="expert", judge_repeats=0), "hint", make_env=dict)
+        make_judge(JudgeOptions(judge="expert", judge_repeats=0), "hint", ENV_JUDGES, make_env=dict)

@@ -9,8 +9,9 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs
-from turngym.agents.judges.hints import HINT_HEAD, HintedObservations
-from turngym.agents.judges.judges import ExpertJudge, expert_hint
+from turngym.agents.judges.env_judges import ExpertJudge
+from turngym.agents.judges.hints import HintedObservations
+from turngym.agents.judges.judges import HINT_HEAD, expert_hint
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.renderer import ChatRenderer

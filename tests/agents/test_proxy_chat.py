@@ -63,7 +63,7 @@ def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(make_
     trimmed = {"role": "assistant", "content": first.reply.content.strip()}
     bench.ask([user("x"), trimmed, user("y")], "a")
     assert bench.policy.requests[1].session == bench.policy.requests[0].session
-    head = [*bench.policy.requests[0].prompt_ids, *first.record.ids]
+    head = [*bench.policy.requests[0].prompt_ids, *first.ids]
     assert bench.policy.requests[1].prompt_ids[: len(head)].tolist() == head
 
 
@@ -111,7 +111,7 @@ def test_tools_that_the_template_does_not_show_are_described(make_bench: Callabl
     )
     first = bench.ask([{"role": "system", "content": "S"}, user("x")], "a", tools=[TOOL])
     assert texts(bench)[0].startswith("<|im_start|>system\nS\n\nYou can call these functions:\n{")
-    assert (first.finish, first.reply.content) == ("tool_calls", "I look.")
+    assert (first.finish_reason, first.reply.content) == ("tool_calls", "I look.")
     (call,) = first.reply.tool_calls
     assert (call.name, call.arguments) == ("look", '{"at": "é"}')
     result = {"role": "tool", "tool_call_id": call.id, "content": "a shelf"}

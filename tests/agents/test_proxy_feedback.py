@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ pytest.importorskip("torch", reason="judging is part of training")
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ApiError
-from turngym.agents.proxy.judging import SessionBuffer, TurnJudging
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import read_records
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Judgment
-from turngym.trainers.live.turns import SessionJudge
+from turngym.trainers.judged import ScoredTurns
+from turngym.trainers.live.judging import SessionJudge, TurnJudging
+from turngym.trainers.live.sessions import SessionBuffer
 
 user = tools.user
 UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")
@@ -32,11 +34,12 @@ class Heard:
 
     def __init__(self, tokenizer: Any, folder: Path, **options: Any) -> None:
         self.told: list[Any] = []
-        self.bench = tools.Bench(tokenizer, folder, on_feedback=self.tell, **options)
+        self.bench = tools.Bench(tokenizer, folder, **options)
         self.service = self.bench.service
+        self.service.heard.tell = self.tell
 
-    def tell(self, *what: Any) -> Any:
-        self.told.append(what)
+    def tell(self, place: Any, *what: Any) -> Any:
+        self.told.append((*place, *what))
         return "counted"
 
     def written(self) -> list[tuple[int, int, str]]:
@@ -179,17 +182,13 @@ class Judge:
 class Desk:
     """A service in front of a judge, as `turngym serve proxy` connects them."""
 
-    def __init__(self, tokenizer: Any, folder: Path, judge: Judge, use: Any = "override") -> None:
+    def __init__(self, tokenizer: Any, folder: Path, judge: Judge) -> None:
         self.done: list[Episode] = []
-        self.bench = tools.Bench(
-            tokenizer, folder, on_turn=lambda episode: self.desk.update(episode), on_feedback=self.hear
-        )
+        self.bench = tools.Bench(tokenizer, folder)
         self.desk = TurnJudging(
-            SessionJudge(judge=judge, kind="score", use=use),
-            on_votes=lambda *what: None,
-            on_judged=self.done.append,
-            feedback=self.bench.service.feedback_before,
+            SessionJudge(judge=judge, kind="score"), on_votes=lambda *what: None, on_judged=self.done.append
         )
+        self.bench.service.on_session, self.bench.service.heard.tell = self.desk.put, self.hear
 
     def hear(self, *what: Any) -> Any:
         return "counted" if self.desk.hear(*what) else "late"
@@ -199,24 +198,18 @@ class Desk:
         self.bench.service.close()
 
 
-@pytest.mark.parametrize(("use", "scores"), [("override", (-1.0,)), ("vote", (1.0, -1.0)), ("record", (1.0,))])
-def test_a_thumb_takes_the_judges_place_or_joins_it(
-    make_tokenizer: Any, tmp_path: Path, use: str, scores: tuple[float, ...]
-) -> None:
+def test_a_thumb_takes_the_judges_place(make_tokenizer: Any, tmp_path: Path) -> None:
     judge = Judge()
-    desk = Desk(make_tokenizer(), tmp_path, judge, use)
+    desk = Desk(make_tokenizer(), tmp_path, judge)
     messages = desk.bench.talk("s", 1)
     desk.bench.service.feedback(DOWN, session_id="s", turn=0)
     desk.bench.ask([*messages, user("next")], "s")
     desk.bench.service.feedback(UP, session_id="s", turn=1)
     desk.bench.service.end("s")
-    desk.desk.put(desk.bench.episodes[-1])
     tools.until(lambda: desk.done)
-    turns = desk.done[0].turns
-    assert turns[0].judge_scores == scores
     # the last turn has no next state, and teaches all the same
-    assert turns[1].judge_scores == (None if use == "record" else (1.0,))
-    assert judge.asked == ([] if use == "override" else [0])
+    assert [turn.judge_scores for turn in desk.done[0].turns] == [(-1.0,), (1.0,)]
+    assert judge.asked == []
     assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "late"
     desk.close()
 
@@ -228,7 +221,6 @@ def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make_tokenizer: Any, tmp
     desk.bench.talk("s", 2)
     tools.until(lambda: desk.desk.as_json().get("judge_failed"))
     desk.bench.service.end("s")
-    desk.desk.put(desk.bench.episodes[-1])
     assert not desk.done
     assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "counted"
     tools.until(lambda: desk.done)
@@ -242,13 +234,14 @@ def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_benc
     bench.talk("s", 2)
     bench.service.end("s")
     episode = bench.episodes[0]
-    said: list[Any] = []
+    # judged before the user's word, and no next state: the second turn is not trained on
+    judged = replace(episode.turns[0], judge_votes=("\\boxed{1}",), judge_scores=(1.0,))
+    episode = replace(episode, turns=(judged, episode.turns[1]))
     buffer = SessionBuffer(
-        count_trainable=lambda one: sum(turn.judge_scores is not None for turn in one.turns) + 1,
-        pause_engine=lambda: None,
-        resume_engine=lambda: None,
-        set_version=lambda version: None,
-        on_sessions=lambda *what: said.append(what),
+        engine=bench.service.engine,
+        publish=lambda version: None,
+        select=ScoredTurns(),
+        record=bench.service.recorder.write,
     )
     buffer.put_judged([episode])
     assert buffer.as_json()["ready_turns"] == 1

@@ -47,7 +47,7 @@ def test_a_session_becomes_an_episode(make_bench: Make) -> None:
     bench.policy.answer = lambda request: "one STOP two"
     stopped = bench.ask(messages, name, stop=["STOP"])
     # cut from the answer, but not from the ids
-    assert (stopped.reply.content, stopped.record.text) == ("one ", "one STOP two")
+    assert (stopped.reply.content, stopped.text) == ("one ", "one STOP two")
     assert bench.policy.requests[1].sampling.stop_text == ("STOP",)
     bench.ask([user("unrelated")], None)
     assert bench.service.end(name) == 2
@@ -127,7 +127,7 @@ def test_while_weights_are_updated_requests_wait(make_bench: Make) -> None:
     assert bench.service.health()["status"] == "updating"
     bench.policy.version = 7
     bench.service.engine.resume()
-    assert asked.wait(20).record.version == 7
+    assert asked.wait(20).version == 7
 
 
 def test_a_pause_waits_for_the_batch_under_way(make_bench: Make) -> None:
@@ -251,7 +251,7 @@ def test_a_full_context_is_an_error_that_clients_know(make_bench: Make) -> None:
         bench.ask([user("x" * 60)], "a")
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     finished = bench.ask([user("x" * 20)], "a")
-    assert finished.prompt_tokens + len(finished.record.ids) <= 60
+    assert len(finished.prompt_ids) + len(finished.ids) <= 60
 
 
 @pytest.mark.parametrize(("fixed", "main", "side"), [(1.0, 1.0, 0.3), (None, 0.3, 0.3)])

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import proxy_tools as tools
 import pytest
 
+pytest.importorskip("torch", reason="sessions are for a trainer")
+
 from turngym.agents.judges.judges import WordJudge
-from turngym.agents.proxy.judging import SessionBuffer, SessionHints
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, RolloutRequest
+from turngym.trainers.live.judging import SessionHints
+from turngym.trainers.live.sessions import SessionBuffer
 
 user, drawn = tools.user, tools.session
 
 
 def session(number: int, turns: int = 1) -> Episode:
-    return tools.session(number, meta={"turns": turns})
+    return tools.session(number, *[0] * turns)
 
 
 class Log:
-    """Everything a source says to the rest of the world, in order."""
+    """Everything a source says to the rest of the world, in order; it is the engine, too."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -33,6 +36,15 @@ class Log:
         with self.changed:
             self.said.append(what)
             self.changed.notify_all()
+
+    def pause(self) -> None:
+        self.note("rest")
+
+    def resume(self) -> None:
+        self.note("work")
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.note(record["kind"], record["step"], tuple(int(key[2:]) for key in record["sessions"]))
 
     def wait(self, *what: Any) -> None:
         with self.changed:
@@ -45,13 +57,10 @@ def make() -> Iterator[Callable[..., tuple[SessionBuffer, Log]]]:
 
     def source(**options: Any) -> tuple[SessionBuffer, Log]:
         log = Log()
-        settings = {"batch_turns": 4, "count_trainable": lambda episode: episode.meta["turns"], **options}
+        settings = {"batch_turns": 4, "select": None, **options}
+        engine: Any = log
         one = SessionBuffer(
-            pause_engine=lambda: log.note("rest"),
-            resume_engine=lambda: log.note("work"),
-            set_version=lambda version: log.note("version", version),
-            on_sessions=lambda what, step, found: log.note(what, step, tuple(e.group for e in found)),
-            **settings,
+            engine=engine, publish=lambda version: log.note("version", version), record=log.record, **settings
         )
         made.append(one)
         return one, log
@@ -105,9 +114,7 @@ def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:
 
 
 def test_turns_that_are_too_old_are_left_out(make: Any) -> None:
-    source, log = make(
-        staleness=2, batch_turns=3, count_trainable=lambda episode: sum(t.excluded is None for t in episode.turns)
-    )
+    source, log = make(staleness=2, batch_turns=3)
     source.put_judged([drawn(1, 4, 4), drawn(2, 5, 6, 7)])
     # step 9 is learned by version 8: version 5 is three behind, 6 is two
     source.put_judged([drawn(3, 8)])
@@ -122,7 +129,7 @@ def test_turns_that_are_too_old_are_left_out(make: Any) -> None:
 
 def test_by_default_turns_of_any_age_count(make: Any) -> None:
     source, _ = make(batch_turns=1)
-    source.put_judged([drawn(1, 0, meta={"turns": 1})])
+    source.put_judged([drawn(1, 0)])
     assert [turn.excluded for turn in source(ask(1000))[0].turns] == [None]
 
 

@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
-from turngym.agents.proxy.engine_queue import ServingCopy  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.stop_text import StopText  # noqa: E402
 from turngym.agents.sglang.policy import PartialResponse  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.trainers.live.serving import Serving  # noqa: E402
 
 user, until = tools.user, tools.until
 
@@ -79,10 +79,10 @@ def test_within_the_patience_an_answer_ends_by_itself(bench: Any) -> None:
     until(lambda: bench.service.engine.paused)
     bench.policy.flow()
     trainer.join(20)
-    assert asked.wait(20).record.version == 0
+    assert asked.wait(20).version == 0
     assert asked.wait(20) is not None
     assert bench.service.engine.broken_off == 0
-    assert bench.ask([user("hi")], "b").record.version == 1
+    assert bench.ask([user("hi")], "b").version == 1
 
 
 def test_a_stream_goes_on_where_it_was(bench: Any) -> None:
@@ -209,6 +209,8 @@ def test_parts_together(parts: Any, last: Any, spans: Any, text: str) -> None:
 class Teller:
     """An engine that notes what the copy held when it was told."""
 
+    policy_version = 0
+
     def __init__(self, copied: Any, queue: Any) -> None:
         self.copied, self.queue = copied, queue
         self.told: list[Any] = []
@@ -232,23 +234,29 @@ def test_the_copy_gets_the_values_of_the_model_while_nothing_is_generated(bench:
         model.bias.fill_(5.0)
     teller = Teller(copied, bench.service.engine)
     times = iter([10.0, 10.25, 20.0, 20.125])
-    served = ServingCopy(
-        engine=teller, copy=copied, weights=Weights(model), queue=bench.service.engine, clock=lambda: next(times)
+    served = Serving(
+        engine=teller, kind="copy", live=True, copy=copied, weights=Weights(model), clock=lambda: next(times)
     )
-    served.publish(7)
+    served.publish(7, bench.service.engine)
     assert teller.told == [(7, True, [[3.0, 4.0]], [5.0])]
     assert not bench.service.engine.paused
     with torch.no_grad():
         model.bias.fill_(6.0)
     assert copied.bias.item() == 5.0  # an update under way is not seen
-    served.publish(8)
+    served.publish(8, bench.service.engine)
     assert teller.told[1] == (8, True, [[3.0, 4.0]], [6.0])
-    assert served.as_json() == {"swaps": 2, "last_pause_s": 0.125, "longest_pause_s": 0.25}
+    assert served.as_json() == {
+        "from": "copy",
+        "version": 0,
+        "swaps": 2,
+        "last_pause_s": 0.125,
+        "longest_pause_s": 0.25,
+    }
 
 
 def test_a_copy_of_another_model_is_refused_and_serving_goes_on(bench: Any) -> None:
     model, copied = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1, bias=False)
-    served = ServingCopy(engine=Teller(copied, None), copy=copied, weights=Weights(model), queue=bench.service.engine)
+    served = Serving(engine=Teller(copied, None), kind="copy", live=True, copy=copied, weights=Weights(model))
     with pytest.raises(ProxyError, match="differ in parameters: bias"):
-        served.publish(1)
+        served.publish(1, bench.service.engine)
     assert not bench.service.engine.paused

@@ -13,13 +13,12 @@ import pytest
 
 pytest.importorskip("torch", reason="judging is part of training")
 
-from turngym.agents.proxy import judging as turn_judging
-from turngym.agents.proxy.judging import TurnJudging
 from turngym.agents.proxy.restore import votes_record
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, Judgment
 from turngym.trainers.judged import UnreadVotes
-from turngym.trainers.live.turns import SessionJudge
+from turngym.trainers.live import judging as turn_judging
+from turngym.trainers.live.judging import SessionJudge, TurnJudging
 
 user, until = tools.user, tools.until
 
@@ -61,7 +60,7 @@ class Desk:
         self.judge, self.done = judge, list[Episode]()
         self.changed = threading.Condition()
         workers = options.pop("workers", 1)
-        self.bench = tools.Bench(tokenizer, folder, on_turn=lambda episode: self.desk.update(episode), **options)
+        self.bench = tools.Bench(tokenizer, folder, **options)
         self.now = 0.0
         self.desk = TurnJudging(
             SessionJudge(judge=judge, kind="score", workers=workers, batch=1),
@@ -70,15 +69,13 @@ class Desk:
             votes=self.bench.service.votes,
             clock=lambda: self.now,
         )
-        for episode in self.bench.service.unused:
+        for episode in (*self.bench.service.unused, *self.bench.service.open_episodes()):
             self.desk.put(episode)
-        for episode in self.bench.service.open_episodes():
-            self.desk.update(episode)
+        self.bench.service.on_session = self.desk.put
         self.talk = self.bench.talk
 
     def end(self, name: str, *final: str) -> None:
         self.bench.service.end(name, tuple(tools.message(text) for text in final))
-        self.desk.put(self.bench.episodes[-1])
 
     def close(self) -> None:
         self.judge.gate.set()

@@ -31,8 +31,8 @@ from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.config import RunConfig  # noqa: E402
+from turngym.trainers.live.judging import make_session_judge  # noqa: E402
 from turngym.trainers.live.run import _algorithm, build  # noqa: E402
-from turngym.trainers.live.turns import make_session_judge  # noqa: E402
 from turngym.trainers.losses import TruncatedImportance  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
 
@@ -64,9 +64,7 @@ def test_staleness_reaches_the_loss_and_the_buffer(tmp_path: Path) -> None:
     assert isinstance(loss, TruncatedImportance)
     assert (loss.cap, loss.loss.dual_clip) == (1.5, 3.0)
     assert training.algorithm.settings["staleness"] == 3
-    assert training._source is not None
-    assert (training._source._staleness, training._source._newest_first) == (3, True)
-    assert training.trainer is not None
+    assert (training.source._staleness, training.source._newest_first) == (3, True)
     assert training.trainer.algorithm is training.algorithm
     training.stop()
     service.close()
@@ -211,7 +209,7 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
     [
         ({"host": "0.0.0.0"}, "set a key in TURNGYM_PROXY_KEY"),
         ({"batch_turns": 0}, "needs at least 1"),
-        ({"judging": JudgeOptions(judge="rules")}, "do not have"),
+        ({"judging": JudgeOptions(judge="rules")}, "judges are: auto, words, model:FOLDER"),
         ({"judging": JudgeOptions(judge="orakel")}, "unknown judge"),
         ({"algorithm": "opd"}, "name its folder with --teacher"),
     ],
@@ -291,17 +289,15 @@ def test_the_options_of_a_judge_behind_a_url(tmp_path: Path) -> None:
     made = make_session_judge(config, _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert made is not None
     judge: Any = made.judge
-    assert (judge.parallel, judge.timeout, judge.tries, judge.votes) == (12, 7.5, 2, 4)
+    client = judge._client
+    assert (client.parallel, client.deadline, client.retries, judge.options.judge_votes) == (12, 7.5, 1, 4)
     assert (made.workers, made.batch) == (3, 1)  # 3 turns with 4 votes each are 12 votes at a time
     words = make_session_judge(options(tmp_path), _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert words is not None
     assert (words.workers, words.batch) == (1, 16)
-    assert words.use == "override"
-    both = options(tmp_path, judging=judging, algorithm="prm-opd", feedback="vote")
+    both = options(tmp_path, judging=judging, algorithm="prm-opd")
     asked = make_session_judge(both, _algorithm(both, None), None, 64)  # type: ignore[arg-type]
     assert asked is not None
     # two questions with 4 votes each about one turn are 8 of 12
-    assert (asked.workers, asked.batch, asked.kind, asked.use) == (1, 1, "both", "vote")
+    assert (asked.workers, asked.batch, asked.kind) == (1, 1, "both")
     assert asked.enhance is not None
-    with pytest.raises(TurngymError, match="judge_tries 0"):
-        JudgeOptions(judge_tries=0)

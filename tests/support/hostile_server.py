@@ -16,6 +16,7 @@ import numpy as np
 
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.model_judges import HttpJudge
+from turngym.agents.options import JudgeOptions
 from turngym.agents.sglang.client import Connection, ServerError, SglangSettings
 from turngym.envs.core.protocols import JudgeRequest
 from turngym.retrieval.client import HttpRetriever
@@ -159,7 +160,7 @@ def ask_endpoint(url: str, loop: LoopThread, seconds: float) -> str:
 
 
 def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
-    judge = HttpJudge(url=url, votes=2, timeout=seconds, tries=1)
+    judge = HttpJudge(options=JudgeOptions(judge=url, judge_votes=2, judge_timeout=seconds, judge_tries=1))
     [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
     judge.close()
     return found.error if found.votes == (None, None) else ""

@@ -13,8 +13,8 @@ import numpy as np
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.openai_api import read_request
-from turngym.agents.proxy.service import Finished, ProxyService
-from turngym.agents.proxy.turn_records import ChatMessage
+from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 from turngym.envs.core.task import Task, Verdict
@@ -128,7 +128,7 @@ class Bench:
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
         # tests that are not about them: a request without a session is a side turn
         options.setdefault("unnamed", "side")
-        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn", "on_feedback", "share")
+        names = ("temperature", "seed", "resumed_from", "max_context", "share")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)
         self.service = ProxyService(
@@ -136,10 +136,16 @@ class Bench:
             self.renderer,
             folder,
             ProxySettings(**options),
-            on_episode=self.episodes.append,
+            learns=True,
             clock=lambda: self.now,
             **service,
         )
+        self.service.on_session = self.note
+
+    def note(self, episode: Episode) -> None:
+        """Keep a session that has ended."""
+        if episode.meta["ended"] != "open":
+            self.episodes.append(episode)
 
     def request(self, messages: Sequence[Any], session: str | None = None, client: str = "", **fields: Any) -> Any:
         body = {"messages": [as_dict(m) for m in messages], **fields}
@@ -150,10 +156,10 @@ class Bench:
     def begin(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Any:
         return self.service.begin(self.request(messages, session, **fields))
 
-    def ask(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Finished:
-        finished = self.begin(messages, session, **fields).wait(20)
-        assert finished is not None
-        return finished
+    def ask(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> TurnRecord:
+        record = self.begin(messages, session, **fields).wait(20)
+        assert isinstance(record, TurnRecord)
+        return record
 
     def talk(self, session: str, turns: int, first: str = "hello", **fields: Any) -> list[Any]:
         """`turns` turns; the messages afterwards, the last answer included."""

@@ -7,7 +7,8 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.judges import BothQuestions, RuleJudge, WordJudge, make_judge
+from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
+from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
 from turngym.agents.options import JudgeOptions
 from turngym.envs.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judged import judged
@@ -23,22 +24,15 @@ def test_one_judge_is_asked_once_about_both() -> None:
             calls.append([request.kind for request in requests])
             return super().judge(requests)
 
-    judge = Counting(lambda request: (f"{request.kind} {request.name}", None))
+    judge = Counting(lambda request: (f"{request.kind} {request.name}", *([None] if request.kind == "hint" else [])))
     other = JudgeRequest(name="b", kind="both", response="x", next_state="y")
-    found = BothQuestions(score=judge, hint=judge).judge([REQUEST, other])
+    found = BothQuestions(one=judge).judge([REQUEST, other])
     assert calls == [["score", "score", "hint", "hint"]]
     assert [judgment.votes for judgment in found] == [
         (joined("score a", "hint a"), None),
         (joined("score b", "hint b"), None),
     ]
     assert found[0].error == "it is asleep"
-
-
-def test_two_judges_are_each_asked_their_own() -> None:
-    score, hint = tools.Says(lambda request: ("s",)), tools.Says(lambda request: ("h", "more"))
-    found = BothQuestions(score=score, hint=hint).judge([REQUEST])
-    assert found[0].votes == (joined("s", "h"), joined(None, "more"))
-    assert [request.kind for request in score.asked + hint.asked] == ["score", "hint"]
 
 
 def test_answers_come_apart_as_they_were_put_together() -> None:
@@ -68,8 +62,7 @@ def test_a_turn_gets_scores_from_one_half_and_the_hint_from_the_other(make_episo
 
 
 def test_words_answer_both() -> None:
-    words = WordJudge()
-    vote = BothQuestions(score=words, hint=words).judge([REQUEST])[0].votes[0]
+    vote = BothQuestions(one=WordJudge()).judge([REQUEST])[0].votes[0]
     assert vote is not None
     score, hint = separate(vote)
     assert score is not None
@@ -80,7 +73,6 @@ def test_words_answer_both() -> None:
 
 @pytest.mark.parametrize("name", ["rules", "expert", "auto"])
 def test_the_judge_of_a_name_is_asked_twice(name: str) -> None:
-    judge: Any = make_judge(JudgeOptions(judge=name), "both", make_env=lambda: None)
+    judge: Any = make_judge(JudgeOptions(judge=name), "both", ENV_JUDGES, make_env=lambda: None)
     assert isinstance(judge, BothQuestions)
-    assert judge.score is judge.hint
-    assert isinstance(judge.score, RuleJudge) == (name == "rules")
+    assert isinstance(judge.one, RuleJudge) == (name == "rules")

@@ -9,7 +9,7 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.judges import AttemptJudge, RuleJudge
+from turngym.agents.judges.env_judges import AttemptJudge, RuleJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import judge_episodes, majority, read_score, requests
@@ -24,8 +24,8 @@ def play(make_episode: Make, count: int, **more: Any) -> Episode:
     return tools.with_texts(episode, [f"see {n}" for n in range(count)], "the end", **more)
 
 
-def scores(episode: Episode, **settings: bool) -> list[int]:
-    return [RuleJudge(**settings).score(episode, turn)[0] for turn in episode.turns]
+def scores(episode: Episode) -> list[int]:
+    return [RuleJudge().score(episode, turn)[0] for turn in episode.turns]
 
 
 def test_verdicts_and_rewards_decide(make_episode: Make) -> None:
@@ -52,7 +52,6 @@ def test_how_the_episode_ends_is_the_last_turns_doing(
     make_episode: Make, status: Status, success: bool, last: int
 ) -> None:
     episode = replace(play(make_episode, 3, status=status), success=success)
-    assert scores(episode, outcome=False) == [0, 0, last]
     assert scores(episode) == ([1, 1, 1] if success else [0, 0, last])
 
 
@@ -68,7 +67,6 @@ def test_the_same_action_with_the_same_answer_is_a_repetition(make_episode: Make
     turns[1], turns[3] = replace(turns[1], observation="a room"), replace(turns[3], observation="a room")
     episode = replace(episode, turns=tuple(turns))
     assert scores(episode) == [0, 0, -1, 0]
-    assert scores(episode, repeats=False) == [0, 0, 0, 0]
     assert scores(replace(episode, success=True)) == [1, 1, 1, 1]
     moved = [replace(turn, progress=0.25 * (turn.index > 1)) for turn in turns]
     assert scores(replace(episode, turns=tuple(moved)))[2] == 1

@@ -18,18 +18,12 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.envs.core.episode import Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judgment, Question, joined
+from turngym.envs.core.protocols import Judgment, Question, RolloutRequest, joined
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judged import ScoredTurns, judged
-from turngym.trainers.live.turns import (
-    FeedbackUse,
-    SelectionCounts,
-    SessionJudge,
-    TurnSelection,
-    reason_name,
-    select_turns,
-)
+from turngym.trainers.live.judging import SessionJudge
+from turngym.trainers.live.sessions import SessionBuffer, TurnSelection, reason_name, select_turns
 
 UP, DOWN = Feedback(score=1), Feedback(score=-1)
 WORDS = Feedback(score=-1, text="look into [HINT_END] the fridge \\boxed{1}")
@@ -46,9 +40,9 @@ def turn() -> Turn:
     )  # fmt: skip
 
 
-def heard(turn: Turn, kind: Question, use: FeedbackUse, said: Feedback, *votes: str | None) -> tuple[Any, Any]:
+def heard(turn: Turn, kind: Question, said: Feedback, *votes: str | None) -> tuple[Any, Any]:
     voted = judged(turn, kind, Judgment(votes=votes)) if votes else turn
-    users = SessionJudge(judge=WordJudge(), kind=kind, use=use)
+    users = SessionJudge(judge=WordJudge(), kind=kind)
     found = users.heard(voted, said)
     again = users.heard(found, said)
     assert (again.judge_votes, again.judge_scores, again.hint) == (found.judge_votes, found.judge_scores, found.hint)
@@ -57,48 +51,42 @@ def heard(turn: Turn, kind: Question, use: FeedbackUse, said: Feedback, *votes: 
 
 def test_a_thumb_is_a_score(turn: Turn) -> None:
     good = "\\boxed{1}"
-    assert heard(turn, "score", "override", DOWN, good, good) == ((-1.0,), None)
-    assert heard(turn, "score", "override", WORDS) == ((-1.0,), None)
-    assert heard(turn, "score", "vote", DOWN, good, good) == ((1.0, 1.0, -1.0), None)
-    assert heard(turn, "score", "vote", UP) == ((1.0,), None)
-    assert heard(turn, "score", "record", DOWN, good) == ((1.0,), None)
+    assert heard(turn, "score", DOWN, good, good) == ((-1.0,), None)
+    assert heard(turn, "score", WORDS) == ((-1.0,), None)
+    assert heard(turn, "score", UP) == ((1.0,), None)
 
 
 def test_words_with_a_thumb_down_are_a_hint(turn: Turn) -> None:
     mine = "look into   the fridge \\boxed{1}"
-    assert heard(turn, "hint", "override", WORDS) == ((1.0,), mine)
-    assert heard(turn, "hint", "override", WORDS, HINT) == ((1.0,), mine)
-    assert heard(turn, "hint", "override", UP, HINT) == ((-1.0,), None)
+    assert heard(turn, "hint", WORDS) == ((1.0,), mine)
+    assert heard(turn, "hint", WORDS, HINT) == ((1.0,), mine)
+    assert heard(turn, "hint", UP, HINT) == ((-1.0,), None)
     # a thumb alone is no hint, and neither are a few letters
-    assert heard(turn, "hint", "override", DOWN, HINT) == ((1.0,), "go to the drawer first")
-    assert heard(turn, "hint", "override", Feedback(score=-1, text="no good"), HINT)[1] == "go to the drawer first"
-    assert heard(turn, "hint", "vote", WORDS, "\\boxed{-1}") == ((-1.0, 1.0), mine)
+    assert heard(turn, "hint", DOWN, HINT) == ((1.0,), "go to the drawer first")
+    assert heard(turn, "hint", Feedback(score=-1, text="no good"), HINT)[1] == "go to the drawer first"
 
 
 def test_both_questions_take_what_the_user_answered(turn: Turn) -> None:
     vote = joined("\\boxed{1}", HINT)
     mine = "look into   the fridge \\boxed{1}"
-    assert heard(turn, "both", "override", WORDS, vote) == ((-1.0,), mine)
-    assert heard(turn, "both", "override", DOWN, vote, vote) == ((-1.0, -1.0), "go to the drawer first")
-    assert heard(turn, "both", "override", DOWN) == ((-1.0,), None)
-    assert heard(turn, "both", "override", UP, vote) == ((1.0,), None)
-    assert heard(turn, "both", "vote", UP, vote) == ((1.0, 1.0), "go to the drawer first")
+    assert heard(turn, "both", WORDS, vote) == ((-1.0,), mine)
+    assert heard(turn, "both", DOWN, vote, vote) == ((-1.0, -1.0), "go to the drawer first")
+    assert heard(turn, "both", DOWN) == ((-1.0,), None)
+    assert heard(turn, "both", UP, vote) == ((1.0,), None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "use", "said", "settled"),
+    ("kind", "said", "settled"),
     [
-        ("score", "override", DOWN, True),
-        ("score", "vote", DOWN, False),
-        ("score", "record", DOWN, False),
-        ("hint", "override", DOWN, False),
-        ("hint", "override", WORDS, True),
-        ("both", "override", UP, True),
-        ("both", "override", DOWN, False),
+        ("score", DOWN, True),
+        ("hint", DOWN, False),
+        ("hint", WORDS, True),
+        ("both", UP, True),
+        ("both", DOWN, False),
     ],
 )
-def test_when_the_judge_need_not_be_asked(kind: Any, use: Any, said: Feedback, settled: bool) -> None:
-    assert SessionJudge(judge=WordJudge(), kind=kind, use=use).settles(said) == settled
+def test_when_the_judge_need_not_be_asked(kind: Any, said: Feedback, settled: bool) -> None:
+    assert SessionJudge(judge=WordJudge(), kind=kind).settles(said) == settled
 
 
 @pytest.fixture
@@ -128,27 +116,32 @@ def test_each_turn_has_its_fate_and_its_reason(episode: Any) -> None:
 
 
 def test_ages_and_reasons_are_counted(episode: Any) -> None:
-    learned = SelectionCounts(now=lambda: 150.0)
-    two = [select_turns(episode, ScoredTurns()), select_turns(episode, None)]
-    ages = learned.take(6, [episode, episode], two)
-    # versions 3, and 3, 0, 0, against 5; seconds 100, and 100, 90, and one that is not known
-    assert ages == {
-        "versions_behind_mean": 3.5,
-        "versions_behind_max": 5,
-        "age_s_mean": pytest.approx(96.667),
-        "age_s_max": 100.0,
-    }
-    assert learned.ages == ages
-    learned.leave_out([TurnSelection(trained=(), left_out={0: "sampled at temperature 0.5"})])
-    assert learned.reasons == {
-        "no next state": 1,
-        "sampled at another temperature": 1,
-        "the judge failed": 1,
-        "too old": 2,
-    }
-    assert learned.ages == ages
-    text = prometheus({"left_out": learned.reasons, "training": ages})
-    assert 'turngym_left_out{name="too old"} 2\n' in text
+    written: list[Any] = []
+
+    class Engine:
+        def pause(self) -> None: ...
+
+        def resume(self) -> None: ...
+
+    engine: Any = Engine()
+    buffer = SessionBuffer(
+        engine=engine, publish=lambda version: None, select=None, record=written.append, now=lambda: 150.0
+    )
+    cold = replace(episode.turns[3], excluded="sampled at temperature 0.5")
+    buffer.put_judged([replace(episode, turns=(*episode.turns[:3], cold))])
+    assert len(buffer(RolloutRequest(step=6, episodes=1, max_turns=9))) == 1
+    # versions 3 and 0 against 5; seconds 100 and 90
+    ages = {"versions_behind_mean": 3.5, "versions_behind_max": 5, "age_s_mean": 95.0, "age_s_max": 100.0}
+    assert {name: buffer.as_json()[name] for name in ages} == ages
+    (record,) = written
+    assert {name: record[name] for name in ages} == ages
+    task = episode.task.task_id
+    assert record["turns"][task]["trained"] == [0, 1]
+    assert record["turns"][task]["left_out"] == {"2": "4 versions old", "3": "sampled at temperature 0.5"}
+    left_out = buffer.left_out_counts()
+    assert left_out == {"sampled at another temperature": 1, "too old": 1}
+    text = prometheus({"left_out": left_out, "training": buffer.as_json()})
+    assert 'turngym_left_out{name="too old"} 1\n' in text
     assert "turngym_training_age_s_max 100\n" in text
 
 

@@ -12,9 +12,7 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents.judges import (
-    judges,
-)
+from turngym.agents.judges import env_judges
 from turngym.trainers import (
     batch,
     critic,
@@ -99,7 +97,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     ),
     judge_targets: ("judge_targets",),
     prm_opd: ("prm_opd",),
-    judges: ("judge_rules",),
+    env_judges: ("judge_rules",),
     step_metrics: (
         "step_metrics",
         "research_metrics",
@@ -116,8 +114,7 @@ ELSEWHERE = (
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),
-    *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_model_judge"),
-    *("_http_judge", "_expert_judge", "TimedJudge.", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
+    *("ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""

@@ -36,7 +36,7 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
         algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), DISTILL, RUN),
         collect=JudgedCollect(
             collect=toy.Sampled(student),
-            judge=BothQuestions(score=judge, hint=judge),
+            judge=BothQuestions(one=judge),
             kind="both",
             enhance=tools.whispered,
         ),

@@ -62,9 +62,6 @@ class ServeProxy:
     """With --staleness: truncated importance sampling."""
     order: Literal["oldest", "newest"] = "oldest"
     """Which of the sessions that are ready a step takes first."""
-    feedback: Literal["override", "vote", "record"] = "override"
-    """What users' feedback (POST /v1/feedback) does: it counts in place of the judge's votes (`override`), as one more
-    of them (`vote`), or is only written down (`record`)."""
     proxy: ProxySettings = field(default_factory=ProxySettings)
     run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -1,32 +1,26 @@
 """How a proxy that learns is put together: what answers, what trains beside it, and how both share the weights.
 
 `build` is read first: it loads the models and connects a `ProxyService`, which answers clients and records turns, with
-a `Training`, whose thread takes the sessions that have ended and been judged. `Serving` says what answers while the
-student learns: the student itself, a copy of it in this or another process, or servers.
+a `Training`, whose thread takes the sessions that have ended and been judged. `trainers.live.serving` says what answers
+while the student learns.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from turngym.agents.executor.engine_process import EngineProcess
-from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.conversation import ChatListRenderer
-from turngym.agents.proxy.engine_queue import ServingCopy
-from turngym.agents.proxy.judging import SessionBuffer, TurnJudging
-from turngym.agents.proxy.restore import usage_record, votes_record
+from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.sessions import Feedback, Outcome
+from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.open_servers import eval_policy, train_policy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
@@ -34,136 +28,61 @@ from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.config import ServeProxy, named
-from turngym.trainers.live.turns import SelectionCounts, SessionJudge, make_session_judge, select_turns
-from turngym.trainers.lora import adapter_identity, add_adapters
+from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
+from turngym.trainers.live.serving import Serving, open_engine
+from turngym.trainers.live.sessions import SessionBuffer
+from turngym.trainers.lora import adapter_identity
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import NoProgress
 from turngym.trainers.schedule import truncated
-from turngym.trainers.scorer import ModelWeights, load_student
+from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
 from turngym.trainers.train_loop import Trainer
-
-# What answers the proxy's clients, and how it gets new weights.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """The engine that answers, and how it gets new weights."""
-
-    engine: Any
-    kind: str
-    """`process`, `copy`, `student` or `servers`."""
-    live: bool
-    """Whether it answers while the student learns."""
-    set_version: Callable[[int], None]
-    """Called with the version of the student's weights when there are new ones."""
-    copied: ServingCopy | None = None
-    close: Callable[[], None] = lambda: None
-
-    def as_json(self) -> dict[str, Any]:
-        more = {} if self.copied is None else self.copied.as_json()
-        return {"from": self.kind, "version": self.engine.policy_version, **more}
-
-
-def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
-    """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
-
-    If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
-    Raises TurngymError if the model cannot be served or adapted as the options say.
-    """
-    if not config.swap_wait >= 0:
-        raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
-    kind = _kind(config, model)
-    served = copy.deepcopy(model).requires_grad_(False) if kind in ("process", "copy") else None
-    if config.train and config.lora.rank:
-        add_adapters(model, config.lora, base=str(Path(config.student).expanduser().resolve()), seed=config.run.seed)
-    if kind == "servers":
-        return _servers(config, model, tokenizer, max_length)
-    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
-    if served is None:
-        engine = LocalEngine(model, **settings)
-        return Serving(engine=engine, kind=kind, live=False, set_version=engine.weights_changed)
-    copied_engine: Any
-    if kind == "process":
-        copied_engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
-        close = copied_engine.close
-    else:
-        copied_engine = LocalEngine(served, **settings)
-        close = lambda: None  # noqa: E731
-    copied = ServingCopy(engine=copied_engine, copy=served, weights=ModelWeights(model), patience=config.swap_wait)
-    return Serving(engine=copied_engine, kind=kind, live=True, set_version=copied.publish, copied=copied, close=close)
-
-
-def _kind(config: ServeProxy, model: Any) -> str:
-    if config.servers.policy_server:
-        return "servers"
-    if not config.train:
-        return "student"
-    if config.serve_from != "auto":
-        return config.serve_from
-    return "process" if next(model.parameters()).device.type == "cpu" else "copy"
-
-
-def _servers(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None) -> Serving:
-    if not config.train:
-        fixed = eval_policy(config.servers, config.student, tokenizer, max_length)
-        return Serving(engine=fixed, kind="servers", live=False, set_version=lambda _: None)
-    live = config.serve_from != "student"
-    engine = train_policy(
-        config.servers, model, tokenizer, max_length, config.out, weights=ModelWeights(model), live=live
-    )
-    return Serving(engine=engine, kind="servers", live=live, set_version=engine.weights_changed, close=engine.close)
-
-
-# Training beside a proxy.
 
 SESSIONS = "sessions.jsonl"
 """Judged sessions, as a trace."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Training:
-    """One trainer on one proxy's sessions."""
+    """One trainer on one proxy's sessions. What an earlier process left unused is taken in when it is made."""
 
-    out: Path
-    algorithm: Algorithm
-    resume: bool
-    trainer: Trainer | None = None
-    error: str = ""
-    """Why training ended early."""
-    finished: bool = False
-    """Whether all steps are done."""
-    step: int = 0
-    """Training steps behind the weights that answer."""
-    _service: ProxyService | None = field(default=None, init=False)
-    _serving: Serving | None = field(default=None, init=False)
-    _source: SessionBuffer | None = field(default=None, init=False)
-    _judge: SessionJudge | None = field(default=None, init=False)
-    _selection_counts: SelectionCounts = field(default_factory=SelectionCounts, init=False)
-    _judging: TurnJudging | None = field(default=None, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _trace: TraceWriter | None = field(default=None, init=False)
+    trainer: Trainer
+    """Set by `build`, before `start`."""
 
-    def connect(
-        self, service: ProxyService, judge: SessionJudge | None, serving: Serving, config: ServeProxy
-    ) -> SessionBuffer:
-        """Make the source that the trainer collects from; what an earlier process left unused goes into it first."""
-        self._service, self._serving = service, serving
-        judged = self._judged_before({episode.task.task_id for episode in service.unused})
-        self._trace = TraceWriter(self.out / SESSIONS)
-        self._source = SessionBuffer(
-            count_trainable=self._usable,
-            pause_engine=service.engine.pause,
-            resume_engine=service.engine.resume,
-            set_version=serving.set_version,
-            live=serving.live,
-            on_sessions=self._written,
+    def __init__(
+        self,
+        service: ProxyService,
+        serving: Serving,
+        judge: SessionJudge | None,
+        algorithm: Algorithm,
+        config: ServeProxy,
+        *,
+        step: int,
+        resume: bool,
+    ) -> None:
+        self.algorithm, self.resume, self.step = algorithm, resume, step
+        self.error = ""
+        """Why training ended early."""
+        self.finished = False
+        """Whether all steps are done."""
+        self._serving, self._judge = serving, judge
+        self._thread: threading.Thread | None = None
+        path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
+        found = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
+        before = {one.task.task_id: one for one in found if one.task.task_id in unused}
+        self._trace = TraceWriter(path)
+        self.source = SessionBuffer(
+            engine=service.engine,
+            publish=lambda version: serving.publish(version, service.engine),
+            select=algorithm.select,
+            record=service.recorder.write,
             batch_turns=config.batch_turns,
+            live=serving.live,
             staleness=config.staleness,
             newest_first=config.order == "newest",
         )
+        self._judging: TurnJudging | None = None
         if judge is not None:
-            self._judge = judge
             self._judging = TurnJudging(
                 judge,
                 on_votes=lambda *said: service.recorder.write(votes_record(*said)),
@@ -172,43 +91,42 @@ class Training:
                 feedback=service.feedback_before,
             )
         for episode in service.unused:
-            if episode.task.task_id in judged:
-                self._source.put_judged([self._amended(judged[episode.task.task_id], service.feedback_before)])
-            else:
+            if (judged := before.get(episode.task.task_id)) is None:
                 self.put(episode)
+                continue
+            for (key, turn), said in service.feedback_before.items():
+                # a user may have said so after the session was judged
+                if judge is not None and key == judged.task.task_id:
+                    judged = judge.amended(judged, turn, said)
+            self.source.put_judged([judged])
         for episode in service.open_episodes():
-            self.turn(episode)
+            self.put(episode)
         service.unused = []
-        return self._source
-
-    def turn(self, episode: Episode) -> None:
-        """Take in a session that has another turn."""
-        if self._judging is not None and not self.finished:
-            self._judging.update(episode)
+        service.on_session, service.heard.tell = self.put, self.feedback
 
     def put(self, episode: Episode) -> None:
-        """Take in a session that has ended."""
-        if self._source is None or self.finished:
+        """Take in a session that has another turn, or has ended."""
+        if self.finished:
             return
-        if self._judging is None:
-            self._judged(episode)
-        else:
+        if self._judging is not None:
             self._judging.put(episode)
+        elif episode.meta["ended"] != "open":
+            self._judged(episode)
 
-    def feedback(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> Outcome:
+    def feedback(self, place: Place, feedback: Feedback | None, is_open: bool) -> FeedbackStatus:
         """Take in a user's feedback on a turn; None takes it back, because the turn was answered anew."""
-        if self._source is None or self._judging is None or self._judge is None or self._judge.use == "record":
-            return "recorded"
-        if self._judging.hear(key, turn, feedback, is_open):
-            return "counted"
         judge = self._judge
-        ready = feedback is not None and self._source.amend(key, lambda one: judge.amended(one, turn, feedback))
+        if self._judging is None or judge is None:
+            return "recorded"
+        if self._judging.hear(place, feedback, is_open):
+            return "counted"
+        key, turn = place
+        ready = feedback is not None and self.source.amend(key, lambda one: judge.amended(one, turn, feedback))
         return "counted" if ready else "late"
 
     def updated(self, step: int) -> None:
         """Called by the trainer when it has changed the weights."""
-        assert self._source is not None
-        self._source.updated(step)
+        self.source.updated(step)
         # after it: whoever reads the step finds its weights being served
         self.step = step
 
@@ -221,30 +139,19 @@ class Training:
         """Finish the step under way, save and end."""
         if self._judging is not None:
             self._judging.close()
-        if self._source is not None:
-            self._source.close()
+        self.source.close()
         if self._thread is not None:
             self._thread.join()
-        if self._trace is not None:
-            self._trace.close()
+        self._trace.close()
 
     def health(self) -> Mapping[str, Any]:
         state = "failed" if self.error else "finished" if self.finished else "running"
-        parts = [part.as_json() for part in (self._judging, self._source) if part is not None]
-        sessions = {name: value for part in parts for name, value in part.items()}
-        serving = {} if self._serving is None else self._serving.as_json()
-        told = {
-            "state": state,
-            "algorithm": self.algorithm.name,
-            "step": self.step,
-            **sessions,
-            **self._selection_counts.ages,
-        }
-        return {"training": told, "serving": serving, "left_out": self._selection_counts.reasons}
+        judging = {} if self._judging is None else self._judging.as_json()
+        training = {"state": state, "algorithm": self.algorithm.name, "step": self.step}
+        training |= judging | self.source.as_json()
+        return {"training": training, "serving": self._serving.as_json(), "left_out": self.source.left_out_counts()}
 
     def _run(self, on_failure: Callable[[], None]) -> None:
-        assert self.trainer is not None
-        assert self._source is not None
         try:
             self.trainer.train(resume=self.resume)
             self.finished = True
@@ -258,39 +165,11 @@ class Training:
             on_failure()
         finally:
             # whatever ended training, serving goes on: the engine must not stay paused for a step that never comes
-            self._source.resume()
-
-    def _amended(self, episode: Episode, feedback: Mapping[tuple[str, int], Feedback]) -> Episode:
-        """A session that an earlier process has judged, with users' feedback on it, which may be newer."""
-        for (key, turn), said in feedback.items():
-            if key == episode.task.task_id and self._judge is not None:
-                episode = self._judge.amended(episode, turn, said)
-        return episode
-
-    def _usable(self, episode: Episode) -> int:
-        return len(select_turns(episode, self.algorithm.select).trained)
-
-    def _written(self, what: str, step: int, episodes: Sequence[Episode]) -> None:
-        assert self._service is not None
-        found = [select_turns(episode, self.algorithm.select) for episode in episodes]
-        ages = (
-            self._selection_counts.take(step, episodes, found)
-            if what == "trained"
-            else self._selection_counts.leave_out(found)
-        )
-        turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
-        self._service.recorder.write({**usage_record(what, step, episodes), "turns": turns, **ages})
+            self.source.resume()
 
     def _judged(self, episode: Episode) -> None:
-        assert self._trace is not None
-        assert self._source is not None
         self._trace.write(episode)
-        self._source.put_judged([episode])
-
-    def _judged_before(self, wanted: set[str]) -> dict[str, Episode]:
-        path = self.out / SESSIONS
-        found = iter_trace(path) if wanted and path.exists() else ()
-        return {item.task.task_id: item for item in found if isinstance(item, Episode) and item.task.task_id in wanted}
+        self.source.put_judged([episode])
 
 
 class LineProgress(NoProgress):
@@ -334,9 +213,19 @@ def build(
     stop_ids = (more,) if isinstance(more, int) else tuple(more)
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
     seed, max_context = config.run.seed, engine.max_length
+    make_service = partial(
+        ProxyService,
+        engine,
+        renderer,
+        config.out,
+        settings,
+        max_context=max_context,
+        seed=seed,
+        on_close=serving.close,
+        share=share,
+    )
     if not config.train:
-        service = ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed, share=share)
-        return service, None
+        return make_service(), None
     algorithm = _algorithm(config, tokenizer)
     scoring = {"dtype": config.teacher_dtype, "device": config.device, "max_tokens": config.run.micro_tokens}
     teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
@@ -346,25 +235,8 @@ def build(
     judge = make_session_judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
-    training = Training(out=config.out, algorithm=algorithm, resume=checkpoint is not None, step=step)
-    service = ProxyService(
-        engine,
-        renderer,
-        config.out,
-        settings,
-        max_context=max_context,
-        temperature=config.run.temperature,
-        seed=seed,
-        resumed_from=step,
-        on_episode=training.put,
-        on_turn=training.turn,
-        on_feedback=training.feedback,
-        on_close=serving.close,
-        share=share,
-    )
-    if serving.copied is not None:
-        serving.copied.queue = service.engine
-    source = training.connect(service, judge, serving, config)
+    service = make_service(temperature=config.run.temperature, learns=True, resumed_from=step)
+    training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
 
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
@@ -373,7 +245,7 @@ def build(
     training.trainer = Trainer(
         model=model,
         algorithm=algorithm,
-        collect=source,
+        collect=training.source,
         out=config.out,
         run=config.run,
         optimizer=config.optimizer,

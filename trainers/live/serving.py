@@ -1,0 +1,119 @@
+"""What answers a proxy's clients while the student learns, and how it gets new weights."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turngym.agents.executor.engine_process import EngineProcess
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.proxy.config import ProxyError
+from turngym.agents.proxy.engine_queue import EngineQueue
+from turngym.agents.sglang.open_servers import eval_policy, train_policy
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import WeightSource
+from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.lora import add_adapters
+from turngym.trainers.scorer import ModelWeights
+
+
+@dataclass(slots=True, kw_only=True)
+class Serving:
+    """The engine that answers, and how it gets new weights."""
+
+    engine: Any
+    """`weights_changed(version)` tells it that there are new ones."""
+    kind: str
+    """`process`, `copy`, `student` or `servers`."""
+    live: bool
+    """Whether it answers while the student learns."""
+    weights: WeightSource
+    """Those of the model in training."""
+    copy: Any = None
+    """The model that the engine runs, if it is a copy."""
+    patience: float = 0.5
+    """Seconds that responses being drawn get to end; then they are interrupted and continued by the new weights."""
+    clock: Callable[[], float] = time.monotonic
+    swaps: int = field(default=0, init=False)
+    last_pause: float = field(default=0.0, init=False)
+    """Seconds for which requests waited at the last swap, `patience` included."""
+    longest_pause: float = field(default=0.0, init=False)
+
+    def publish(self, version: int, queue: EngineQueue) -> None:
+        """Put the student's weights as they are now in place, as `version`; `queue` is in front of the engine.
+
+        Adapters are merged before the queue is paused, so that a copy waits for the copying alone. Called in the
+        trainer's thread between two updates. Raises ProxyError where the copy has other parameters.
+        """
+        if self.copy is None:
+            self.engine.weights_changed(version)
+            return
+        new, own = dict(self.weights.named_weights()), dict(self.copy.named_parameters())
+        if new.keys() != own.keys():
+            odd = sorted(new.keys() ^ own.keys())
+            raise ProxyError(f"the model in training and its serving copy differ in parameters: {', '.join(odd[:3])}")
+        began = self.clock()
+        queue.pause(self.patience)
+        try:
+            with torch.no_grad():
+                for name, value in new.items():
+                    own[name].copy_(value)
+            self.engine.weights_changed(version)
+        finally:
+            queue.resume()
+        self.swaps += 1
+        self.last_pause = self.clock() - began
+        self.longest_pause = max(self.longest_pause, self.last_pause)
+
+    def close(self) -> None:
+        """End what is not in this process; to be called when nothing is generated any more."""
+        if hasattr(self.engine, "close"):
+            self.engine.close()
+
+    def as_json(self) -> dict[str, Any]:
+        names = () if self.copy is None else ("swaps", "last_pause", "longest_pause")
+        counts = {f"{name}_s" if "pause" in name else name: getattr(self, name) for name in names}
+        return {"from": self.kind, "version": self.engine.policy_version, **counts}
+
+
+def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
+    """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
+
+    If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
+    Raises TurngymError if the model cannot be served or adapted as the options say.
+    """
+    if not config.swap_wait >= 0:
+        raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
+    kind = _kind(config, model)
+    served = copy.deepcopy(model).requires_grad_(False) if kind in ("process", "copy") else None
+    if config.train and config.lora.rank:
+        add_adapters(model, config.lora, base=str(Path(config.student).expanduser().resolve()), seed=config.run.seed)
+    engine: Any
+    live, weights = kind != "student", ModelWeights(model)
+    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
+    if kind == "servers" and not config.train:
+        engine = eval_policy(config.servers, config.student, tokenizer, max_length)
+    elif kind == "servers":
+        live = config.serve_from != "student"
+        engine = train_policy(config.servers, model, tokenizer, max_length, config.out, weights=weights, live=live)
+    elif kind == "process":
+        engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
+    else:
+        engine = LocalEngine(model if served is None else served, **settings)
+    return Serving(engine=engine, kind=kind, live=live, weights=weights, copy=served, patience=config.swap_wait)
+
+
+def _kind(config: ServeProxy, model: Any) -> str:
+    if config.servers.policy_server:
+        return "servers"
+    if not config.train:
+        return "student"
+    if config.serve_from != "auto":
+        return config.serve_from
+    return "process" if next(model.parameters()).device.type == "cpu" else "copy"

@@ -1,0 +1,244 @@
+"""From judged sessions to a training step: they wait in a `SessionBuffer` until there are enough turns.
+
+`select_turns` says which turns of a session are trained on and why the others are not; the records get both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turngym.agents.proxy.engine_queue import EngineQueue
+from turngym.agents.proxy.restore import usage_record
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import RolloutRequest
+from turngym.trainers.algorithm import EpisodeFilter
+from turngym.trainers.targets import is_trainable
+
+BACKLOG = 1024
+"""Most sessions that wait for the judge, and most that wait for the trainer; one of 3,400 ids takes 31 kB. Where
+clients are faster than the trainer, the oldest go: their turns would be many versions old."""
+STALE, TEMPERATURE = "too old", "sampled at another temperature"
+NOTHING_DRAWN = "nothing was drawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSelection:
+    """What training does with the turns of one session, by index."""
+
+    trained: tuple[int, ...]
+    left_out: dict[int, str]
+    """Index -> the reason."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"trained": list(self.trained), "left_out": {str(turn): why for turn, why in self.left_out.items()}}
+
+
+def select_turns(episode: Episode, select: EpisodeFilter | None) -> TurnSelection:
+    """The turns of a judged session that the algorithm's filter `select` keeps, and why others are left out."""
+    kept = [episode] if select is None else select([episode])
+    if kept:
+        turns = kept[0].turns
+        trained = tuple(turn.index for turn in turns if is_trainable(turn))
+        reasons = {turn.index: turn.excluded for turn in turns}
+    else:
+        # a filter that drops a session does not say why, turn by turn, unless it is asked
+        trained = ()
+        given: dict[int, str] = getattr(select, "reasons", lambda episode: {})(episode)
+        reasons = {turn.index: turn.excluded or given.get(turn.index) for turn in episode.turns}
+    left_out = {turn.index: reasons[turn.index] or NOTHING_DRAWN for turn in episode.turns if turn.index not in trained}
+    return TurnSelection(trained=trained, left_out=left_out)
+
+
+def without_stale(episode: Episode, version: int, most: int | None) -> Episode:
+    """`episode` without the turns whose oldest ids are more than `most` versions behind `version`. None keeps all."""
+    if most is None:
+        return episode
+    turns = tuple(
+        replace(turn, excluded=f"{version - turn.policy_version} versions old")
+        if turn.excluded is None and version - turn.policy_version > most
+        else turn
+        for turn in episode.turns
+    )
+    return replace(episode, turns=turns)
+
+
+def reason_name(why: str) -> str:
+    """`why` without its numbers, to be counted by."""
+    if why.endswith("versions old"):
+        return STALE
+    return TEMPERATURE if why.startswith("sampled at temperature") else why
+
+
+class SessionBuffer:
+    """Implements `RolloutSource` over live sessions; safe for several threads.
+
+    A step takes whole sessions, oldest first, until they hold `batch_turns` turns that can be trained on. From then
+    until `updated` the engine is paused, so that no answer is sampled while the weights change, unless it answers with
+    a copy of them (`live`). It is paused from the start, too, until the trainer asks for the first time (a resumed run
+    loads its weights before that).
+
+    Args:
+        engine: the queue that is paused; pausing returns when nothing is generated.
+        publish: called with the version of the weights, while the engine is paused; with `live` whenever there are
+            new ones, which it has to give to the engine.
+        select: the algorithm's filter. Sessions of which it keeps no turn are counted and left out.
+        record: writes a record of what was trained on and what was not.
+        staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
+        newest_first: a step takes the sessions that came last, not those that wait longest.
+        backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: EngineQueue,
+        publish: Callable[[int], None],
+        select: EpisodeFilter | None,
+        record: Callable[[Mapping[str, Any]], object],
+        batch_turns: int = 16,
+        backlog: int = BACKLOG,
+        live: bool = False,
+        staleness: int | None = None,
+        newest_first: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine, self._publish, self._select, self._record, self._now = engine, publish, select, record, now
+        self._batch_turns, self._backlog = batch_turns, backlog
+        self._live, self._staleness, self._newest_first = live, staleness, newest_first
+        self._version = 0
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[Episode, int]] = deque()
+        """Each with the number of turns that can be trained on."""
+        self._ready_turns = 0
+        self._paused = True
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self._ages: dict[str, float] = {}
+        engine.pause()
+
+    def put_judged(self, episodes: Iterable[Episode]) -> None:
+        """Add sessions whose turns carry a judge's votes already."""
+        for given in episodes:
+            episode = without_stale(given, self._version, self._staleness)
+            turns = len(select_turns(episode, self._select).trained)
+            if not turns:
+                self._use("unused", 0, [episode])
+            with self._changed:
+                if turns:
+                    self._ready.append((episode, turns))
+                    self._ready_turns += turns
+                    while len(self._ready) > self._backlog:
+                        self._ready_turns -= self._ready.popleft()[1]
+                        self.counts["dropped_for_age"] += 1
+                else:
+                    self.counts["nothing_to_train_on"] += 1
+                self._changed.notify_all()
+
+    def amend(self, key: str, change: Callable[[Episode], Episode]) -> bool:
+        """Change a session that waits for the trainer. Returns False if none with this key does."""
+        with self._changed:
+            for place, (episode, turns) in enumerate(self._ready):
+                if episode.task.task_id == key:
+                    changed = change(episode)
+                    self._ready[place] = changed, len(select_turns(changed, self._select).trained)
+                    self._ready_turns += self._ready[place][1] - turns
+                    self._changed.notify_all()
+                    return True
+        return False
+
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
+        """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
+
+        Raises KeyboardInterrupt once closed: the training loop then saves and stops.
+        """
+        if self._paused:
+            self._publish(request.step - 1)
+            self.resume()
+        # a new version of the student may make waiting turns too old
+        with self._changed:
+            self._version = request.step - 1
+            waiting: list[tuple[Episode, int]] = []
+            if self._staleness is not None:
+                waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
+        self.put_judged(episode for episode, _ in waiting)
+        most, turns = request.episodes, 0
+        taken: list[Episode] = []
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._ready_turns >= self._batch_turns or len(self._ready) >= most
+            )
+            if self._closed:
+                raise KeyboardInterrupt
+            while self._ready and turns < self._batch_turns and len(taken) < most:
+                episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
+                taken.append(episode)
+                turns += more
+            self._ready_turns -= turns
+            self.counts["sessions_trained"] += len(taken)
+            self.counts["turns_trained"] += turns
+        # before the update: a run resumed from an older checkpoint takes back what later steps used
+        self._use("trained", request.step, taken)
+        if not self._live:
+            self._engine.pause()
+            self._paused = True
+        return taken
+
+    def updated(self, step: int) -> None:
+        """The weights of `step` are in place: resume the engine."""
+        self._publish(step)
+        self.resume()
+
+    def close(self) -> None:
+        """Stop the trainer when it next asks. Nothing is lost: sessions that were not trained on are in the records."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.resume()
+
+    def resume(self) -> None:
+        """Resume the engine if it was paused for the trainer."""
+        if self._paused:
+            self._paused = False
+            self._engine.resume()
+
+    def left_out_counts(self) -> dict[str, int]:
+        """How many turns were left out, by reason."""
+        with self._changed:
+            return dict(sorted(self._left_out.items()))
+
+    def as_json(self) -> dict[str, Any]:
+        """What waits, what was trained on, and the ages of the last step's turns."""
+        with self._changed:
+            return {
+                "ready_sessions": len(self._ready),
+                "ready_turns": self._ready_turns,
+                **dict(sorted(self.counts.items())),
+                **self._ages,
+            }
+
+    def _use(self, kind: str, step: int, episodes: Sequence[Episode]) -> None:
+        """Count and write down what becomes of the turns of sessions that are `trained` on or `unused`."""
+        found = [select_turns(episode, self._select) for episode in episodes]
+        behind: list[float] = []
+        seconds: list[float] = []
+        for episode, one in zip(episodes, found, strict=True):
+            behind += [step - 1 - episode.turns[turn].policy_version for turn in one.trained]
+            at = episode.meta.get("at", ())
+            seconds += [self._now() - at[turn] for turn in one.trained if turn < len(at) and at[turn]]
+        ages = {
+            f"{name}_{of_all}": round(value, 3)
+            for name, values in (("versions_behind", behind), ("age_s", seconds))
+            if values
+            for of_all, value in (("mean", sum(values) / len(values)), ("max", max(values)))
+        }
+        with self._changed:
+            self._left_out.update(reason_name(why) for one in found for why in one.left_out.values())
+            self._ages = ages if kind == "trained" else self._ages
+        turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
+        self._record({**usage_record(kind, step, episodes), "turns": turns, **ages})
