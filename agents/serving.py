@@ -1,25 +1,21 @@
-"""The HTTP base of every server here: who may ask, how much, for how long, and an end that loses nothing.
+"""The HTTP base of the Flask servers (retrieval, shop, proxy, traces), in waitress: limits of connections, a good end.
 
     server = DrainingServer(retrieval_front(create_app(retriever)), host="127.0.0.1", port=8000)
     server.stop_on_signals()
     server.run()
 
-Flask applications (retrieval, shop, proxy, traces) run in waitress, ASGI applications (OpenEnv, MCP) in uvicorn. Both
-get the same rules, and what they lack is added here. One base on uvicorn was measured: a search costs as much CPU time,
-but while other processes keep all cores busy one event loop gets the share of one thread, and with 64 clients it
-answered a third to a half of the searches that waitress's threads did.
+`serving_asgi.py` has the same rules for ASGI applications in uvicorn. One base on uvicorn for all was measured: a
+search costs as much CPU time, but while other processes keep all cores busy one event loop gets the share of one
+thread, and with 64 clients it answered a third to a half of the searches that waitress's threads did.
 
 1. What a server must know of its application: `Front`, `Timeouts`.
-2. `DrainingServer` on waitress: room for new clients, time-outs of a whole request, draining.
-3. Connections of waitress, and the words in which they refuse.
-4. `AsgiServer` on uvicorn and its connections, with the same limits.
-5. `JsonBodies`: bodies that are read and checked before an ASGI application sees them.
-6. The fronts of retrieval, shop and traces; that of the proxy is in scripts/serve_proxy.py.
+2. `DrainingServer`: room for new clients, time-outs of a whole request, draining.
+3. Its connections, and the words in which they refuse.
+4. The fronts of retrieval, shop and traces; that of the proxy is in scripts/serve_proxy.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -28,23 +24,21 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.access import Access
-from turngym.agents.client_keys import ClientKeys
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
-from turngym.envs.core.settings import JsonError, strict_json
 
 if TYPE_CHECKING:
     from flask import Flask
 
     from turngym.retrieval.server import RetrievalService
 
-# Each server comes with an extra of its own, so either may be missing: its class then says what to install.
+# part of an extra: where it is missing, the server says what to install
 try:
     from waitress import wasyncore
     from waitress.adjustments import Adjustments
@@ -54,12 +48,6 @@ try:
     from waitress.task import ErrorTask, WSGITask
 except ImportError:
     HTTPChannel = HTTPRequestParser = TcpWSGIServer = ErrorTask = WSGITask = object
-try:
-    import h11
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError:
-    H11Protocol = object  # type: ignore[assignment, misc]
 
 # What a server must know of its application.
 
@@ -134,7 +122,7 @@ def room(connections: int) -> int:
     return max(min(connections, soft - 2 * BURST - SPARE_FILES), 16)
 
 
-def _url(host: str, port: int, path: str = "") -> str:
+def url_of(host: str, port: int, path: str = "") -> str:
     return f"http://[{host}]:{port}{path}" if ":" in host else f"http://{host}:{port}{path}"
 
 
@@ -167,7 +155,7 @@ class DrainingServer:
     @property
     def url(self) -> str:
         """What clients take as their base URL."""
-        return _url(self.host, self.port, self._front.path)
+        return url_of(self.host, self.port, self._front.path)
 
     def run(self) -> None:
         """Answer requests until `stop`. What is behind the application stays open: its owner closes it."""
@@ -450,361 +438,6 @@ class Channel(HTTPChannel):
             return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
-
-
-# The server of ASGI applications: uvicorn.
-#
-# By itself uvicorn lets a request take for ever to arrive, refuses work when many connections are silent, and at its
-# end closes connections whose request is on its way.
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-MAX_MESSAGE = 8 << 20
-"""Bytes of a message of a WebSocket."""
-
-
-class AsgiServer:
-    """Listens from construction on (port 0: a free one); `run` answers until a signal or `stop`."""
-
-    def __init__(
-        self,
-        app: AsgiApp,
-        *,
-        extra: str,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        drain: float = 10.0,
-        hosts: tuple[str, ...] = (),
-        timeouts: Timeouts | None = None,
-        connections: int = 1000,
-    ) -> None:
-        """`extra` names what to install where uvicorn is missing. Other arguments as `DrainingServer` has them.
-
-        Raises TurngymError if uvicorn is not installed, or the address cannot be listened on.
-        """
-        need("uvicorn", "the server", extra)
-        timeouts = timeouts or Timeouts()
-        access = access_of(host, hosts)
-        self._listener = _listen_socket(host, port)
-        self.host, self.port = host, int(self._listener.getsockname()[1])
-        config = uvicorn.Config(
-            Guarded(app, access),
-            http=type("Protocol", (LimitedProtocol,), {"timeouts": timeouts, "most": room(connections)}),
-            loop="asyncio",
-            log_level="error",
-            server_header=False,
-            h11_max_incomplete_event_size=64 * 2**10,
-            ws_max_size=MAX_MESSAGE,
-            timeout_keep_alive=int(timeouts.idle),
-            timeout_graceful_shutdown=max(1, round(drain)),
-        )
-        self._server = uvicorn.Server(config)
-
-    @property
-    def url(self) -> str:
-        """What clients take as their base URL."""
-        return _url(self.host, self.port)
-
-    def run(self) -> None:
-        """Answer until `stop` or SIGINT; then answer what was accepted."""
-        # uvicorn raises the signal again after a clean end
-        with contextlib.suppress(KeyboardInterrupt):
-            self._server.run(sockets=[self._listener])
-
-    def stop_on_signals(self) -> None:
-        """SIGTERM, too, stops this server and lets the caller go on after `run`. Call in the main thread."""
-        signal.signal(signal.SIGTERM, _interrupt)
-
-    def stop(self) -> None:
-        """Stop listening, answer what was accepted, return from `run`; safe in any thread."""
-        self._server.should_exit = True
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _listen_socket(host: str, port: int) -> socket.socket:
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
-    listener.setblocking(False)
-    # asyncio sets it only on sockets that name their protocol; without it the body of every answer on a connection that
-    # stays open waits 40 ms for the client to acknowledge the headers
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-class Guarded:
-    """An ASGI application behind the rule of `access`: 403 for what it refuses, WebSockets included."""
-
-    def __init__(self, app: AsgiApp, access: Access) -> None:
-        self.app, self.access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = None if scope["type"] == "lifespan" else self._refusal(scope["headers"])
-        if refusal is None:
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await refuse(send, 403, refusal)
-        else:
-            # before it is accepted, a WebSocket is an HTTP request: closing it answers 403
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal[:100]})
-
-    def _refusal(self, headers: list[tuple[bytes, bytes]]) -> str | None:
-        found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
-        for name, value in headers:
-            if name in found:
-                found[name].append(value.decode("latin-1"))
-        host, origin = (", ".join(values) if values else None for values in found.values())
-        return self.access.refusal(host, origin)
-
-
-CLOSE = (b"connection", b"close")
-PIECE = 4 * 2**10
-"""Bytes of headers that are parsed at a time: h11 looks at their limit only between two pieces."""
-
-
-class LimitedProtocol(H11Protocol):
-    """One connection with a time for each request and room for new clients. uvicorn calls the public methods."""
-
-    timeouts = Timeouts()
-    most = 1000
-    timer: asyncio.TimerHandle | None = None
-    """Ends a request that does not arrive."""
-    leaving = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.heard = time.monotonic()
-        # the first byte has to come, too
-        self._arm()
-        if len(self.connections) > self.most:
-            self._make_room()
-
-    def data_received(self, data: bytes) -> None:
-        self.heard = time.monotonic()
-        while data:
-            if self.transport.is_closing() or self.transport.get_protocol() is not self:
-                return
-            size = PIECE if self.conn.their_state is h11.IDLE else len(data)
-            super().data_received(data[:size])
-            data = data[size:]
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            if self.timer is None:
-                self._arm()
-        else:
-            self._disarm()
-        if self.leaving and self.cycle is not None:
-            self.cycle.keep_alive = False
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        names = {name for name, _ in self.headers or ()}
-        if {b"content-length", b"transfer-encoding"} <= names and CLOSE not in self.headers:
-            # as `Parser` does: answered, and then closed
-            self.headers.append(CLOSE)
-
-    def on_response_complete(self) -> None:
-        self._disarm()
-        super().on_response_complete()
-
-    def handle_websocket_upgrade(self, event: Any) -> None:
-        self._disarm()
-        super().handle_websocket_upgrade(event)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        self.leaving = True
-        if self.silent():
-            # what was sent before the end began may not have been read yet
-            self.loop.call_later(FRESH, self._close_silent)
-        else:
-            super().shutdown()
-
-    def send_400_response(self, msg: str) -> None:
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()
-            return
-        body = json.dumps({"error": msg}).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def silent(self) -> bool:
-        """Whether no request is in work."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def _make_room(self) -> None:
-        silent = [other for other in self.connections if isinstance(other, LimitedProtocol) and other.silent()]
-        victim = min(silent, key=lambda other: other.heard, default=self)
-        # it leaves by itself only after this turn of the loop, in which others may come
-        self.connections.discard(victim)
-        victim.transport.abort()
-
-    def _close_silent(self) -> None:
-        if not self.transport.is_closing() and self.silent():
-            super().shutdown()
-
-    def _arm(self) -> None:
-        self._disarm()
-        self.timer = self.loop.call_later(self.timeouts.receive, self.transport.abort)
-
-    def _disarm(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-# Bodies of an ASGI application, read before it: whole, in time, of a bounded size, and strict JSON.
-#
-# Frameworks read JSON as Python does, NaN and half surrogate pairs included, and then fail to write an answer about it.
-
-
-class _Refused(Exception):
-    """A body that the application does not see: status and one line."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class JsonBodies:
-    """ASGI middleware: a body that is no JSON gets 400, of another content type 415, too large 413, too slow 408.
-
-    Messages of a WebSocket that are no JSON are answered with `complaint(text)` and never reach the application.
-    """
-
-    def __init__(
-        self,
-        app: AsgiApp,
-        *,
-        max_body: int = 8 << 20,
-        seconds: float = 60.0,
-        complaint: Callable[[str], str] = lambda text: json.dumps({"error": text}),
-    ) -> None:
-        self.app, self.max_body, self.seconds, self.complaint = app, max_body, seconds, complaint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await self.app(scope, self._messages(receive, send), send)
-            return
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            async with asyncio.timeout(self.seconds):
-                body = await self._read(receive)
-            self._check(scope, body)
-        except TimeoutError:
-            await refuse(send, 408, f"the body did not arrive in {self.seconds:g} s")
-        except _Refused as error:
-            await refuse(send, error.status, str(error))
-        except ConnectionError:
-            return
-        else:
-            await self.app(scope, _again(body, receive), send)
-
-    async def _read(self, receive: Receive) -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionError("the client went away")
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.max_body:
-                if more:
-                    await _discard(receive)
-                raise _Refused(413, f"the body is larger than {self.max_body} bytes")
-            if not more:
-                return bytes(body)
-
-    def _check(self, scope: Scope, body: bytes) -> None:
-        if not body:
-            return
-        kind = dict(scope["headers"]).get(b"content-type", b"")
-        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
-        if kind.partition(b";")[0].strip().lower() != b"application/json":
-            raise _Refused(415, "send Content-Type: application/json")
-        try:
-            strict_json(body)
-        except JsonError as error:
-            raise _Refused(400, str(error)) from None
-
-    def _messages(self, receive: Receive, send: Send) -> Receive:
-        async def read() -> Message:
-            while True:
-                message = await receive()
-                if message["type"] != "websocket.receive":
-                    return message
-                text = message.get("text")
-                try:
-                    # half surrogate pairs are let through here, for `strict_json` to refuse
-                    sent = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
-                    if isinstance(strict_json(sent), dict):
-                        return message
-                    complaint = "a message must be a JSON object"
-                except JsonError as error:
-                    complaint = str(error).replace("the body", "the message", 1)
-                await send({"type": "websocket.send", "text": self.complaint(complaint)})
-
-        return read
-
-
-async def refuse(send: Send, status: int, text: str) -> None:
-    """Answer with one line of JSON; the connection ends, because not all of the body may have been read."""
-    body = json.dumps({"error": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _discard(receive: Receive) -> None:
-    """Read what is left of a body, as long as `LINGER` allows."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
-            while (await receive()).get("more_body", False):
-                pass
-
-
-CLIENT = "turngym.client"
-"""Where an ASGI scope has the name of the client whose key came with the request."""
-
-
-class KeyedClients:
-    """ASGI middleware: 401 without a client's key; the application reads in `scope[CLIENT]` whose it was."""
-
-    def __init__(self, app: AsgiApp, keys: ClientKeys) -> None:
-        self.app, self.keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            client = self.keys.client_of(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
-            if client is None:
-                await refuse(send, 401, "the key is missing or wrong: send Authorization: Bearer KEY")
-                return
-            scope = {**scope, CLIENT: client}
-        await self.app(scope, receive, send)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """`receive` that gives the body once more, and then waits for the client to go away."""
-    left = [body]
-
-    async def read() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
-
-    return read
 
 
 # The fronts of the Flask applications.

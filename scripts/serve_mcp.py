@@ -20,7 +20,7 @@ import tyro
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
-from turngym.agents.serving import AsgiServer, JsonBodies, KeyedClients
+from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.scripts.options import Listen

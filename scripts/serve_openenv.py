@@ -17,7 +17,7 @@ import tyro
 from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.serving import AsgiServer
+from turngym.agents.serving_asgi import AsgiServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.scripts.options import Listen

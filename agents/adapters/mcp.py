@@ -18,7 +18,7 @@ from typing import Any
 
 from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed, with_call
 from turngym.agents.playing.episode_session import EpisodeSession
-from turngym.agents.serving import CLIENT
+from turngym.agents.serving_asgi import CLIENT
 from turngym.envs.channels import tagged
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError

@@ -18,7 +18,7 @@ from turngym.agents.adapters.mcp import CallError, Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.serving import AsgiServer, JsonBodies, KeyedClients
+from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.envs.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"

@@ -22,16 +22,8 @@ flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
 from turngym.agents.client_keys import ClientKeys  # noqa: E402
-from turngym.agents.serving import (  # noqa: E402
-    CLIENT,
-    AsgiServer,
-    DrainingServer,
-    Front,
-    JsonBodies,
-    KeyedClients,
-    Timeouts,
-    room,
-)
+from turngym.agents.serving import DrainingServer, Front, Timeouts, room  # noqa: E402
+from turngym.agents.serving_asgi import CLIENT, AsgiServer, JsonBodies, KeyedClients  # noqa: E402
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
-from turngym.agents.serving import JsonBodies
+from turngym.agents.serving_asgi import JsonBodies
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
