@@ -7,7 +7,7 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.play_episodes import PlayedEpisodes as PlayedEpisodes
 from .evaluation.play_episodes import play_episodes as play_episodes
 from .evaluation.play_panel import EvalResult as EvalResult
-from .evaluation.play_panel import evaluate_tasks as evaluate_tasks
+from .evaluation.play_panel import TaskEvaluation as TaskEvaluation
 from .evaluation.scores import score as score
 from .executor.options import WorkerOptions as WorkerOptions
 from .executor.workers import open_workers as open_workers

@@ -242,7 +242,7 @@ def head(
     runs: Sequence[Run], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
 ) -> Head:
     """The head of a report that `command` makes; `title` overrides the one that the runs give."""
-    envs = dict.fromkeys(task.env_id for run in runs for task in run.episodes.tasks())
+    envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     panels = dict.fromkeys(run.panel for run in runs if run.panel)
     names = [run.name for run in runs if run.training] or [run.name for run in runs]

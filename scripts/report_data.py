@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.evaluation.compare import recorded
-from turngym.agents.evaluation.scores import Outcomes
+from turngym.agents.evaluation.compare import note_settings, recorded
+from turngym.agents.evaluation.scores import Outcome, latest
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE
+from turngym.envs.core.task import Task
 from turngym.envs.core.trace import iter_trace
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Run:
     name: str
     place: int = 0
     """Position among the runs of the report; it fixes the color."""
-    episodes: Outcomes = field(default_factory=Outcomes)
+    episodes: Sequence[Outcome] = ()
     """Return, success and status of every episode."""
     points: tuple[CurvePoint, ...] = ()
     """Evaluations during training."""
@@ -51,12 +52,8 @@ class Run:
     """Lines that could not be read."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the run was asked for: its config.toml; empty without one."""
-
-    @property
-    def panel(self) -> str | None:
-        """What the episodes were played on; None for a bare trace."""
-        notes = [meta["panel"] for *_, meta in self.episodes.played() if "panel" in meta]
-        return str(notes[-1]["name"]) if notes else None
+    panel: str | None = None
+    """What the episodes were played on; None for a bare trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +173,24 @@ def _thinned(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float, 
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
-    every, skipped = Outcomes(), []
+    every, skipped = list[Outcome](), []
+    noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    tasks: dict[Task, Task] = {}
     for item in iter_trace(path):
         if isinstance(item, Episode):
-            every.add(item)
+            note_settings(noted, item, len(every))
+            every.append(Outcome.of(item, tasks.setdefault(item.task, item.task)))
         else:
             skipped.append(f"{path}: {item}")
-    settings = recorded({**meta, "seed": seed} for _, seed, meta in every.played())
-    return {"episodes": every.take(every.latest()), "settings": settings, "skipped": tuple(skipped), "trace": path}
+    metas = [meta for _, meta in noted.values()]
+    panels = [meta["panel"] for meta in metas if "panel" in meta]
+    return {
+        "episodes": [every[place] for place in latest(every)],
+        "settings": recorded(metas),
+        "panel": str(panels[-1]["name"]) if panels else None,
+        "skipped": tuple(skipped),
+        "trace": path,
+    }
 
 
 def _training(path: Path) -> dict[str, Any]:

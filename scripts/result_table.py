@@ -18,8 +18,8 @@ from typing import Any
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
 from turngym.agents.evaluation.packed import SUFFIX, PackedResult, read_result
-from turngym.agents.evaluation.scores import Outcomes, check_hashes, task_means
-from turngym.agents.evaluation.statistics import Interval, ScoreError, paired_difference
+from turngym.agents.evaluation.scores import compare
+from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, atomic_write, markdown
 
@@ -60,18 +60,11 @@ class Group:
             notes.append(f"{min(name, other)} and {max(name, other)} were played otherwise: {describe(theirs)}")
             return "-"
         try:
-            value = paired(first.outcomes, second.outcomes)
+            value = compare(first.episodes, second.episodes)
         except ScoreError as error:
             notes.append(f"{min(name, other)} and {max(name, other)}: {error}")
             return "-"
         return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
-
-
-def paired(first: Outcomes, second: Outcomes) -> Interval:
-    """Success of `second` minus `first`, paired by task. Raises ScoreError if the tasks differ."""
-    one, other = (run.take((~run.errors).nonzero()[0]) for run in (first, second))
-    check_hashes(*({task.task_id: task.sha256 for task in run.tasks()} for run in (one, other)))
-    return paired_difference(task_means(one), task_means(other))
 
 
 def read_folder(folder: Path) -> dict[str, PackedResult]:

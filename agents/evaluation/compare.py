@@ -16,16 +16,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
-from turngym.agents.evaluation.results import ABOUT, FORMAT, IDENTITY, PER_EPISODE, EpisodeRow
-from turngym.agents.evaluation.scores import EvaluationError, Outcomes, category_rank, check_hashes, score
+from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE
+from turngym.agents.evaluation.scores import (
+    EvaluationError,
+    Outcome,
+    category_rank,
+    check_hashes,
+    latest,
+    score,
+    task_means,
+)
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, table_text
+from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import load_panel
 
@@ -116,29 +122,36 @@ def rescore(path: str | Path) -> EvalResult:
     Raises EvaluationError if there is no trace, or it has no episodes or those of more than one evaluation.
     """
     trace = trace_of(path)
-    every, places, elapsed, problems = Outcomes(), array("q"), 0.0, list[TraceProblem]()
+    every, places, elapsed, problems = list[Outcome](), array("q"), 0.0, list[TraceProblem]()
+    noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    tasks: dict[Task, Task] = {}
     for place, item in iter_places(trace):
         if isinstance(item, TraceProblem):
             problems.append(item)
             continue
-        every.add(item)
+        note_settings(noted, item, len(every))
+        every.append(Outcome.of(item, tasks.setdefault(item.task, item.task)))
         places.append(place)
         elapsed = max(elapsed, seconds_played(item))
-    if not len(every):
+    if not every:
         raise EvaluationError(f"{trace} holds no episodes to score")
     chosen = latest(every)
-    outcomes = every.take(chosen)
-    del every
-    settings = _settings(trace, outcomes)
+    outcomes = [every[number] for number in chosen]
     return EvalResult(
-        episodes=TraceEpisodes(trace, (places[number] for number in chosen.tolist())),
+        episodes=TraceEpisodes(trace, (places[number] for number in chosen)),
         outcomes=outcomes,
         scores=score(outcomes),
-        settings=settings,
+        settings=_settings(trace, outcomes, list(noted.values())),
         seconds=elapsed,
         resumed=len(outcomes),
         problems=tuple(problems),
     )
+
+
+def note_settings(noted: dict[str, tuple[int, Mapping[str, Any]]], episode: Episode, number: int) -> None:
+    """Add the `meta` and seed of episode `number` to those `noted`, unless an earlier one has the same."""
+    meta = {name: value for name, value in episode.meta.items() if name not in EACH} | {"seed": episode.seed}
+    noted.setdefault(repr(meta), (number, meta))
 
 
 def trace_of(path: str | Path) -> Path:
@@ -150,39 +163,29 @@ def trace_of(path: str | Path) -> Path:
     return trace
 
 
-def latest(every: Outcomes) -> NDArray[np.int64]:
-    """Places of one episode of each (task, sample): the last without an error, if there is one.
-
-    In the order of evaluations: sample by sample, tasks in the panel's order.
-    """
-    chosen = every.latest()
-    return np.asarray(chosen[np.lexsort((every.column("group")[chosen], every.column("sample")[chosen]))], np.int64)
-
-
-def _settings(trace: Path, outcomes: Outcomes) -> dict[str, Any]:
+def _settings(
+    trace: Path, outcomes: Sequence[Outcome], noted: Sequence[tuple[int, Mapping[str, Any]]]
+) -> dict[str, Any]:
     """The settings that the evaluation recorded in its episodes."""
-    noted = outcomes.played()
     tables = [
-        (place, {name: value for name, value in meta.items() if name not in PER_EPISODE} | {"seed": seed})
-        for place, seed, meta in noted
+        (number, {name: value for name, value in meta.items() if name not in PER_EPISODE}) for number, meta in noted
     ]
     played = _same(trace, tables)
     # an episode that failed before its first observation knows only the id of its task
-    tasks = outcomes.tasks()
-    known = [task for task in tasks if task.sha256] or tasks
-    panel: Mapping[str, Any] = next((note for *_, meta in reversed(noted) if (note := meta.get("panel"))), {})
-    count = len({task.task_id for task in tasks})
+    known = next((one.task for one in outcomes if one.task.sha256), outcomes[0].task)
+    panel: Mapping[str, Any] = next((note for _, meta in reversed(noted) if (note := meta.get("panel"))), {})
+    count = len({one.task.task_id for one in outcomes})
     return {
         "panel": panel.get("name"),
         "panel_sha256": panel.get("sha256"),
-        "env_id": known[0].env_id,
+        "env_id": known.env_id,
         "tasks": count,
         "limit": count if count < panel.get("tasks", count) else None,
         "agent": None,
         "temperature": None,
         **played,
-        **{name: value for *_, meta in noted for name, value in meta.items() if name in ABOUT},
-        "samples": 1 + int(outcomes.column("sample").max()),
+        **{name: value for _, meta in noted for name, value in meta.items() if name in ABOUT},
+        "samples": 1 + max(one.sample for one in outcomes),
     }
 
 
@@ -208,8 +211,10 @@ class RecordedEvaluation:
 
     path: str
     settings: Mapping[str, Any]
-    rows: tuple[EpisodeRow, ...]
-    """Its episodes, without those that ended in an error."""
+    tasks: Mapping[str, tuple[str, str]]
+    """Task id to its sha256 and category."""
+    means: Mapping[str, float]
+    """Task id to the mean success of its samples, without those that ended in an error."""
     said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
 
@@ -277,14 +282,17 @@ def read_evaluation(path: str | Path) -> RecordedEvaluation:
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
     if path.suffix == ".json":
-        settings, rows = _read_results(path)
-        said = {}
-    else:
-        result = rescore(path)
-        settings, rows = dict(result.settings), [EpisodeRow.of(outcome) for outcome in result.outcomes]
-        said = {(one.task.task_id, one.sample): _said(one) for one in result.episodes if not one.status.is_error}
-    kept = tuple(row for row in rows if not row.is_error)
-    return RecordedEvaluation(path=str(path), settings=settings, rows=kept, said=said)
+        return _read_results(path)
+    result = rescore(path)
+    return RecordedEvaluation(
+        path=str(path),
+        settings=dict(result.settings),
+        tasks={
+            one.task.task_id: (one.task.sha256, one.task.category) for one in result.outcomes if not one.status.is_error
+        },
+        means=task_means(result.outcomes),
+        said={(one.task.task_id, one.sample): _said(one) for one in result.episodes if not one.status.is_error},
+    )
 
 
 def _said(episode: Episode) -> bytes:
@@ -312,9 +320,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     same = sum(one.said[key] == other.said[key] for key in shared)
     comparison = Comparison(rows=(), differ=differ, same=same, shared=len(shared))
     try:
-        check_hashes(*({row.task_id: row.sha256 for row in run.rows} for run in (one, other)))
-        categories = sorted({row.category for row in one.rows}, key=category_rank)
-        rows = tuple(_compared(name, one.rows, other.rows) for name in (*categories, None))
+        check_hashes(*({task_id: sha256 for task_id, (sha256, _) in run.tasks.items()} for run in (one, other)))
+        categories = sorted({category for _, category in one.tasks.values()}, key=category_rank)
+        rows = tuple(_compared(name, one, other) for name in (*categories, None))
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
@@ -327,35 +335,37 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     return replace(comparison, rows=rows)
 
 
-def _read_results(path: Path) -> tuple[dict[str, Any], list[EpisodeRow]]:
+def _read_results(path: Path) -> RecordedEvaluation:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EvaluationError(f"{path} cannot be read as a results file: {error}") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise EvaluationError(f"{path} has no format {FORMAT!r}: name the trace that it was made from")
-    settings = {**{name: table.get(name) for name in IDENTITY}, **table["settings"]}
-    return settings, [EpisodeRow.from_json(row) for row in table["episodes"]]
+    rows = [row for row in table["episodes"] if not row["status"].startswith("error_")]
+    wins: dict[str, list[bool]] = {}
+    for row in rows:
+        wins.setdefault(row["task_id"], []).append(row["success"])
+    return RecordedEvaluation(
+        path=str(path),
+        settings={**{name: table.get(name) for name in IDENTITY}, **table["settings"]},
+        tasks={row["task_id"]: (row["sha256"], row["category"]) for row in rows},
+        means={task_id: fmean(won) for task_id, won in wins.items()},
+    )
 
 
-def _compared(category: str | None, first: Sequence[EpisodeRow], second: Sequence[EpisodeRow]) -> ComparedRow:
+def _compared(category: str | None, first: RecordedEvaluation, second: RecordedEvaluation) -> ComparedRow:
     """The row of a category; of all tasks for None."""
-    one, other = _means(category, first), _means(category, second)
+    one, other = (
+        {task_id: mean for task_id, mean in run.means.items() if category in (None, run.tasks[task_id][1])}
+        for run in (first, second)
+    )
     return ComparedRow(
         name="all" if category is None else category,
         difference=paired_difference(one, other),
         first=clustered(list(one.values())),
         second=clustered(list(other.values())),
     )
-
-
-def _means(category: str | None, rows: Sequence[EpisodeRow]) -> dict[str, float]:
-    """Task id to the mean success of its samples."""
-    tasks: dict[str, list[bool]] = {}
-    for row in rows:
-        if category is None or row.category == category:
-            tasks.setdefault(row.task_id, []).append(row.success)
-    return {task: fmean(wins) for task, wins in tasks.items()}
 
 
 def _percent(interval: Interval) -> str:

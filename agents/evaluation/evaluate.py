@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, evaluate_tasks, gather_shares
+from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.model_agent import ModelPlayer
@@ -117,7 +117,7 @@ def evaluate(
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
             keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.workers, command)
         with open_workers(ready.workers, ready.workload(len(panel.tasks[:limit]) * samples)) as play:
-            result = evaluate_tasks(
+            result = TaskEvaluation(
                 panel,
                 ready.make_env,
                 opened.agent,
@@ -136,7 +136,7 @@ def evaluate(
                 },
                 progress=progress,
                 play=play,
-            )
+            ).run()
         if trace is not None:
             result.write(trace.with_name("results.json"))
         return result

@@ -20,8 +20,8 @@ from typing import Any
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.evaluation.results import token_counts
-from turngym.agents.evaluation.scores import EACH, EvaluationError, Outcomes, Scores, score
+from turngym.agents.evaluation.results import EACH, token_counts
+from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker
 from turngym.envs.core.episode import Episode, EpisodeError, Status, Turn
@@ -58,10 +58,6 @@ class PackedResult:
     """Without token ids, log-probabilities and timings."""
     seal: str = ""
     """SHA-256 of all of the above, as the file states it."""
-
-    @property
-    def outcomes(self) -> Outcomes:
-        return Outcomes.of(self.episodes)
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
@@ -279,7 +275,7 @@ def _said(name: str, recorded: object, now: object) -> str:
 def _table(result: PackedResult) -> Iterator[str]:
     """Differences between the table in the file and that of its episodes."""
     try:
-        scores: Scores = score(result.outcomes)
+        scores: Scores = score(result.episodes)
     except TurngymError as error:
         yield f"table: {error}"
         return

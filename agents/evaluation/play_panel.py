@@ -1,23 +1,22 @@
 """How a panel is played: every task n times, resumed where it stopped, refused if the tasks are not the panel's.
 
-`TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them; `evaluate_tasks` is
-the same as one function. `read_recorded` finds out what a trace already holds, so that only the rest is played.
+`TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them. `read_recorded`
+finds out what a trace already holds, so that only the rest is played.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
 from turngym.agents.evaluation.hints import hints
-from turngym.agents.evaluation.results import episode_rows, results_json, write_results
-from turngym.agents.evaluation.scores import EvaluationError, Outcomes, Scores, behavior_table, score, success_table
+from turngym.agents.evaluation.results import episode_row, results_json, write_results
+from turngym.agents.evaluation.scores import EvaluationError, Outcome, Scores, behavior_table, score, success_table
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.core.episode import Episode
@@ -44,44 +43,36 @@ class RecordedEpisodes:
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
-    every: Outcomes = field(default_factory=Outcomes)
-    _rows: array[int] = field(init=False)
-    """For each sample and task its place in `every`; -1 if it is missing."""
-    _places: array[int] = field(default_factory=lambda: array("q"))
-    _kept: list[Episode] = field(default_factory=list)
+    _rows: list[tuple[Outcome, Episode | int] | None] = field(init=False)
+    """Sample by sample, tasks in their order; None if the episode is missing."""
 
     def __post_init__(self) -> None:
-        self._rows = array("q", [-1]) * (self.samples * len(self.tasks))
+        self._rows = [None] * (self.samples * len(self.tasks))
 
     def add(self, episode: Episode, place: int | None) -> None:
         """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
-        row = self.every.add(episode, task if task == episode.task else None)
-        self._rows[episode.sample * len(self.tasks) + number] = row
-        self._places.append(-1 if place is None else place)
-        if self.trace is None:
-            self._kept.append(episode)
+        outcome = Outcome.of(episode, task if task == episode.task else None)
+        self._rows[episode.sample * len(self.tasks) + number] = outcome, episode if place is None else place
 
     def has(self, task_id: str, sample: int) -> bool:
-        return self._rows[sample * len(self.tasks) + self.tasks[task_id][0]] >= 0
+        return self._rows[sample * len(self.tasks) + self.tasks[task_id][0]] is not None
 
     def __len__(self) -> int:
         """Number of tasks and samples that are not missing."""
-        return sum(row >= 0 for row in self._rows)
+        return sum(row is not None for row in self._rows)
 
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> list[Outcome]:
         """How the episodes ended, sample by sample, tasks in their order."""
-        return self.every.take(self._order())
+        return [row[0] for row in self._rows if row is not None]
 
     def episodes(self) -> Sequence[Episode]:
         """The episodes in the same order."""
+        kept = [row[1] for row in self._rows if row is not None]
         if self.trace is None:
-            return tuple(self._kept[row] for row in self._order())
-        return TraceEpisodes(self.trace, (self._places[row] for row in self._order()))
-
-    def _order(self) -> Iterator[int]:
-        return (row for row in self._rows if row >= 0)
+            return tuple(one for one in kept if isinstance(one, Episode))
+        return TraceEpisodes(self.trace, (one for one in kept if isinstance(one, int)))
 
 
 def read_recorded(
@@ -159,7 +150,7 @@ class EvalResult:
 
     episodes: Sequence[Episode]
     """Sample by sample, tasks in panel order. Those of a trace are read from it when they are accessed."""
-    outcomes: Outcomes
+    outcomes: Sequence[Outcome]
     """How the episodes ended."""
     scores: Scores
     settings: Mapping[str, Any]
@@ -183,7 +174,7 @@ class EvalResult:
     @property
     def _users(self) -> Sequence[Episode]:
         """The episodes if any of them recorded its usage, else none."""
-        return self.episodes if self.outcomes.noted_usage else ()
+        return self.episodes if any(one.used for one in self.outcomes) else ()
 
     @property
     def title(self) -> str:
@@ -208,7 +199,7 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""
-        return {**self._head(), "episodes": list(episode_rows(self.outcomes))}
+        return {**self._head(), "episodes": [episode_row(one) for one in self.outcomes]}
 
     def write(self, path: str | Path) -> None:
         """Write results.json row by row, without holding all of it in memory."""
@@ -220,24 +211,35 @@ class EvalResult:
         return head if used is None else {**head, "usage": used.to_json()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskEvaluation:
-    """An evaluation that is played by one process, or in shares by several. Arguments as for `evaluate_tasks`."""
+    """An evaluation that is played by one process (`run`), or in shares by several (`run_share`, then `run`).
+
+    Raises EvaluationError for `samples` below 1, or no tasks.
+    """
 
     tasks: Panel | Sequence[Task]
     make_env: MakeEnv
     agent: Agent
+    _: KW_ONLY
     samples: int = 4
     limit: int | None = None
+    """Play only the first `limit` tasks."""
     temperature: float | None = 0.85
+    """Recorded only: the agent samples."""
     seed: int = 0
     slots: int = 64
     trace: Path | None = None
+    """Every episode is appended to it as it finishes."""
     system: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """Recorded in every episode: environment arguments, the model's fingerprint, ... A trace with other values is
+    refused."""
     about: Mapping[str, Any] = field(default_factory=dict)
+    """Recorded in every episode too, but may differ."""
     progress: bool = False
     play: PlayJobs = rollout
+    """Plays the episodes, in this process or in others."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or not self.chosen:
@@ -256,7 +258,12 @@ class TaskEvaluation:
     def run(self, *, errors_again: bool = True) -> EvalResult:
         """Play what is missing in the trace and the shares beside it, and score everything.
 
-        Without `errors_again`, episodes that ended in an error count as played.
+        Episodes that ended in an error are played again, unless `errors_again` is False.
+
+        Raises:
+            EvaluationError: the trace holds other tasks, settings or seeds.
+            FolderInUseError: another process plays into the trace.
+            TaskError: the environment's task has another sha256 than the panel's.
         """
         # locked before it is read, or what another process is about to add would be played twice
         with locked_file(self.trace):
@@ -318,53 +325,6 @@ class TaskEvaluation:
             )
             watch.check()
         return recorded.seconds + time.perf_counter() - start
-
-
-def evaluate_tasks(
-    tasks: Panel | Sequence[Task],
-    make_env: MakeEnv,
-    agent: Agent,
-    *,
-    samples: int = 4,
-    limit: int | None = None,
-    temperature: float | None = 0.85,
-    seed: int = 0,
-    slots: int = 64,
-    trace: str | Path | None = None,
-    system: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    about: Mapping[str, Any] | None = None,
-    progress: bool = False,
-    play: PlayJobs = rollout,
-) -> EvalResult:
-    """Play every task, or the first `limit`, `samples` times and score it (by default Avg@4 at temperature 0.85).
-
-    With `trace`, every episode is appended as it finishes, and a later call plays only what is missing; episodes that
-    ended in an error are played again. `temperature` and `settings` (JSON values: environment arguments, the model's
-    fingerprint, ...) are only recorded, and a trace with other values is refused. `about` is recorded too, but may
-    differ. `play` plays the episodes, in this process or in others.
-
-    Raises:
-        EvaluationError: `samples` below 1, no tasks, or a trace that holds other tasks, settings or seeds.
-        FolderInUseError: another process plays into `trace`.
-        TaskError: the environment's task has another sha256 than the panel's.
-    """
-    return TaskEvaluation(
-        tasks=tasks,
-        make_env=make_env,
-        agent=agent,
-        samples=samples,
-        limit=limit,
-        temperature=temperature,
-        seed=seed,
-        slots=slots,
-        trace=None if trace is None else Path(trace),
-        system=system,
-        settings=settings or {},
-        about=about or {},
-        progress=progress,
-        play=play,
-    ).run()
 
 
 def panel_settings(tasks: Panel | Sequence[Task], chosen: Sequence[Task], limit: int | None) -> dict[str, Any]:

@@ -1,23 +1,19 @@
 """How episodes are scored: Avg@n, pass@k, rows by category, rates of invalid actions and truncated episodes.
 
-`Outcomes` keeps how episodes ended in columns (about 60 bytes each), `score` turns them into `Scores`, and
-`success_table` and `behavior_table` show these.
+`Outcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and `behavior_table`
+show these.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Generic, TypeVar, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference, pass_at_k
-from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status
+from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
@@ -27,16 +23,9 @@ class EvaluationError(TurngymError):
     """An evaluation that cannot start or be resumed: another evaluation's trace, or tasks that are not the panel's."""
 
 
-V = TypeVar("V")
-EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
-"""Names in an episode's `meta` whose values differ from episode to episode."""
-_STATUSES = tuple(Status)
-_UNKNOWN = -1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one episode ended."""
+    """How one episode ended, without its text: 200 to 300 bytes."""
 
     task: Task
     seed: int
@@ -46,207 +35,65 @@ class Outcome:
     success: bool
     score: float
     episode_return: float
-    verdicts: tuple[tuple[Verdict, int], ...]
-    """Number of turns for each verdict that occurs."""
+    verdicts: tuple[int, ...]
+    """Number of turns for each `Verdict`, in their order."""
     goal_rate: float | None
     prompt_tokens: int | None
-    """Number of ids that were not sampled; None for text-only agents."""
+    """Number of ids that were not sampled, each counted once; None for text-only agents."""
     response_tokens: int | None
+    """Number of sampled ids; None for text-only agents."""
     cut: int
     """Number of answers that ended at the limit on new tokens."""
-    meta: Mapping[str, Any]
-    """The episode's `meta` without the names in `EACH`."""
+    used: bool
+    """Whether the episode recorded the tokens that an endpoint charges for."""
+
+    @classmethod
+    def of(cls, episode: Episode, task: Task | None = None) -> Outcome:
+        """The outcome of `episode`. `task` may be an equal object to keep instead of the episode's own."""
+        counts = Counter(turn.verdict for turn in episode.turns)
+        response = sum(turn.response_length for turn in episode.turns)
+        ids, goal = sum(len(segment) for segment in episode.segments), episode.meta.get("goal_rate")
+        return cls(
+            task=task or episode.task,
+            seed=episode.seed,
+            sample=episode.sample,
+            group=episode.group,
+            status=episode.status,
+            success=episode.success,
+            score=episode.score,
+            episode_return=episode.episode_return,
+            verdicts=tuple(counts[verdict] for verdict in Verdict),
+            goal_rate=None if goal is None else float(goal),
+            prompt_tokens=ids - response if episode.segments else None,
+            response_tokens=response if episode.segments else None,
+            cut=sum(turn.finish == "length" for turn in episode.turns),
+            used="usage" in episode.meta,
+        )
 
     @property
-    def depth(self) -> int:
-        """Number of turns."""
-        return sum(count for _, count in self.verdicts)
+    def turns(self) -> int:
+        return sum(self.verdicts)
 
     @property
     def invalid(self) -> int:
         """Number of turns whose action did not reach the environment."""
-        return sum(count for verdict, count in self.verdicts if not verdict.valid)
+        return sum(count for verdict, count in zip(Verdict, self.verdicts, strict=True) if not verdict.valid)
 
 
-class Codes(Generic[V]):
-    """Numbers values that many episodes share, so that each is stored once."""
-
-    def __init__(self) -> None:
-        self.values: list[V] = []
-        self._numbers: dict[Hashable, int] = {}
-
-    def number(self, key: Hashable, make: Callable[[], V]) -> int:
-        """The number of the value with this `key`; `make` builds it the first time."""
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.values)
-            self.values.append(make())
-        return found
+Played = Iterable[Episode | Outcome]
 
 
-_COLUMNS = {
-    **dict.fromkeys(("task", "verdicts", "played", "sample", "prompt", "response", "cut"), "i"),
-    "group": "q",
-    **dict.fromkeys(("status", "success"), "b"),
-    **dict.fromkeys(("score", "ret", "goal"), "d"),
-}
+def latest(every: Sequence[Outcome]) -> list[int]:
+    """Places of one episode of each (task, sample): the last without an error, if there is one.
 
-
-class Outcomes(Sequence[Outcome]):
-    """Outcomes in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
-        self._tasks, self._verdicts = Codes[Task](), Codes[tuple[tuple[Verdict, int], ...]]()
-        self._played = Codes[tuple[int, Mapping[str, Any]]]()
-        self.noted_usage = False
-        """Whether any episode added so far recorded its usage."""
-
-    @classmethod
-    def of(cls, episodes: Iterable[Episode] | Outcomes) -> Outcomes:
-        """The outcomes of `episodes`."""
-        if isinstance(episodes, Outcomes):
-            return episodes
-        found = cls()
-        for episode in episodes:
-            found.add(episode)
-        return found
-
-    def add(self, episode: Episode, task: Task | None = None) -> int:
-        """Add `episode` and return its place. `task` may be an equal object to store instead of the episode's own."""
-        counts = Counter(turn.verdict for turn in episode.turns)
-        verdicts = tuple((verdict, counts[verdict]) for verdict in Verdict if verdict in counts)
-        meta = {name: value for name, value in episode.meta.items() if name not in EACH}
-        response = sum(turn.response_length for turn in episode.turns)
-        ids = sum(len(segment) for segment in episode.segments)
-        task, goal = task or episode.task, episode.meta.get("goal_rate")
-        row: dict[str, Any] = {
-            "task": self._tasks.number(task, lambda: task),
-            "verdicts": self._verdicts.number(verdicts, lambda: verdicts),
-            "played": self._played.number((episode.seed, repr(meta)), lambda: (episode.seed, meta)),
-            "sample": episode.sample,
-            "group": episode.group,
-            "prompt": ids - response if episode.segments else _UNKNOWN,
-            "response": response if episode.segments else _UNKNOWN,
-            "cut": sum(turn.finish == "length" for turn in episode.turns),
-            "status": _STATUSES.index(episode.status),
-            "success": episode.success,
-            "score": episode.score,
-            "ret": episode.episode_return,
-            "goal": np.nan if goal is None else float(goal),
-        }
-        for name, value in row.items():
-            self._columns[name].append(value)
-        self.noted_usage |= "usage" in episode.meta
-        return len(self) - 1
-
-    def __len__(self) -> int:
-        return len(self._columns["task"])
-
-    @overload
-    def __getitem__(self, place: int) -> Outcome: ...
-    @overload
-    def __getitem__(self, place: slice) -> Outcomes: ...
-    def __getitem__(self, place: int | slice) -> Outcome | Outcomes:
-        if isinstance(place, slice):
-            return self.take(range(*place.indices(len(self))))
-        row = {name: column[place] for name, column in self._columns.items()}
-        seed, meta = self._played.values[row["played"]]
-        known = row["response"] != _UNKNOWN
-        return Outcome(
-            task=self._tasks.values[row["task"]],
-            seed=seed,
-            sample=row["sample"],
-            group=row["group"],
-            status=_STATUSES[row["status"]],
-            success=bool(row["success"]),
-            score=row["score"],
-            episode_return=row["ret"],
-            verdicts=self._verdicts.values[row["verdicts"]],
-            goal_rate=None if np.isnan(row["goal"]) else row["goal"],
-            prompt_tokens=row["prompt"] if known else None,
-            response_tokens=row["response"] if known else None,
-            cut=row["cut"],
-            meta=meta,
-        )
-
-    def __iter__(self) -> Iterator[Outcome]:
-        return (self[place] for place in range(len(self)))
-
-    def take(self, places: Iterable[int] | NDArray[np.int64]) -> Outcomes:
-        """The outcomes at `places`, in that order."""
-        found = Outcomes()
-        rows = places if isinstance(places, np.ndarray) else np.fromiter(places, np.int64)
-        found._tasks, found._verdicts, found._played = self._tasks, self._verdicts, self._played
-        found.noted_usage = self.noted_usage
-        found._columns = {
-            name: array(column.typecode, np.array(column)[rows].tobytes()) for name, column in self._columns.items()
-        }
-        return found
-
-    def column(self, name: str) -> NDArray[Any]:
-        """A copy of `score`, `goal`, `success`, `sample`, ... [n]."""
-        return np.array(self._columns[name])
-
-    @property
-    def errors(self) -> NDArray[np.bool_]:
-        """[n]: whether each episode ended in an error."""
-        return np.array([status.is_error for status in _STATUSES])[self.column("status")]
-
-    def latest(self) -> NDArray[np.int64]:
-        """Sorted places of one episode of each (task, sample): the last without an error, if there is one."""
-        task, sample, places = self.task_ranks(), self.column("sample"), np.arange(len(self))
-        order = np.lexsort((places, ~self.errors, sample, task))
-        task, sample = task[order], sample[order]
-        last = np.ones(len(self), np.bool_)
-        last[:-1] = (task[1:] != task[:-1]) | (sample[1:] != sample[:-1])
-        return np.sort(order[last])
-
-    def task_ranks(self) -> NDArray[np.int64]:
-        """The number of each episode's task [n], tasks sorted by id."""
-        names = {name: rank for rank, name in enumerate(sorted({task.task_id for task in self._tasks.values}))}
-        return np.array([names[task.task_id] for task in self._tasks.values], np.int64)[self.column("task")]
-
-    def tasks(self) -> list[Task]:
-        """The tasks of these episodes, each once, in order of first occurrence."""
-        numbers, first = np.unique(self.column("task"), return_index=True)
-        return [self._tasks.values[number] for number in numbers[np.argsort(first)].tolist()]
-
-    def categories(self) -> dict[str, NDArray[np.int64]]:
-        """Places of the episodes by category."""
-        names = list(dict.fromkeys(task.category for task in self._tasks.values))
-        known = {name: number for number, name in enumerate(names)}
-        each = np.array([known[task.category] for task in self._tasks.values], np.int64)[self.column("task")]
-        order = np.argsort(each, kind="stable")
-        ends = np.cumsum(np.bincount(each, minlength=len(names)))
-        parts = zip(names, np.split(order, ends[:-1]), strict=True)
-        return {name: places for name, places in parts if len(places)}
-
-    def played(self) -> list[tuple[int, int, Mapping[str, Any]]]:
-        """Each distinct (seed, meta without `EACH`) with the place of its first episode, in order of that place."""
-        numbers, first = np.unique(self.column("played"), return_index=True)
-        return [
-            (place, *self._played.values[number])
-            for place, number in sorted(zip(first.tolist(), numbers.tolist(), strict=True))
-        ]
-
-    def depths(self) -> NDArray[np.int64]:
-        """Number of turns of each episode [n]."""
-        each = [sum(count for _, count in verdicts) for verdicts in self._verdicts.values]
-        return np.array(each, np.int64)[self.column("verdicts")]
-
-    def verdict_counts(self) -> Counter[Verdict]:
-        """Number of turns of all episodes by verdict."""
-        total: Counter[Verdict] = Counter()
-        for number, times in zip(*np.unique(self.column("verdicts"), return_counts=True), strict=True):
-            for verdict, count in self._verdicts.values[number]:
-                total[verdict] += count * int(times)
-        return total
-
-    def statuses(self) -> Counter[Status]:
-        """Number of episodes by status."""
-        numbers, counts = np.unique(self.column("status"), return_counts=True)
-        return Counter({_STATUSES[n]: c for n, c in zip(numbers.tolist(), counts.tolist(), strict=True)})
+    In the order of evaluations: sample by sample, tasks in the panel's order.
+    """
+    chosen: dict[tuple[str, int], int] = {}
+    for place, one in enumerate(every):
+        before = chosen.setdefault((one.task.task_id, one.sample), place)
+        if every[before].status.is_error or not one.status.is_error:
+            chosen[one.task.task_id, one.sample] = place
+    return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
 
 
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
@@ -297,51 +144,48 @@ class Scores:
         return asdict(self)
 
 
-def avg_at_n(episodes: Sequence[Episode] | Outcomes) -> float:
-    """Mean over tasks of the mean success of their samples; episodes that ended in an error do not count."""
-    return clustered(list(task_means(episodes).values())).mean
-
-
-def task_means(episodes: Iterable[Episode] | Outcomes) -> dict[str, float]:
-    """Task id to the mean success of its samples."""
-    counted = _counted(Outcomes.of(episodes))
-    names = sorted({task.task_id for task in counted.tasks()})
-    _, wins_T, samples_T = _by_task(counted.task_ranks(), counted.column("success"))
-    return dict(zip(names, (wins_T / samples_T).tolist(), strict=True))
-
-
-def score(episodes: Iterable[Episode] | Outcomes) -> Scores:
+def score(episodes: Played) -> Scores:
     """Score one evaluation. Raises ScoreError if no episode ended without an error."""
-    every = Outcomes.of(episodes)
-    counted = _counted(every)
-    if not len(counted):
+    every = [one if isinstance(one, Outcome) else Outcome.of(one) for one in episodes]
+    counted = [one for one in every if not one.status.is_error]
+    if not counted:
         raise ScoreError(f"none of {len(every)} episodes ended without an error, so there is nothing to score")
-    verdicts, statuses = counted.verdict_counts(), counted.statuses()
-    depths, won, goals = counted.depths(), counted.column("success").astype(np.bool_), counted.column("goal")
-    rows, ranks, turns = counted.categories(), counted.task_ranks(), max(int(depths.sum()), 1)
-    goals = goals[~np.isnan(goals)]
+    turns = max(sum(one.turns for one in counted), 1)
+    won = [one.turns for one in counted if one.success]
+    goals = [one.goal_rate for one in counted if one.goal_rate is not None]
+    statuses = Counter(one.status for one in counted)
+    rows: dict[str, list[Outcome]] = {}
+    for one in counted:
+        rows.setdefault(one.task.category, []).append(one)
     return Scores(
-        overall=_row("all", ranks, won),
-        categories=tuple(_row(name, ranks[rows[name]], won[rows[name]]) for name in sorted(rows, key=category_rank)),
+        overall=_row("all", counted),
+        categories=tuple(_row(name, rows[name]) for name in sorted(rows, key=category_rank)),
         errors=len(every) - len(counted),
-        score=fmean(counted.column("score")),
-        turns=fmean(depths),
-        success_turns=fmean(depths[won]) if won.any() else None,
-        invalid_rate=sum(n for verdict, n in verdicts.items() if not verdict.valid) / turns,
-        verdicts={verdict.value: verdicts[verdict] / turns for verdict in Verdict},
-        cut_rate=int(counted.column("cut").sum()) / turns,
+        score=fmean(one.score for one in counted),
+        turns=fmean(one.turns for one in counted),
+        success_turns=fmean(won) if won else None,
+        invalid_rate=sum(one.invalid for one in counted) / turns,
+        verdicts={
+            verdict.value: sum(one.verdicts[place] for one in counted) / turns for place, verdict in enumerate(Verdict)
+        },
+        cut_rate=sum(one.cut for one in counted) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
-        goal_rate=fmean(goals) if len(goals) else None,
+        goal_rate=fmean(goals) if goals else None,
     )
 
 
-def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Outcomes) -> Interval:
+def task_means(episodes: Played) -> dict[str, float]:
+    """Task id to the mean success of its samples, sorted; episodes that ended in an error do not count."""
+    return {task_id: wins / samples for task_id, (wins, samples) in _by_task(episodes).items()}
+
+
+def compare(first: Played, second: Played) -> Interval:
     """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval.
 
     Raises ScoreError if the runs played different tasks (by id, or by sha256).
     """
-    one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
-    check_hashes(*({task.task_id: task.sha256 for task in run.tasks()} for run in (one, other)))
+    one, other = ([played for played in run if not played.status.is_error] for run in (first, second))
+    check_hashes(*({played.task.task_id: played.task.sha256 for played in run} for run in (one, other)))
     return paired_difference(task_means(one), task_means(other))
 
 
@@ -355,35 +199,29 @@ def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
             )
 
 
-def _counted(every: Outcomes) -> Outcomes:
-    """The outcomes without those that ended in an error."""
-    failed = every.errors
-    return every.take(np.flatnonzero(~failed)) if failed.any() else every
-
-
-def _row(name: str, rank_N: NDArray[np.int64], won_N: NDArray[np.bool_]) -> ScoreRow:
-    _, wins_T, samples_T = _by_task(rank_N, won_N)
-    samples = int(samples_T.min())
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
-    pairs = list(zip(samples_T.tolist(), wins_T.tolist(), strict=True))
-    best = {k: clustered([pass_at_k(played, won, k) for played, won in pairs]) for k in ks}
+def _row(name: str, counted: Sequence[Outcome]) -> ScoreRow:
+    tasks = list(_by_task(counted).values())
+    least = min(samples for _, samples in tasks)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= least]
+    best = {k: clustered([pass_at_k(samples, wins, k) for wins, samples in tasks]) for k in ks}
     return ScoreRow(
         name=name,
-        samples=samples,
-        episodes=len(rank_N),
-        avg=clustered((wins_T / samples_T).tolist()),
+        samples=least,
+        episodes=len(counted),
+        avg=clustered([wins / samples for wins, samples in tasks]),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
     )
 
 
-def _by_task(
-    rank_N: NDArray[np.int64], won_N: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(tasks, successes, samples), each [T], from the task and success of every episode [N]."""
-    tasks_T, place_N, samples_T = np.unique(rank_N, return_inverse=True, return_counts=True)
-    wins_T = np.bincount(place_N, weights=won_N, minlength=len(tasks_T)).astype(np.int64)
-    return tasks_T, wins_T, samples_T
+def _by_task(episodes: Played) -> dict[str, tuple[int, int]]:
+    """Task id to (successes, samples), sorted."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in episodes:
+        if not one.status.is_error:
+            wins, samples = found.get(one.task.task_id, (0, 0))
+            found[one.task.task_id] = wins + one.success, samples + 1
+    return dict(sorted(found.items()))
 
 
 def category_rank(category: str) -> tuple[int, str]:

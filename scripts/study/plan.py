@@ -153,7 +153,7 @@ def _evaluation(path: Path) -> tuple[TaskMeans, int, float]:
     """Task means, samples and seconds per episode."""
     if path.name.endswith(SUFFIX):
         result = read_result(path)
-        return task_means(result.outcomes), result.settings["samples"], result.seconds / len(result.episodes)
+        return task_means(result.episodes), result.settings["samples"], result.seconds / len(result.episodes)
     scored = rescore(path)
     return task_means(scored.outcomes), scored.settings["samples"], scored.seconds / len(scored.outcomes)
 

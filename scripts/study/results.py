@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.agents.evaluation.scores import Outcomes, task_means
+from turngym.agents.evaluation.scores import Outcome, task_means
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import WORLDS
@@ -87,11 +87,11 @@ def make_record(cell: Cell) -> Record:
     samples = 0
     for step in sorted(costs_of_evals(rows)):
         path = cell.folder / "eval" / f"step_{step:06d}.jsonl"
-        counted = Outcomes.of(episode for episode in iter_episodes(path) if not episode.status.is_error)
+        counted = [Outcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
         if not counted:
             raise TurngymError(f"{path}: no episode that counts")
-        samples = int(counted.column("sample").max()) + 1
-        categories |= {task.task_id: task.category for task in counted.tasks()}
+        samples = max(one.sample for one in counted) + 1
+        categories |= {one.task.task_id: one.task.category for one in counted}
         evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
     train = [row for row in rows if row["kind"] == "train"]
     kept = ("step", "success", "turns_mean", *DEPTH, *SHARES)

@@ -20,7 +20,7 @@ from openai_fake import FakeOpenAI, Fault, error, served
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, ChatParameters
 from turngym.agents.endpoint.messages import INVALID, SKIPPED, Prices, usage_of
-from turngym.agents.evaluation.play_panel import evaluate_tasks
+from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
@@ -196,7 +196,7 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     def play(**more: Any) -> Any:
         settings = {"model": agent_for(make, fake.url, **more).parameters.fingerprint("text", None)}
         agent = agent_for(make, fake.url, retries=0, prices=Prices.of(2.0, None, 10.0), **more)
-        return evaluate_tasks(tasks, make, agent, samples=2, trace=tmp_path / "t.jsonl", settings=settings)
+        return TaskEvaluation(tasks, make, agent, samples=2, trace=tmp_path / "t.jsonl", settings=settings).run()
 
     first = play()
     assert first.scores.errors > 0
@@ -211,7 +211,7 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     assert len(fake.requests) - asked == sum(
         len(e.turns) for e in second.episodes if (e.task, e.sample) in [(b.task, b.sample) for b in broken]
     )
-    whole = evaluate_tasks(tasks, make, agent_for(make, fake.url, prices=Prices.of(2.0, 0.5, 10.0)), samples=2)
+    whole = TaskEvaluation(tasks, make, agent_for(make, fake.url, prices=Prices.of(2.0, 0.5, 10.0)), samples=2).run()
     assert [e.turns for e in second.episodes] == [e.turns for e in whole.episodes]
     used = second.to_json()["usage"]
     assert used["answers"] == sum(len(e.turns) for e in second.episodes) == used["completion_tokens"] / 10

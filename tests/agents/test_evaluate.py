@@ -13,7 +13,7 @@ import pytest
 from thread_world import in_world
 
 from turngym.agents.evaluation.evaluate import PanelEvaluation
-from turngym.agents.evaluation.play_panel import evaluate_tasks, gather_shares, share_trace
+from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, share_trace
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
@@ -38,46 +38,46 @@ def rows(episodes: Any) -> list[tuple[Any, ...]]:
 
 def test_expert_and_random_on_a_panel(make_doors: Any, tasks: Any) -> None:
     panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    best = evaluate_tasks(panel, make_doors(), ExpertAgent(), samples=2, temperature=None)
+    best = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=2, temperature=None).run()
     assert (best.scores.overall.avg.mean, best.scores.invalid_rate, best.scores.turns) == (1.0, 0.0, 2.5)
     assert best.to_json()["panel"] == "doors-v1"
     assert [(e.task.task_id, e.sample) for e in best.episodes[3:5]] == [("doors/4", 0), ("doors/1", 1)]
-    lost = evaluate_tasks(panel, make_doors(max_turns=1), RandomAgent(), samples=4, slots=3)
+    lost = TaskEvaluation(panel, make_doors(max_turns=1), RandomAgent(), samples=4, slots=3).run()
     assert [row.name for row in lost.scores.categories] == ["even", "odd"]
     assert lost.scores.categories[0].avg.mean == 0.0
     assert lost.scores.truncated["truncated_turns"] > 0.7
 
 
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
-    whole = evaluate_tasks(tasks, make_doors(), RandomAgent(), samples=3, trace=tmp_path / "whole.jsonl")
+    whole = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=tmp_path / "whole.jsonl").run()
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join(lines[:5]) + lines[5][:40])
-    again = evaluate_tasks(tasks, make_doors(), RandomAgent(), samples=3, trace=cut)
+    again = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
     assert (again.resumed, len(again.problems)) == (5, 1)
     assert rows(again.episodes) == rows(whole.episodes)
     assert replace(again.scores) == whole.scores
-    idle = evaluate_tasks(tasks, make_doors(), RandomAgent(), samples=3, trace=cut)
+    idle = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
     assert (idle.resumed, idle.scores) == (12, whole.scores)
     assert len(cut.read_bytes().splitlines()) == 13
 
 
 def test_a_trace_of_something_else_is_refused_and_left_alone(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    evaluate_tasks(tasks, make_doors(), RandomAgent(), samples=1, trace=trace)
+    TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=1, trace=trace).run()
     before = trace.read_bytes()
     with pytest.raises(EvaluationError, match="played with seed 0, this evaluation has 1"):
-        evaluate_tasks(tasks, make_doors(), RandomAgent(), samples=1, trace=trace, seed=1)
+        TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=1, trace=trace, seed=1).run()
     with pytest.raises(EvaluationError, match="played with agent 'random', this evaluation has 'expert'"):
-        evaluate_tasks(tasks, make_doors(), ExpertAgent(), samples=1, trace=trace)
+        TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
     other = [replace(task, sha256="0" * 64) for task in tasks]
     with pytest.raises(EvaluationError, match="the panel says 0000"):
-        evaluate_tasks(other, make_doors(), RandomAgent(), samples=1, trace=trace)
+        TaskEvaluation(other, make_doors(), RandomAgent(), samples=1, trace=trace).run()
     assert trace.read_bytes() == before
     with pytest.raises(TaskError, match=r"but 0000.* is asked for"):
-        evaluate_tasks(other, make_doors(), RandomAgent(), samples=1)
+        TaskEvaluation(other, make_doors(), RandomAgent(), samples=1).run()
     with pytest.raises(EvaluationError, match="0 tasks with 4 samples each"):
-        evaluate_tasks([], make_doors(), RandomAgent())
+        TaskEvaluation([], make_doors(), RandomAgent()).run()
 
 
 def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks
         raise EnvBackendError("no answer")
 
     with pytest.raises(Exception, match="all 4 episodes failed; the first: no answer"):
-        evaluate_tasks(tasks, flaky, ExpertAgent(), samples=1, trace=trace)
-    healed = evaluate_tasks(tasks, make, ExpertAgent(), samples=1, trace=trace)
+        TaskEvaluation(tasks, flaky, ExpertAgent(), samples=1, trace=trace).run()
+    healed = TaskEvaluation(tasks, make, ExpertAgent(), samples=1, trace=trace).run()
     assert (healed.resumed, healed.scores.errors, healed.scores.overall.avg.mean) == (0, 0, 1.0)
     assert len(read_trace(trace)[0]) == 8
 
@@ -102,7 +102,7 @@ def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks
 def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
     jobs = [Job(task_id=task.task_id, sample=n) for task in tasks for n in range(4)]
     assert len(rollout(jobs, make_doors(), RandomAgent())) == 16
-    scores = evaluate_tasks(tasks, make_doors(), ExpertAgent(), samples=4).scores
+    scores = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
     text = markdown(success_table({"expert": scores}))
     assert text.split("\n") == [
         "| run | even | odd | Avg@4 [95 %] | pass@4 [95 %] | tasks |",
@@ -115,8 +115,8 @@ def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
 
 
 def test_different_numbers_of_samples_are_different_columns(make_doors: Any, tasks: Any) -> None:
-    four = evaluate_tasks(tasks, make_doors(), ExpertAgent(), samples=4).scores
-    one = evaluate_tasks(tasks, make_doors(), ExpertAgent(), samples=1).scores
+    four = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
+    one = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=1).run().scores
     assert markdown(success_table({"four": four, "one": one})).split("\n") == [
         "| run | even | odd | Avg@4 [95 %] | Avg@1 [95 %] | pass@4 [95 %] | pass@1 [95 %] | tasks |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

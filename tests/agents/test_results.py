@@ -12,9 +12,8 @@ import pytest
 
 from turngym.agents import evaluate, load_world
 from turngym.agents.evaluation.compare import compare_recorded, read_evaluation, rescore
-from turngym.agents.evaluation.play_panel import evaluate_tasks
-from turngym.agents.evaluation.results import EpisodeRow, token_counts
-from turngym.agents.evaluation.scores import EvaluationError, Outcomes
+from turngym.agents.evaluation.play_panel import TaskEvaluation
+from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, mean_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.envs.core.errors import EnvBackendError
@@ -65,7 +64,7 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
 
 
 def test_scripted_agents_have_no_tokens(panel: Panel, make_doors: Any) -> None:
-    table = evaluate_tasks(panel, make_doors(), ExpertAgent(), samples=1, temperature=None).to_json()
+    table = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, temperature=None).run().to_json()
     check(table)
     assert table["tokens"] is None
     assert [row["turns"] for row in table["episodes"]] == [1, 2, 3, 4]
@@ -86,9 +85,9 @@ def test_seconds_go_on_over_resumes(
     ticks = iter(range(1, 10_000))
     monkeypatch.setattr("turngym.agents.evaluation.play_panel.time.perf_counter", lambda: float(next(ticks)))
     trace = tmp_path / "t.jsonl"
-    half = evaluate_tasks(panel, make_doors(), RandomAgent(), samples=2, limit=2, trace=trace)
+    half = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=2, limit=2, trace=trace).run()
     spent = max(e.timings["elapsed"] for e in read_trace(trace)[0])
-    whole = evaluate_tasks(panel, make_doors(), RandomAgent(), samples=2, trace=trace)
+    whole = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     assert 0 < spent <= half.seconds
     later = [e.timings["elapsed"] for e in read_trace(trace)[0]][4:]
     assert min(later) > spent
@@ -97,9 +96,9 @@ def test_seconds_go_on_over_resumes(
 
 
 def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
-    played = evaluate_tasks(
+    played = TaskEvaluation(
         panel, make_doors(), RandomAgent(), samples=3, limit=3, seed=5, temperature=None, trace=tmp_path / "trace.jsonl"
-    )
+    ).run()
     again = rescore(tmp_path)
     assert again.table() == played.table()
     assert again.title == played.title == "doors-v1, first 3 tasks: 3 samples"
@@ -128,17 +127,17 @@ def test_of_an_episode_that_was_played_again_the_good_one_counts(panel: Panel, m
         env.base._apply = sometimes
         return env
 
-    broken = evaluate_tasks(panel, flaky, ExpertAgent(), samples=1, trace=trace)
+    broken = TaskEvaluation(panel, flaky, ExpertAgent(), samples=1, trace=trace).run()
     assert broken.scores.errors == 1
     check(broken.to_json())
-    healed = evaluate_tasks(panel, make, ExpertAgent(), samples=1, trace=trace)
+    healed = TaskEvaluation(panel, make, ExpertAgent(), samples=1, trace=trace).run()
     assert rescore(trace).scores == healed.scores
     assert rescore(trace).scores.errors == 0
 
 
 def test_a_trace_of_two_evaluations_is_not_scored(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     for agent in (ExpertAgent(), RandomAgent()):
-        evaluate_tasks(panel, make_doors(), agent, samples=1, trace=tmp_path / f"{agent.name}.jsonl")
+        TaskEvaluation(panel, make_doors(), agent, samples=1, trace=tmp_path / f"{agent.name}.jsonl").run()
     both = [e for name in ("expert", "random") for e in read_trace(tmp_path / f"{name}.jsonl")[0]]
     with TraceWriter(tmp_path / "both.jsonl") as writer:
         for number, episode in enumerate(both):
@@ -156,14 +155,14 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
     """Doors of even number are won in 2 and 4 turns; three turns let the expert fail at doors/4 alone."""
     for name, turns in (("short", 3), ("long", 10)):
         make = make_doors(max_turns=turns)
-        result = evaluate_tasks(
+        result = TaskEvaluation(
             panel,
             make,
             ExpertAgent(),
             samples=2,
             trace=tmp_path / name / "trace.jsonl",
             settings={"make": {"max_turns": turns}},
-        )
+        ).run()
         (tmp_path / f"{name}.json").write_text(json.dumps(result.to_json()))
     with pytest.raises(ScoreError, match=r"played otherwise \(make.max_turns 3 and 10\).*--different-settings"):
         compare_recorded(tmp_path / "short", tmp_path / "long")
@@ -188,7 +187,7 @@ def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, t
     def play(name: str, turns: int, agent: Any) -> Path:
         made = {"make": {"max_turns": turns}}
         trace = tmp_path / name / "trace.jsonl"
-        evaluate_tasks(panel, make_doors(max_turns=turns), agent, samples=2, trace=trace, settings=made)
+        TaskEvaluation(panel, make_doors(max_turns=turns), agent, samples=2, trace=trace, settings=made).run()
         return trace
 
     few, many, other = play("few", 10, ExpertAgent()), play("many", 20, ExpertAgent()), play("other", 20, RandomAgent())
@@ -205,7 +204,9 @@ def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, t
 
 def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     for limit in (3, 4):
-        evaluate_tasks(panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl")
+        TaskEvaluation(
+            panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl"
+        ).run()
     with pytest.raises(ScoreError, match=r"1 tasks were played in one run only.*doors/4 \(tasks differs: 3 and 4; li"):
         compare_recorded(tmp_path / "3.jsonl", tmp_path / "4.jsonl")
     table = rescore(tmp_path / "4.jsonl").to_json()
@@ -216,17 +217,6 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
     (tmp_path / "old.json").write_text('{"panel": "doors-v1"}')
     with pytest.raises(EvaluationError, match="name the trace that it was made from"):
         read_evaluation(tmp_path / "old.json")
-
-
-def test_rows_are_read_by_later_versions() -> None:
-    row = EpisodeRow(
-        task_id="a", sha256="", category="", sample=0, seed=0, status="error_env", success=False, score=0.0,
-        episode_return=0.0, turns=0, invalid=0,
-    )  # fmt: skip
-    table = {name: getattr(row, name) for name in EpisodeRow.__slots__ if not name.endswith("_tokens")}
-    assert EpisodeRow.from_json({**table, "news": 1}) == row
-    assert row.is_error
-    assert token_counts(Outcomes()) is None
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
