@@ -25,7 +25,7 @@ class EvaluationError(TurngymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one episode ended, without its text: 200 to 300 bytes."""
+    """How one episode ended, without its text."""
 
     task: Task
     seed: int

@@ -9,7 +9,7 @@ to that session's own length (hence ragged); the last row is a scratch row for t
     scratch              x x . . . . . . . .
 
 - `SlotTable` says which session has which slot, moves sessions together and evicts the least recently used.
-- `make_segments` groups adjacent rows that read their keys in one call.
+- `make_key_groups` groups adjacent rows that read their keys in one call.
 - `HybridCache` adds the constant-size states of linear-attention and convolution layers.
 - `find_shared_prefixes` finds prompts that begin alike (a system prompt, a task), whose keys are copied.
 """
@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 Ids = NDArray[np.int32]
 
 
-class Segment(NamedTuple):
+class KeyGroup(NamedTuple):
     """Rows start..stop-1 of a batch, which read their keys in one attention call."""
 
     start: int
@@ -39,18 +39,18 @@ class Segment(NamedTuple):
     even: bool
     """Whether all rows have exactly `length` keys, so that no mask is needed."""
 
-    def grown(self, steps: int) -> Segment:
-        """The segment after `steps` more keys in every row."""
+    def grown(self, steps: int) -> KeyGroup:
+        """The group after `steps` more keys in every row."""
         return self._replace(length=self.length + steps)
 
 
-def make_segments(lengths: Sequence[int], wasted_keys: float) -> tuple[Segment, ...]:
-    """Group rows with `lengths` keys into segments; rows of length 0 may be in none.
+def make_key_groups(lengths: Sequence[int], wasted_keys: float) -> tuple[KeyGroup, ...]:
+    """Group rows with `lengths` keys into key groups; rows of length 0 may be in none.
 
-    A row joins the segment before it if this pads at most `wasted_keys` keys: as many as could be read in the time that
+    A row joins the group before it if this pads at most `wasted_keys` keys: as many as could be read in the time that
     one more attention call takes. At least one length must be above 0.
     """
-    found: list[Segment] = []
+    found: list[KeyGroup] = []
     for row, length in enumerate(lengths):
         if not length:
             continue
@@ -58,9 +58,9 @@ def make_segments(lengths: Sequence[int], wasted_keys: float) -> tuple[Segment, 
             start, stop, longest, even = found[-1]
             together = (row + 1 - start) * max(longest, length)
             if together - (stop - start) * longest - length <= wasted_keys:
-                found[-1] = Segment(start, row + 1, max(longest, length), even and row == stop and length == longest)
+                found[-1] = KeyGroup(start, row + 1, max(longest, length), even and row == stop and length == longest)
                 continue
-        found.append(Segment(row, row + 1, length, True))
+        found.append(KeyGroup(row, row + 1, length, True))
     return tuple(found)
 
 
@@ -200,7 +200,7 @@ class Step:
     """Positions 0..length-1 are read; the mask hides what is not the row's own past."""
     mask: Tensor | None = None
     """Additive mask [B, 1, Q, length] that the caller keeps; with None the model makes one."""
-    segments: tuple[Segment, ...] = ()
+    key_groups: tuple[KeyGroup, ...] = ()
     """For a step of one id per row: which rows read how many keys. If empty, all rows read `length`."""
     cells: Tensor | None = None
     """int64 [T], ascending: which of the B * Q ids are real (neither padding nor of an idle row). None means all."""

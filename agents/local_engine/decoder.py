@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from turngym.agents.local_engine.cache import RaggedCache, Segment, Step
+from turngym.agents.local_engine.cache import KeyGroup, RaggedCache, Step
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
@@ -310,7 +310,7 @@ class DenseDecoder:
             queries, keys, values = _project(weights, layer, hidden, cos, sin)
             cached = cache.write(number, *place, keys, values)
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            mixed = attention(grid.spread(queries), *cached, mask, weights.scale, step.segments)
+            mixed = attention(grid.spread(queries), *cached, mask, weights.scale, step.key_groups)
             hidden = layer.out.onto(hidden, grid.real(mixed).flatten(1))
             hidden = _feed_forward(layer, hidden)
         return weights.head(weights.norm(grid.last(hidden)))
@@ -347,19 +347,24 @@ def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
 
 
 def attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...] = ()
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    key_groups: tuple[KeyGroup, ...] = (),
 ) -> Tensor:
     """Attention of queries [B, Q, heads, D] over keys and values [B, key heads, L, D]; returns [B, Q, heads, D].
 
-    The query heads that share a key head are put into one matrix, so that no key is copied for them. Rows in `segments`
-    read as many keys as their segment says; rows in no segment read none, and their results are zero.
+    The query heads that share a key head are put into one matrix, so that no key is copied for them. Rows in a group
+    of `key_groups` read as many keys as it says; rows in none read no keys, and their results are zero.
     """
     rows, count, heads, width = queries.shape
     shared = keys.shape[1]
     group = heads // shared
     if count == 1:
         packed = queries.reshape(rows, shared, group, width)
-        return _by_segment(packed, keys, values, mask, scale, segments).view(rows, 1, heads, width)
+        return _by_key_group(packed, keys, values, mask, scale, key_groups).view(rows, 1, heads, width)
     # a CPU reads keys once per query head without copying them
     if queries.device.type == "cpu":
         result = functional.scaled_dot_product_attention(
@@ -375,12 +380,12 @@ def attention(
     return result.view(rows, shared, group, count, width).permute(0, 3, 1, 2, 4)
 
 
-def _by_segment(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...]
+def _by_key_group(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, key_groups: tuple[KeyGroup, ...]
 ) -> Tensor:
-    """Attention of one id per row, queries [B, key heads, group, D], one call per segment."""
+    """Attention of one id per row, queries [B, key heads, group, D], one call per group."""
     result = None
-    for start, stop, length, even in segments or (Segment(0, len(queries), keys.shape[2], False),):
+    for start, stop, length, even in key_groups or (KeyGroup(0, len(queries), keys.shape[2], False),):
         rows = slice(start, stop)
         part = functional.scaled_dot_product_attention(
             queries[rows],

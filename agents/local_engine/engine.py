@@ -28,13 +28,13 @@ from torch import Tensor
 
 from turngym.agents.local_engine.cache import (
     MIN_SHARED,
+    KeyGroup,
     Moves,
-    Segment,
     SharedPrefixes,
     SlotTable,
     Step,
     find_shared_prefixes,
-    make_segments,
+    make_key_groups,
 )
 from turngym.agents.local_engine.model import (
     CausalModel,
@@ -51,7 +51,7 @@ from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, W
 
 _MOVE_STEPS = 8
 """Exchanging two rows of the cache costs about as much as this many steps of one row without attention."""
-_SEGMENT_BYTES = 200_000
+_KEY_GROUP_BYTES = 200_000
 """A CPU reads about so many bytes of keys in the time that one more attention call takes."""
 
 
@@ -253,7 +253,7 @@ class LocalEngine:
                 self._table.held[row.session].ids = row.cached_ids()
             # A recurrent state would absorb the ids that an idle row is fed, and a sliding window would move past the
             # row's own ids: such models compact at once.
-            if not self._model.triangular or (batch.should_compact() and not self._model.leaves_out):
+            if not self._model.full_attention or (batch.should_compact() and not self._model.skips_idle_rows):
                 self._compact(batch)
 
     def _run_alone(self, row: Row) -> None:
@@ -326,19 +326,19 @@ class LocalEngine:
 
     def _decode(self, batch: Batch) -> None:
         """Feed the newest id of every active row and draw the next."""
-        triangular = self._model.triangular
+        full_attention = self._model.full_attention
         self._cache.reserve(len(self._table.owner), batch.longest)
         positions = batch.positions[:, None]
         # On a CPU, reading keys in vain competes with one more attention call; on an accelerator launches cost more.
         on_cpu = self._model.device.type == "cpu"
-        wasted_keys = _SEGMENT_BYTES / self._cache.position_bytes() if on_cpu else float("inf")
+        wasted_keys = _KEY_GROUP_BYTES / self._cache.position_bytes() if on_cpu else float("inf")
         step = Step(
             rows=slice(0, len(batch.rows)),
             write_rows=batch.write_rows(self._cache.scratch_row)[:, None],
             write_positions=positions,
             length=batch.longest,
-            mask=batch.mask(self._model.dtype) if triangular else None,
-            segments=batch.segments(wasted_keys) if triangular else (),
+            mask=batch.mask(self._model.dtype) if full_attention else None,
+            key_groups=batch.key_groups(wasted_keys) if full_attention else (),
             cells=batch.cells,
         )
         logits = self._model.forward(self._cache, batch.tokens[:, None], positions, step)
@@ -408,7 +408,7 @@ class Batch:
         """Steps that idle rows have taken since the batch was last compacted."""
         self._write_rows: Tensor | None = None
         self._steps: Tensor | int = 1
-        self._segments: tuple[Segment, ...] | None = None
+        self._key_groups: tuple[KeyGroup, ...] | None = None
         self._planned = 0
         self._mask: Tensor | None = None
 
@@ -447,7 +447,7 @@ class Batch:
         if len(done) == len(self.idle):
             return []
         known = set(self.idle)
-        self.idle, self._write_rows, self._segments = done, None, None
+        self.idle, self._write_rows, self._key_groups = done, None, None
         # an idle row stays at position 0, which every cache has
         self.positions[done] = 0
         self._steps = torch.tensor([0 if row.finish else 1 for row in self.rows], device=self.tokens.device)
@@ -478,12 +478,12 @@ class Batch:
             self._mask.scatter_(1, self.positions[:, None], 0.0)
         return self._mask[:, None, None, : self.longest]
 
-    def segments(self, wasted_keys: float) -> tuple[Segment, ...]:
-        """Which rows read how many keys in the next step; `wasted_keys` as in `make_segments`."""
-        if self._segments is None:
+    def key_groups(self, wasted_keys: float) -> tuple[KeyGroup, ...]:
+        """Which rows read how many keys in the next step; `wasted_keys` as in `make_key_groups`."""
+        if self._key_groups is None:
             lengths = [0 if row.finish else row.length for row in self.rows]
-            self._segments, self._planned = make_segments(lengths, wasted_keys), self.longest
-        return tuple(segment.grown(self.longest - self._planned) for segment in self._segments)
+            self._key_groups, self._planned = make_key_groups(lengths, wasted_keys), self.longest
+        return tuple(group.grown(self.longest - self._planned) for group in self._key_groups)
 
     def keep_active(self, moves: Moves) -> None:
         """Drop the finished rows; `moves` says where the cache moved the active ones."""
@@ -501,7 +501,7 @@ class Batch:
         """Forget what was computed for the former set of rows."""
         self.longest = max((row.length for row in self.rows), default=0)
         self.idle, self.wasted, self._steps = [], 0, 1
-        self._write_rows = self._mask = self._segments = self.cells = None
+        self._write_rows = self._mask = self._key_groups = self.cells = None
 
 
 def temperatures(rows: list[Row], device: torch.device) -> Tensor:

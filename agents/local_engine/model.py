@@ -103,12 +103,12 @@ class CausalModel:
         return bool(RECURRENT_LAYERS & set(self.layer_types))
 
     @property
-    def triangular(self) -> bool:
+    def full_attention(self) -> bool:
         """Whether every layer sees all of a row's past, so that one mask serves them all."""
         return self._window is None and not self.recurrent
 
     @property
-    def leaves_out(self) -> bool:
+    def skips_idle_rows(self) -> bool:
         """Whether padding and idle rows cost nothing (while `evaluating`), as in `DenseDecoder`."""
         return self._dense_now
 

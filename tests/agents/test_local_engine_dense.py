@@ -17,7 +17,7 @@ from engine_requests import VOCAB, reference_ids, request, tiny  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine import decoder as dense_weights  # noqa: E402
-from turngym.agents.local_engine.cache import Segment, make_segments  # noqa: E402
+from turngym.agents.local_engine.cache import KeyGroup, make_key_groups  # noqa: E402
 from turngym.agents.local_engine.decoder import (  # noqa: E402
     Linear,
     attention,
@@ -237,15 +237,19 @@ def counted_products(engine: LocalEngine) -> Iterator[list[int]]:
 
 
 def test_segments_by_hand() -> None:
-    assert make_segments([5, 5, 5], 0) == (Segment(0, 3, 5, True),)
-    assert make_segments([5, 4, 5], 0) == (Segment(0, 1, 5, True), Segment(1, 2, 4, True), Segment(2, 3, 5, True))
-    assert make_segments([5, 4, 5], 1) == (Segment(0, 3, 5, False),)
-    assert make_segments([9, 0, 9, 2], 8) == (Segment(0, 1, 9, True), Segment(2, 4, 9, False))
-    assert make_segments([9, 0, 9, 2], 9) == (Segment(0, 4, 9, False),)
-    assert make_segments([9, 0, 9, 2], 6) == (Segment(0, 1, 9, True), Segment(2, 3, 9, True), Segment(3, 4, 2, True))
-    assert make_segments([0, 3, 0], 99) == (Segment(1, 2, 3, True),)
-    assert make_segments([1, 9], float("inf")) == (Segment(0, 2, 9, False),)
-    assert Segment(1, 2, 3, True).grown(4) == Segment(1, 2, 7, True)
+    assert make_key_groups([5, 5, 5], 0) == (KeyGroup(0, 3, 5, True),)
+    assert make_key_groups([5, 4, 5], 0) == (KeyGroup(0, 1, 5, True), KeyGroup(1, 2, 4, True), KeyGroup(2, 3, 5, True))
+    assert make_key_groups([5, 4, 5], 1) == (KeyGroup(0, 3, 5, False),)
+    assert make_key_groups([9, 0, 9, 2], 8) == (KeyGroup(0, 1, 9, True), KeyGroup(2, 4, 9, False))
+    assert make_key_groups([9, 0, 9, 2], 9) == (KeyGroup(0, 4, 9, False),)
+    assert make_key_groups([9, 0, 9, 2], 6) == (
+        KeyGroup(0, 1, 9, True),
+        KeyGroup(2, 3, 9, True),
+        KeyGroup(3, 4, 2, True),
+    )
+    assert make_key_groups([0, 3, 0], 99) == (KeyGroup(1, 2, 3, True),)
+    assert make_key_groups([1, 9], float("inf")) == (KeyGroup(0, 2, 9, False),)
+    assert KeyGroup(1, 2, 3, True).grown(4) == KeyGroup(1, 2, 7, True)
 
 
 def test_attention_by_segments_is_attention_by_rows() -> None:
@@ -256,7 +260,7 @@ def test_attention_by_segments_is_attention_by_rows() -> None:
     for row, length in enumerate(lengths):
         mask[row, :, :, length:] = -torch.inf
     for call in (0, 3, 1000):
-        told = attention(asked, keys, values, mask, 0.3, make_segments(lengths, call))
+        told = attention(asked, keys, values, mask, 0.3, make_key_groups(lengths, call))
         for row, length in enumerate(lengths):
             if not length:
                 continue
