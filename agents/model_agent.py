@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, renderer_of
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.envs.channels import Channel, make_channel
@@ -228,7 +228,7 @@ class ModelPlayer:
 
             room = settings.max_context
             engine = LocalEngine(model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype)
-        settings = resolved(settings, tokenizer, tool)
+        settings = complete_settings(settings, tokenizer, tool)
         renderer = renderer_of(model, tokenizer, settings, tool)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 

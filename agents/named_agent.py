@@ -15,7 +15,7 @@ from turngym.agents.models import file_hashes, load_policy, trained_on
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
-from turngym.agents.rendering.chat_settings import ChatSettings, describe, renderer_of, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, describe, renderer_of
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.sglang.client import PolicyServer
 from turngym.agents.sglang.open_servers import eval_policy, load_outside
@@ -147,7 +147,7 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
     settings = _settings(ChatSettings.load(folder), options)
     path = Path(folder).resolve()
     engine, model, tokenizer = _engine(folder, settings, options, servers)
-    settings = resolved(settings, tokenizer, tool)
+    settings = complete_settings(settings, tokenizer, tool)
     channel = make_channel(settings.channel, tool)
     examples = _examples(options, env, channel)
     renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes)

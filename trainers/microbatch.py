@@ -256,7 +256,7 @@ def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = N
     return [micro_batch(batch, chosen[list(line.rows)], line) for line in lines]
 
 
-def resolved(packing: Packing, model: Any) -> Packing:
+def packing_for(packing: Packing, model: Any) -> Packing:
     """`off` in the place of `auto` for a model that does not keep rows apart; ConfigError if it has to."""
     if packing == "auto":
         try:

@@ -39,7 +39,7 @@ class Forward:
     """Whether autocast covers the LM head; log-probabilities are float32 either way."""
     gradient_checkpointing: bool = False
     packing: Packing = "off"
-    """Whether the rows of a pass share a line; `auto` wants a model that keeps them apart (`microbatch.resolved`)."""
+    """Whether the rows of a pass share a line; `auto` wants a model that keeps them apart (see `packing_for`)."""
     world: World = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 

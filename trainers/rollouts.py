@@ -28,7 +28,7 @@ from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe, resolved
+from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe
 from turngym.agents.sglang.open_servers import train_policy
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
@@ -117,7 +117,7 @@ class StudentRollouts:
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         self._env = SharedEnv(self._maker())
-        self.settings = resolved(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
+        self.settings = complete_settings(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
 

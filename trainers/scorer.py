@@ -20,7 +20,7 @@ from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.lora import merged
-from turngym.trainers.microbatch import line_states, packed_lines, resolved
+from turngym.trainers.microbatch import line_states, packed_lines, packing_for
 from turngym.trainers.models import (
     common_vocabulary,
     head,
@@ -54,7 +54,7 @@ class LocalScorer:
     chunk: int = 1024
     """Positions that go through the head at a time."""
     packing: Packing = "off"
-    """Whether the rows of a pass share a line; needs a model that keeps them apart (`microbatch.resolved`)."""
+    """Whether the rows of a pass share a line; needs a model that keeps them apart (`microbatch.packing_for`)."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
@@ -160,7 +160,7 @@ def load_scorer(
         temperature=temperature,
         max_tokens=max_tokens,
         # a teacher is not what --packing on was said of: one that cannot have it scores padded rows
-        packing=packing if packing != "off" and resolved("auto", model) == "auto" else "off",
+        packing=packing if packing != "off" and packing_for("auto", model) == "auto" else "off",
     )
 
 

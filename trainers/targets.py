@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.playing.timed_calls import STEP_TIMEOUT, Outcome, TimedCalls
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward
@@ -396,7 +396,7 @@ class RewardedCollect:
         calls.close()
         return [episode if episode.status.is_error else self._rewarded(episode, next(paid)) for episode in episodes]
 
-    def _rewarded(self, episode: Episode, paid: Outcome) -> Episode:
+    def _rewarded(self, episode: Episode, paid: CallResult) -> Episode:
         meta = {**episode.meta, PAID: episode.episode_return, "reward": self.reward.name}
         if paid.failure:
             return replace(episode, status=paid.status, meta={**meta, "error": paid.failure})

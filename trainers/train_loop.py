@@ -32,7 +32,7 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers
-from turngym.trainers.microbatch import resolved
+from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import NoProgress, Progress
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
@@ -140,7 +140,7 @@ class Trainer:
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
-        run = replace(self.run, packing=resolved(self.run.packing, self.model))
+        run = replace(self.run, packing=packing_for(self.run.packing, self.model))
         refresh = reference_refresh(self.run.reference_every, self.reference, self.model, self.world)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.world.shard(self.model)
@@ -193,7 +193,7 @@ class Trainer:
             )
         if self.algorithm.refill and not isinstance(self.order, Synchronous):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
-        resolved(self.run.packing, self.model)
+        packing_for(self.run.packing, self.model)
 
     def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.scores import Outcome, Scores
+from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
 from turngym.envs.core.episode import LENIENT, SHORT
 from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.tables import atomic_write
@@ -24,7 +24,7 @@ PER_EPISODE = (*EACH, "panel", *ABOUT)
 """Names in `Episode.meta` that are not settings of the evaluation."""
 
 
-def episode_row(outcome: Outcome) -> dict[str, Any]:
+def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     """One episode in a results file: enough to score and compare it, without its text."""
     task = outcome.task
     alike = ("sample", "seed", "success", "score", "episode_return", "turns", "invalid")
@@ -39,14 +39,14 @@ def episode_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def token_counts(outcomes: Sequence[Outcome]) -> dict[str, int] | None:
+def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
     """Number of `prompt` and `response` ids of all episodes; None if no episode has ids."""
     known = [(one.prompt_tokens, one.response_tokens or 0) for one in outcomes if one.prompt_tokens is not None]
     return {"prompt": sum(p for p, _ in known), "response": sum(r for _, r in known)} if known else None
 
 
 def results_json(
-    settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Sequence[Outcome]
+    settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Sequence[EpisodeOutcome]
 ) -> dict[str, Any]:
     """The content of a results file without the rows of its episodes."""
     return {
@@ -62,7 +62,7 @@ def results_json(
     }
 
 
-def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Sequence[EpisodeOutcome]) -> None:
     """Write `head` and the rows of the episodes one by one; the file is the same as if it were written at once."""
     before, after = _indented({**head, "episodes": []}, 0).split('\n "episodes": []', 1)
     with atomic_write(path) as file:

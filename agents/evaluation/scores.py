@@ -1,6 +1,6 @@
 """How episodes are scored: Avg@n, pass@k, rows by category, rates of invalid actions and truncated episodes.
 
-`Outcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and `behavior_table`
+`EpisodeOutcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and `behavior_table`
 show these.
 """
 
@@ -24,7 +24,7 @@ class EvaluationError(TurngymError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EpisodeOutcome:
     """How one episode ended, without its text."""
 
     task: Task
@@ -48,7 +48,7 @@ class Outcome:
     """Whether the episode recorded the tokens that an endpoint charges for."""
 
     @classmethod
-    def of(cls, episode: Episode, task: Task | None = None) -> Outcome:
+    def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
         """The outcome of `episode`. `task` may be an equal object to keep instead of the episode's own."""
         counts = Counter(turn.verdict for turn in episode.turns)
         response = sum(turn.response_length for turn in episode.turns)
@@ -80,10 +80,10 @@ class Outcome:
         return sum(count for verdict, count in zip(Verdict, self.verdicts, strict=True) if not verdict.valid)
 
 
-Played = Iterable[Episode | Outcome]
+Played = Iterable[Episode | EpisodeOutcome]
 
 
-def latest(every: Sequence[Outcome]) -> list[int]:
+def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
     """Places of one episode of each (task, sample): the last without an error, if there is one.
 
     In the order of evaluations: sample by sample, tasks in the panel's order.
@@ -146,7 +146,7 @@ class Scores:
 
 def score(episodes: Played) -> Scores:
     """Score one evaluation. Raises ScoreError if no episode ended without an error."""
-    every = [one if isinstance(one, Outcome) else Outcome.of(one) for one in episodes]
+    every = [one if isinstance(one, EpisodeOutcome) else EpisodeOutcome.of(one) for one in episodes]
     counted = [one for one in every if not one.status.is_error]
     if not counted:
         raise ScoreError(f"none of {len(every)} episodes ended without an error, so there is nothing to score")
@@ -154,7 +154,7 @@ def score(episodes: Played) -> Scores:
     won = [one.turns for one in counted if one.success]
     goals = [one.goal_rate for one in counted if one.goal_rate is not None]
     statuses = Counter(one.status for one in counted)
-    rows: dict[str, list[Outcome]] = {}
+    rows: dict[str, list[EpisodeOutcome]] = {}
     for one in counted:
         rows.setdefault(one.task.category, []).append(one)
     return Scores(
@@ -199,7 +199,7 @@ def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
             )
 
 
-def _row(name: str, counted: Sequence[Outcome]) -> ScoreRow:
+def _row(name: str, counted: Sequence[EpisodeOutcome]) -> ScoreRow:
     tasks = list(_by_task(counted).values())
     least = min(samples for _, samples in tasks)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= least]

@@ -21,7 +21,7 @@ import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.playing.agent import Reply, ResponseWriter
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedCalls
-from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Episode, Status, wrong_numbers
 from turngym.envs.core.errors import AgentError, TurngymError
@@ -326,7 +326,7 @@ class SessionPool:
             probe = gym.make(env_id, **make)
             tool = guard_of(probe).tool
             probe.close()
-            settings = resolved(settings, tokenizer, tool)
+            settings = complete_settings(settings, tokenizer, tool)
             renderer = open_renderer(tokenizer, settings, tool, history="append", stop_ids=stop_ids)
 
         def make_env() -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
-from turngym.agents.playing.timed_calls import STEP_TIMEOUT, Outcome, TimedCalls, attempt
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
@@ -88,7 +88,7 @@ class EpisodeRunner:
             self.states.append(state_hash(self.guard))
         return self.env.step(text)
 
-    def take(self, reply: Reply, stepped: Outcome | None, max_turns: int | None = None) -> None:
+    def take(self, reply: Reply, stepped: CallResult | None, max_turns: int | None = None) -> None:
         """Record `reply` and what the environment's step with it gave; None if `reply` ends the episode.
 
         `max_turns` caps jobs without a cap of their own.

@@ -32,7 +32,7 @@ class CallTimeout(TurngymError, TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallResult:
     """What a call returned, or what it raised; a call that was given up has a CallTimeout."""
 
     value: Any = None
@@ -63,14 +63,14 @@ class Outcome:
         return Status.ERROR_TIMEOUT if isinstance(self.error, CallTimeout) else Status.ERROR_ENV
 
 
-def attempt(call: Callable[[], Any]) -> Outcome:
+def attempt(call: Callable[[], Any]) -> CallResult:
     """The outcome of `call` in this thread, without a limit."""
     began = time.perf_counter()
     try:
-        return Outcome(call(), seconds=time.perf_counter() - began)
+        return CallResult(call(), seconds=time.perf_counter() - began)
     # sys.exit in other people's code must not end the run without a word; `failure` raises what is not theirs
     except BaseException as error:
-        return Outcome(error=error, seconds=time.perf_counter() - began)
+        return CallResult(error=error, seconds=time.perf_counter() - began)
 
 
 class TimedCalls:
@@ -88,7 +88,7 @@ class TimedCalls:
         self.seconds, self.what = seconds, what
         self._queue: SimpleQueue[_Batch | None] | None = None
 
-    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Outcome]:
+    def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
         """The outcome of every call, in order. Ctrl-C lets the call under way end, for up to a second."""
         if math.isinf(self.seconds):
             return [attempt(call) for call in calls]
@@ -124,7 +124,7 @@ class TimedCalls:
                 done += one.done or [self._given_up()]
         return done
 
-    def call(self, function: Callable[[], Any]) -> Outcome:
+    def call(self, function: Callable[[], Any]) -> CallResult:
         """The outcome of one call."""
         return self.run([function])[0]
 
@@ -134,8 +134,8 @@ class TimedCalls:
             self._queue.put(None)
             self._queue = None
 
-    def _given_up(self) -> Outcome:
-        return Outcome(error=CallTimeout(f"{self.what} took more than {self.seconds:g} s"), seconds=self.seconds)
+    def _given_up(self) -> CallResult:
+        return CallResult(error=CallTimeout(f"{self.what} took more than {self.seconds:g} s"), seconds=self.seconds)
 
 
 class _Batch:
@@ -143,7 +143,7 @@ class _Batch:
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self.calls = calls
-        self.done: list[Outcome] = []
+        self.done: list[CallResult] = []
         self.called_at = time.monotonic()
         """When the call under way began."""
         self._given_up = False

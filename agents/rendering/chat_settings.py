@@ -1,8 +1,8 @@
 """How a model is spoken to: its chat settings, saved beside its weights so that every run renders alike.
 
-`resolved` fills in what the chat template decides (the dialect of tool calls, the role of observations) by rendering
-short conversations; `open_renderer` then builds the renderer. `build_phrase_tokenizer` makes the tokenizer of models
-that are small enough to train on a laptop.
+`complete_settings` fills in what the chat template decides (the dialect of tool calls, the role of observations) by
+rendering short conversations; `open_renderer` then builds the renderer. `build_phrase_tokenizer` makes the tokenizer of
+models that are small enough to train on a laptop.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
         return replace(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
-    found = find_dialect(tokenizer, tool)
+    found = dialect_of_template(tokenizer, tool)
     if not found.exact:
         warnings.warn(
             f"this chat template's calls are read as {found.dialect.name}, but it writes them slightly differently "
@@ -133,7 +133,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
     return settings if found.dialect is HERMES else replace(settings, channel=f"tool:{found.dialect.name}")
 
 
-def find_dialect(tokenizer: Any, tool: ToolSpec) -> TemplateDialect:
+def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateDialect:
     """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
 
     Raises RenderError as `with_dialect` does.
@@ -208,7 +208,7 @@ def open_renderer(
     stop_ids: Sequence[int] = (),
     examples: Sequence[Example] = (),
 ) -> ChatRenderer:
-    """The renderer of `settings`, which `resolved` has completed; `history` overrides theirs.
+    """The renderer of `settings`, which `complete_settings` has completed; `history` overrides theirs.
 
     Raises RenderError if the chat template cannot do what they ask.
     """
@@ -238,7 +238,7 @@ def renderer_of(
     return open_renderer(tokenizer, settings, tool, stop_ids=stop_ids, examples=examples)
 
 
-def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
     """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
 
     In the tool channel observations go into role `tool` if the template shows them there. In the text channel they are

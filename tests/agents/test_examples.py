@@ -16,7 +16,7 @@ from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, open_renderer
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import Example, memory_of
 from turngym.agents.rendering.examples import read_examples
@@ -117,7 +117,7 @@ def test_turns_stand_between_the_system_message_and_the_task(make_tokenizer: Any
 def test_every_family_shows_them_and_goes_on(name: str, channel: str) -> None:
     tool = ToolSpec(name="act", description="Act.", argument="action", argument_description="what", examples=("look",))
     tokenizer = family_tokenizer(name)
-    chat = resolved(ChatSettings(channel=channel), tokenizer, tool)
+    chat = complete_settings(ChatSettings(channel=channel), tokenizer, tool)
     spoken = make_channel(chat.channel, tool)
     turns = (("A desk.", spoken.format("look")), ("A lamp.", spoken.format("use lamp")))
     shown = (Example(turns=turns, final="Light."),)

@@ -15,10 +15,10 @@ from families import FAMILIES, family_tokenizer
 
 from turngym.agents.rendering.chat_settings import (
     ChatSettings,
+    complete_settings,
     describe,
-    find_dialect,
+    dialect_of_template,
     open_renderer,
-    resolved,
     with_dialect,
 )
 from turngym.agents.rendering.chat_template import RenderError
@@ -38,7 +38,7 @@ OBSERVATIONS = ("You see a desk.", "Nothing happens.\n- look", "On it: {'x'}", "
 
 def opened(name: str, channel: str = "tool", **settings: Any) -> tuple[ChatRenderer, Any, ChatSettings]:
     tokenizer = family_tokenizer(name)
-    chat = resolved(ChatSettings(channel=channel, **settings), tokenizer, TOOL)
+    chat = complete_settings(ChatSettings(channel=channel, **settings), tokenizer, TOOL)
     return open_renderer(tokenizer, chat, TOOL), make_channel(chat.channel, TOOL), chat
 
 
@@ -62,7 +62,7 @@ def test_every_template_that_knows_tools_is_read_in_its_own_dialect() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert all(with_dialect(ChatSettings(channel="tool"), family_tokenizer(name), TOOL) for name in FAMILIES)
-    learned = {name: find_dialect(family_tokenizer(name), TOOL) for name in FAMILIES}
+    learned = {name: dialect_of_template(family_tokenizer(name), TOOL) for name in FAMILIES}
     assert {name: found.dialect.name for name, found in learned.items()} == FAMILIES
     assert all(found.exact for found in learned.values())
 
@@ -189,7 +189,7 @@ def test_an_unknown_dialect_is_shown_and_not_played() -> None:
     try:
         tokenizer.chat_template = source.replace('{"name": "', "CALL ").replace('", "parameters": ', " WITH ")
         with pytest.raises(RenderError, match=r"a dialect that is not known here: .*CALL alfworld_step.*text channel"):
-            resolved(ChatSettings(channel="tool"), tokenizer, TOOL)
+            complete_settings(ChatSettings(channel="tool"), tokenizer, TOOL)
     finally:
         tokenizer.chat_template = source
 
@@ -199,7 +199,7 @@ def test_a_dialect_that_is_read_but_not_written_letter_by_letter() -> None:
     source = tokenizer.chat_template
     try:
         tokenizer.chat_template = source.replace('{"name": "', '{ "name" : "')
-        learned = find_dialect(tokenizer, TOOL)
+        learned = dialect_of_template(tokenizer, TOOL)
         assert (learned.dialect.name, learned.exact) == ("llama", False)
         with pytest.warns(UserWarning, match="read as llama, but it writes them slightly differently"):
             assert with_dialect(ChatSettings(channel="tool"), tokenizer, TOOL).channel == "tool:llama"
@@ -211,7 +211,7 @@ def followed(name: str) -> bool:
     """Whether a model that calls a tool of its own making finds the right one by what the refusal says."""
     tool = DoorEnv.tool
     tokenizer = family_tokenizer(name)
-    chat = resolved(ChatSettings(channel="tool"), tokenizer, tool)
+    chat = complete_settings(ChatSettings(channel="tool"), tokenizer, tool)
     renderer, channel = open_renderer(tokenizer, chat, tool), make_channel(chat.channel, tool)
     assert isinstance(channel, ToolChannel)
     guard = ActionGuard(DoorEnv(), channel=channel)

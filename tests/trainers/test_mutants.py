@@ -110,7 +110,7 @@ ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
-    *("micro_batches", "check_packing", "line_states", "resolved"),
+    *("micro_batches", "check_packing", "line_states", "packing_for"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),

@@ -23,7 +23,7 @@ from turngym.trainers.batch import BatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.microbatch import check_packing, packed_lines, pad_rows, resolved, shared_tokens, split_packed
+from turngym.trainers.microbatch import check_packing, packed_lines, packing_for, pad_rows, shared_tokens, split_packed
 from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
@@ -205,14 +205,14 @@ def test_packed_scores_are_those_of_padded_rows(max_tokens: int) -> None:
 
 def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
     model = toy.tiny(1)
-    assert [resolved(name, model) for name in ("auto", "on", "off")] == ["auto", "on", "off"]
+    assert [packing_for(name, model) for name in ("auto", "on", "off")] == ["auto", "on", "off"]
     inner, forward = model.model, model.model.forward
     inner.forward = lambda line=None, **more: forward(**more)
-    assert [resolved(name, model) for name in ("auto", "off")] == ["off", "off"]
+    assert [packing_for(name, model) for name in ("auto", "off")] == ["off", "off"]
     with pytest.raises(ConfigError):
-        resolved("on", model)
+        packing_for("on", model)
     inner.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
-    assert resolved("auto", model) == "off"  # it knows no positions
+    assert packing_for("auto", model) == "off"  # it knows no positions
 
 
 def begun(folder: Path, packing: Any, *, resume: bool = False) -> list[dict[str, Any]]:
@@ -255,6 +255,6 @@ def test_the_loop_uses_what_the_model_can_have(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(train_loop, "TrainLoop", Loop)
     for number, answer in enumerate(("auto", "off")):
-        monkeypatch.setattr(train_loop, "resolved", lambda packing, model, answer=answer: answer)
+        monkeypatch.setattr(train_loop, "packing_for", lambda packing, model, answer=answer: answer)
         toy.trainer(tmp_path / str(number), steps=1).train()
     assert seen == [("auto", "auto"), ("off", "off")]
