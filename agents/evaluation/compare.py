@@ -19,8 +19,8 @@ from typing import Any
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE
 from turngym.agents.evaluation.scores import (
+    EpisodeOutcome,
     EvaluationError,
-    Outcome,
     category_rank,
     check_hashes,
     latest,
@@ -122,7 +122,7 @@ def rescore(path: str | Path) -> EvalResult:
     Raises EvaluationError if there is no trace, or it has no episodes or those of more than one evaluation.
     """
     trace = trace_of(path)
-    every, places, elapsed, problems = list[Outcome](), array("q"), 0.0, list[TraceProblem]()
+    every, places, elapsed, problems = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem]()
     noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
     tasks: dict[Task, Task] = {}
     for place, item in iter_places(trace):
@@ -130,7 +130,7 @@ def rescore(path: str | Path) -> EvalResult:
             problems.append(item)
             continue
         note_settings(noted, item, len(every))
-        every.append(Outcome.of(item, tasks.setdefault(item.task, item.task)))
+        every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         places.append(place)
         elapsed = max(elapsed, seconds_played(item))
     if not every:
@@ -164,7 +164,7 @@ def trace_of(path: str | Path) -> Path:
 
 
 def _settings(
-    trace: Path, outcomes: Sequence[Outcome], noted: Sequence[tuple[int, Mapping[str, Any]]]
+    trace: Path, outcomes: Sequence[EpisodeOutcome], noted: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """The settings that the evaluation recorded in its episodes."""
     tables = [

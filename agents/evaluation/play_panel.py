@@ -16,7 +16,14 @@ from typing import Any
 from turngym.agents.endpoint.messages import usage_of, usage_table
 from turngym.agents.evaluation.hints import hints
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
-from turngym.agents.evaluation.scores import EvaluationError, Outcome, Scores, behavior_table, score, success_table
+from turngym.agents.evaluation.scores import (
+    EpisodeOutcome,
+    EvaluationError,
+    Scores,
+    behavior_table,
+    score,
+    success_table,
+)
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.core.episode import Episode
@@ -43,7 +50,7 @@ class RecordedEpisodes:
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
-    _rows: list[tuple[Outcome, Episode | int] | None] = field(init=False)
+    _rows: list[tuple[EpisodeOutcome, Episode | int] | None] = field(init=False)
     """Sample by sample, tasks in their order; None if the episode is missing."""
 
     def __post_init__(self) -> None:
@@ -53,7 +60,7 @@ class RecordedEpisodes:
         """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
-        outcome = Outcome.of(episode, task if task == episode.task else None)
+        outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
         self._rows[episode.sample * len(self.tasks) + number] = outcome, episode if place is None else place
 
     def has(self, task_id: str, sample: int) -> bool:
@@ -63,7 +70,7 @@ class RecordedEpisodes:
         """Number of tasks and samples that are not missing."""
         return sum(row is not None for row in self._rows)
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[EpisodeOutcome]:
         """How the episodes ended, sample by sample, tasks in their order."""
         return [row[0] for row in self._rows if row is not None]
 
@@ -150,7 +157,7 @@ class EvalResult:
 
     episodes: Sequence[Episode]
     """Sample by sample, tasks in panel order. Those of a trace are read from it when they are accessed."""
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[EpisodeOutcome]
     """How the episodes ended."""
     scores: Scores
     settings: Mapping[str, Any]

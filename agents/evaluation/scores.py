@@ -1,7 +1,7 @@
 """How episodes are scored: Avg@n, pass@k, rows by category, rates of invalid actions and truncated episodes.
 
-`EpisodeOutcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and `behavior_table`
-show these.
+`EpisodeOutcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and
+`behavior_table` show these.
 """
 
 from __future__ import annotations
