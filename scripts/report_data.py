@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.compare import note_settings, recorded
-from turngym.agents.evaluation.scores import Outcome, latest
+from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
@@ -32,7 +32,7 @@ class Run:
     name: str
     place: int = 0
     """Position among the runs of the report; it fixes the color."""
-    episodes: Sequence[Outcome] = ()
+    episodes: Sequence[EpisodeOutcome] = ()
     """Return, success and status of every episode."""
     points: tuple[CurvePoint, ...] = ()
     """Evaluations during training."""
@@ -173,13 +173,13 @@ def _thinned(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float, 
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
-    every, skipped = list[Outcome](), []
+    every, skipped = list[EpisodeOutcome](), []
     noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
     tasks: dict[Task, Task] = {}
     for item in iter_trace(path):
         if isinstance(item, Episode):
             note_settings(noted, item, len(every))
-            every.append(Outcome.of(item, tasks.setdefault(item.task, item.task)))
+            every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         else:
             skipped.append(f"{path}: {item}")
     metas = [meta for _, meta in noted.values()]

@@ -14,7 +14,7 @@ from typing import Any, cast
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import eval_overrides
 from turngym.agents.evaluation.play_panel import ELAPSED, panel_note, seconds_played
-from turngym.agents.evaluation.scores import Outcome
+from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import TurngymError, did_you_mean
@@ -134,7 +134,7 @@ class PanelSessions:
             raise SessionFailed(f"{task_id} sample {sample}: {session.episode().meta.get('error')}")
         return session
 
-    def keep(self, session: EpisodeSession, agent: str, temperature: float | None = None) -> Outcome:
+    def keep(self, session: EpisodeSession, agent: str, temperature: float | None = None) -> EpisodeOutcome:
         """The outcome of a finished session's episode, which is added to the trace; closes the session.
 
         Raises SessionFailed where the episode ended in an error; it is in the trace then, too.
@@ -150,7 +150,7 @@ class PanelSessions:
                 writer.write(episode)
         if episode.status.is_error:
             raise SessionFailed(f"{episode.task.task_id} sample {episode.sample}: {episode.meta.get('error')}")
-        return Outcome.of(episode)
+        return EpisodeOutcome.of(episode)
 
     def write_results(self) -> Path | None:
         """results.json beside the trace, made from it; None without a trace, or with nothing in it yet."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.agents.evaluation.scores import Outcome, task_means
+from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import WORLDS
@@ -87,7 +87,7 @@ def make_record(cell: Cell) -> Record:
     samples = 0
     for step in sorted(costs_of_evals(rows)):
         path = cell.folder / "eval" / f"step_{step:06d}.jsonl"
-        counted = [Outcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
+        counted = [EpisodeOutcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
         if not counted:
             raise TurngymError(f"{path}: no episode that counts")
         samples = max(one.sample for one in counted) + 1

@@ -14,7 +14,7 @@ import pytest
 
 from turngym.agents.evaluation.compare import rescore as rescored
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
-from turngym.agents.evaluation.scores import Outcome, latest, score
+from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
 from turngym.envs.core import trace as traces
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
@@ -205,7 +205,7 @@ def test_episodes_are_found_again(recorded: Callable[[int], Path], tmp_path: Pat
 def test_an_error_never_takes_the_place_of_what_was_played() -> None:
     played = [episode(task, number, sample) for number, task in enumerate(tasks(40)) for sample in range(4)]
     failed = replace(played[0], status=Status.ERROR_ENV, success=False)
-    every = [Outcome.of(episode) for episode in (failed, *played, failed)]
+    every = [EpisodeOutcome.of(episode) for episode in (failed, *played, failed)]
     chosen = [every[place] for place in latest(every)]
     assert score(chosen) == score(played)
     assert score(every).errors == 2
