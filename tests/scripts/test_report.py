@@ -218,7 +218,7 @@ def test_episodes_are_kept_without_their_text(tmp_path: Path) -> None:
     assert rollout.main(["--agent", "random", "--tasks", "2", "--max-turns", "5", "--out", str(path)]) == 0
     run = load_run(str(path))
     assert score(run.episodes) == score(read_trace(path)[0])
-    assert [episode.depth for episode in run.episodes] == [5, 5]
+    assert [sum(episode.verdicts) for episode in run.episodes] == [5, 5]
     out = tmp_path / "out"
     assert report.main([str(path), "--out", str(out), "--no-figure"]) == 0
     assert [row["survivors"] for row in numbers(out, "episodes") if row["outcome"] == "all"] == ["2"] * 5
