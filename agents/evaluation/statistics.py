@@ -27,7 +27,7 @@ def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
     falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
     Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
     """
-    places, counts = _with_the_end(values)
+    places, counts = with_the_end(values)
     if len(places) == 1:
         return 1.0
     low, high = float(places[0]), 1.0
@@ -38,12 +38,6 @@ def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
         else:
             high = middle
     return (low + high) / 2
-
-
-def rejected(values: Sequence[float], mean: float, alpha: float = TAIL) -> bool:
-    """Whether `mean` lies above `upper_bound(values, alpha)`, by one evaluation instead of a search."""
-    places, counts = _with_the_end(values)
-    return mean > 1.0 if len(places) == 1 else chance_above(places, counts, mean) < alpha
 
 
 def chance_above(places: NDArray[np.float64], counts: NDArray[np.float64], limit: float) -> float:
@@ -62,7 +56,7 @@ def chance_above(places: NDArray[np.float64], counts: NDArray[np.float64], limit
     return float(0.5 + np.sum(np.sin(theta) * np.exp(-log_rho)) * step / np.pi)
 
 
-def _with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The distinct values, with one more value at 1, and how often each occurs."""
     # rounded, since equal means may differ in their last digits
     found = Counter(round(float(value), 12) for value in values)
@@ -77,13 +71,6 @@ def mean_bounds(values: Sequence[float], low: float, high: float) -> tuple[float
     above = upper_bound([(value - low) / width for value in values])
     below = upper_bound([(high - value) / width for value in values])
     return high - width * below, low + width * above
-
-
-def mean_covered(values: Sequence[float], mean: float, low: float, high: float) -> bool:
-    """Whether `mean` lies within `mean_bounds(values, low, high)`."""
-    width = high - low
-    above = rejected([(value - low) / width for value in values], (mean - low) / width)
-    return not above and not rejected([(high - value) / width for value in values], (high - mean) / width)
 
 
 class ScoreError(TurngymError):

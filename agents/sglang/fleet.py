@@ -219,7 +219,6 @@ class Fleet:
     _assigned: dict[str, Endpoint] = field(default_factory=dict, init=False)
     _numbers: Any = field(default_factory=itertools.count, init=False)
     _name: str = field(default_factory=lambda: secrets.token_hex(4), init=False)
-    _running: set[str] = field(default_factory=set, init=False)
     _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _repairs: Counter[str] = field(default_factory=Counter, init=False)
     """How often the server at a url has been given its weights again."""
@@ -324,23 +323,14 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
-    async def abort_all(self) -> int:
-        """Abort all requests in flight; returns their number."""
-        running = list(self._running)
-        for rid in running:
-            await self.abort(rid)
-        return len(running)
-
     async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
         rid = f"turngym-{self._name}-{next(self._numbers)}"
         endpoint.load += 1
         try:
             async with endpoint.slots:
-                self._running.add(rid)
                 return await self._wait(endpoint, rid, make(rid), end, where)
         finally:
             endpoint.load -= 1
-            self._running.discard(rid)
 
     async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
         connection, settings = endpoint.connection, self.settings

@@ -128,7 +128,6 @@ class SglangPolicy:
         """Prompt ids since construction whose keys and values the servers had already."""
         self.prompt_tokens = 0
         self.stops = stops
-        self._aborts = 0
 
     def for_workers(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """How a worker process makes a client of the same servers, in the form that `__reduce__` returns.
@@ -165,14 +164,6 @@ class SglangPolicy:
         """Forget `session`; unknown sessions are fine."""
         self.fleet.forget(session)
 
-    def abort(self) -> int:
-        """Abort all requests in flight, from another thread; they return what was sampled, with finish `aborted`.
-
-        Returns the number of requests that were in flight.
-        """
-        self._aborts += 1
-        return self.fleet.run(self.fleet.abort_all())
-
     async def _generate(self, request: GenerateRequest) -> Generation:
         settings, max_prompt = self.fleet.settings, self.fleet.max_prompt
         prompt_length = len(request.prompt_ids)
@@ -181,7 +172,7 @@ class SglangPolicy:
         if room < 1 or prompt_length >= max_prompt:
             return response.whole("length")
         can_continue = self.stops is not None or not request.sampling.stop_text
-        aborts, clock = self._aborts, self.fleet.endpoint_for(request.session).connection.clock
+        clock = self.fleet.endpoint_for(request.session).connection.clock
         end = clock() + settings.deadline
         while True:
             part = await self._generate_part(request, response, room, end)
@@ -189,11 +180,11 @@ class SglangPolicy:
             if whole.finish != "abort":
                 return whole
             response.parts.append(part)
-            # without the pause an abort that brings nothing would be repeated in a tight loop
+            # a server breaks responses off to change its weights, and they are continued; without the pause one that
+            # brings nothing would be repeated in a tight loop
             if not part.ids.size and clock() + settings.backoff < end:
                 await asyncio.sleep(settings.backoff)
-            # the count tells our own abort() from a server that interrupts responses to change its weights
-            if aborts != self._aborts or clock() >= end or not can_continue or response.length >= room:
+            if clock() >= end or not can_continue or response.length >= room:
                 return response.whole("aborted")
             # to continue, what was drawn is sent as part of the prompt
             if prompt_length + response.length >= max_prompt:

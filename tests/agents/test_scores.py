@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interval_coverage import MEASURES, RATES, Simulation, coverages, task_rates, true_pass
+from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
 from turngym.agents.evaluation.scores import compare, score, task_means
 from turngym.agents.evaluation.statistics import (
@@ -21,7 +21,6 @@ from turngym.agents.evaluation.statistics import (
     last_points,
     least_time,
     mean_bounds,
-    mean_covered,
     paired_difference,
     pass_at_k,
     same_step,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,20 +214,6 @@ def test_at_the_deadline_what_was_drawn_is_kept(server: Any, connect: Any) -> No
     assert len(found.ids) < len(ids)
     assert found.ids.tolist() == ids[: len(found.ids)]
     np.testing.assert_array_equal(found.logprobs, logps[: len(found.ids)])
-
-
-def test_abort_from_another_thread_keeps_what_was_drawn(server: Any, connect: Any) -> None:
-    server.token_seconds = 0.1  # 5 s in all: the abort comes long before
-    policy = connect(server)
-    found: list[Generation] = []
-    thread = threading.Thread(target=lambda: found.extend(policy.generate([ask(5, 6, most=50, stream=(LONG,))])))
-    thread.start()
-    while not server.running:
-        time.sleep(0.001)
-    assert policy.abort() == 1
-    thread.join(20)
-    assert found[0].finish == "aborted"
-    assert found[0].ids.tolist() == by_hand([5, 6], 50, seed_of((LONG,)))[0][: len(found[0].ids)]
 
 
 def interrupt_first(server: Any, count: int) -> None:

@@ -285,7 +285,6 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
             assert same_numbers(through, model) < 1e-4
             policy = SglangPolicy(through, vocabulary=model.config.vocab_size)
             assert {one.policy_version for one in draws(policy, tokenizer, 3, 8)} == {4}
-            assert policy.abort() == 0
             sink.close()
             through.close()
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.evaluation.statistics import clustered, mean_covered, pass_at_k
+from turngym.agents.evaluation.statistics import TAIL, chance_above, clustered, pass_at_k, with_the_end
 
 RATES = (0.0, 0.01, 0.02, 0.05, 0.5, 0.95, 0.98, 0.99, 1.0)
 Measure = Literal["avg", "pass", "difference"]
@@ -79,6 +79,20 @@ def simulate(measure: Measure, rate: float, correlation: float, options: Simulat
             widths.append(found.high - found.low)
     share = covered / options.repetitions
     return Coverage(measure=measure, rate=rate, correlation=correlation, covered=share, width=fmean(widths))
+
+
+def mean_covered(values: Sequence[float], mean: float, low: float, high: float) -> bool:
+    """Tells whether `mean` lies within `mean_bounds(values, low, high)`, without the search for its ends."""
+    width = high - low
+    return not any(
+        rejected([abs(value - end) / width for value in values], abs(mean - end) / width) for end in (low, high)
+    )
+
+
+def rejected(values: Sequence[float], mean: float) -> bool:
+    """Tells whether `mean` lies above the upper bound of the mean of `values`, which lie within [0, 1]."""
+    places, counts = with_the_end(values)
+    return mean > 1.0 if len(places) == 1 else chance_above(places, counts, mean) < TAIL
 
 
 Draw = Callable[[np.random.Generator], list[float]]
