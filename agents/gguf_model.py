@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.models import require_memory
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.files import write_sums
 
@@ -75,7 +76,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
         raise AgentError(f"{file} is no GGUF file, or not the whole of one ({str(error).splitlines()[0]})") from error
     found = _Metadata(file, fields)
     tokenizer = _tokenizer(found)
-    _require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors))
+    require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors), "float32")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     config = _config(found, transformers, tied=tied)
     with torch.device("meta"):
@@ -248,18 +249,3 @@ def _tokenizer(found: _Metadata) -> Any:
 
 def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
-
-
-def _require_memory(file: Path, elements: int) -> None:
-    """Raises AgentError where `elements` numbers of float32 do not fit into the memory that is free."""
-    needed, free = 4 * elements, _free_bytes()
-    if needed > free:
-        raise AgentError(f"{file} needs {needed / 1e9:.1f} GB of memory in float32, and {free / 1e9:.1f} GB are free")
-
-
-def _free_bytes() -> float:
-    told = Path("/proc/meminfo")
-    if not told.is_file():  # only Linux says what is available
-        return float("inf")
-    rows = told.read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(row.split()[1]) for row in rows if row.startswith("MemAvailable"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
 
     Raises:
-        ModelError: torch is missing, this machine has no such device, or the folder holds no model or not all weights.
+        ModelError: torch or memory is missing, this machine has no such device, or the folder holds no model or not all
+            weights.
         ChangedFileError: a file is not as turngym wrote it.
     """
     path = find_model(folder)
@@ -65,7 +67,10 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
+        require_memory(path, _numbers(path), dtype)
         model, loading = load(path, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True)
+    except ModelError:
+        raise
     except Exception as error:  # as above; safetensors has an error of its own
         raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     if said := missing_weights(loading):
@@ -165,6 +170,37 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{folder / ADAPTER} holds no object")
     return config
+
+
+def require_memory(path: Path, numbers: int, dtype: str) -> None:
+    """Raises ModelError where a model of so many `numbers` does not fit into the memory that is free: without this the
+    system would end the process without a word."""
+    needed, free = numbers * (4 if dtype == "float32" else 2), free_bytes()
+    if needed > free:
+        hint = "; --dtype bfloat16 takes half" if dtype == "float32" else ""
+        raise ModelError(
+            f"{path} needs {needed / 1e9:.1f} GB of memory in {dtype}, and {free / 1e9:.1f} GB are free{hint}"
+        )
+
+
+def free_bytes() -> float:
+    """Memory that is free, buffers of files included; infinite where the system does not say."""
+    told = Path("/proc/meminfo")
+    if not told.is_file():  # only Linux has it
+        return float("inf")
+    rows = told.read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(row.split()[1]) for row in rows if row.startswith("MemAvailable"))
+
+
+def _numbers(folder: Path) -> int:
+    """How many numbers the safetensors of a model folder hold, by their headers."""
+    from safetensors import safe_open
+
+    found = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return found
 
 
 def find_device(device: str) -> str:

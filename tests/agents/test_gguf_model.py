@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from turngym.agents import gguf_model
+from turngym.agents import gguf_model, models
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import find_model, load_policy
+from turngym.agents.models import find_model, load_model, load_policy
 from turngym.envs.core.errors import AgentError, ModelError
 from turngym.scripts.main import main
 
@@ -181,9 +181,19 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path: Path, monkeypatch: pyt
         import_gguf(tmp_path / "gemma.gguf", tmp_path / "out")
     with pytest.raises(AgentError, match=r"m\.gguf exists; name a new folder with --out"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "m.gguf")
-    monkeypatch.setattr(gguf_model, "_free_bytes", lambda: 1000)
-    with pytest.raises(AgentError, match=r"needs 0\.0 GB of memory in float32, and 0\.0 GB are free"):
+    monkeypatch.setattr(models, "free_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match=r"needs 0\.0 GB of memory in float32, and 0\.0 GB are free"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_a_model_that_does_not_fit_into_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("llama", tied=True)
+    model.save_pretrained(tmp_path)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    monkeypatch.setattr(models, "free_bytes", lambda: 3 * numbers)
+    with pytest.raises(ModelError, match=r"^\S+ needs 0\.0 GB of memory in float32.*; --dtype bfloat16 takes half$"):
+        load_model(tmp_path)
+    assert next(load_model(tmp_path, dtype="bfloat16").parameters()).dtype == torch.bfloat16
 
 
 def test_the_command_and_where_a_folder_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
