@@ -163,7 +163,7 @@ class JobScheduler:
             self._queue = deque(number for number in self._queue if number % workers != worker)
             return own
         share = -(-(len(self.jobs) - len(self._done)) // workers)
-        room = max(min(self.spec.slots, share) - len(worker_state.jobs), 0)
+        room = max(min(self.spec.options["slots"], share) - len(worker_state.jobs), 0)
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
 
     def _is_last_attempt(self, number: int) -> bool:
@@ -184,7 +184,7 @@ class JobScheduler:
         for number in unfinished:
             self._worker_deaths[number] += 1
             if self._worker_deaths[number] > self.pool.retries:
-                meta = {"agent": self.spec.agent.name, **self.spec.meta}
+                meta = {"agent": self.spec.agent.name, **(self.spec.options.get("meta") or {})}
                 error = f"lost {self._worker_deaths[number]} times with its worker; last: {answer.died}"
                 env_id = str(getattr(self.spec.make_env, "env_id", ""))
                 lost = failed_episode(self.jobs[number], env_id, error, meta, Status.ERROR_ENGINE)
@@ -259,19 +259,13 @@ class ParallelRollout:
         self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Play `jobs` in the workers; options as for `rollout`."""
-        slots = options.get("slots", SLOTS)
+        slots, on_episode = options.get("slots", SLOTS), options.pop("on_episode", None)
         if slots < 1:
             raise ExecutorError(f"slots is {slots}; at least 1 episode must be played at a time")
+        options["slots"] = -(-slots // self.workers.count)
+        options.setdefault("step_timeout", self.step_timeout)
         with self._lock:
-            spec = RolloutSpec(
-                make_env=make_env,
-                agent=agent,
-                slots=-(-slots // self.workers.count),
-                max_turns=options.get("max_turns"),
-                system=options.get("system"),
-                meta=options.get("meta") or {},
-                step_timeout=options.get("step_timeout", self.step_timeout),
-            )
+            spec = RolloutSpec(make_env=make_env, agent=agent, options=options)
             data, engines = pack(spec)
             self._free_stale_handles()
             return JobScheduler(
@@ -280,7 +274,7 @@ class ParallelRollout:
                 spec=spec,
                 data=data,
                 engine_numbers=[self._engine_number(engine) for engine in engines],
-                on_episode=options.get("on_episode"),
+                on_episode=on_episode,
             ).run()
 
     def prepare(self, engine: Any) -> None:

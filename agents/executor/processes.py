@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from turngym.agents.executor.options import available_cores
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.rollout import Job, MakeEnv, Rollout
+from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
 
@@ -139,11 +139,8 @@ class RolloutSpec:
 
     make_env: MakeEnv
     agent: Agent
-    slots: int
-    max_turns: int | None
-    system: str | None
-    meta: Mapping[str, Any]
-    step_timeout: float
+    options: RolloutSettings
+    """With the slots of one worker, and without `on_episode`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +185,7 @@ class Worker:
             former, self._spare_env = self._spare_env, (content.make_env, content.make_env())
             if former is not None:
                 former[1].close()
-        self._rollout = Rollout(
-            content.make_env,
-            content.agent,
-            slots=content.slots,
-            max_turns=content.max_turns,
-            system=content.system,
-            meta=dict(content.meta),
-            step_timeout=content.step_timeout,
-        )
+        self._rollout = Rollout(content.make_env, content.agent, **content.options)
 
     def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
         """Add `jobs` and play until episodes end; returns their numbers and records, or nothing after HEARTBEAT s."""

@@ -56,7 +56,6 @@ class EpisodeSession:
     def __init__(self, pool: SessionPool, job: Job) -> None:
         self._pool = pool
         self._writer = ResponseWriter(pool.renderer)
-        self._messages: list[dict[str, str]] = []
         self._request: GenerateRequest | None = None
         self._episode: Episode | None = None
         self._calls = TimedCalls(pool.step_timeout, "the environment's step or reset")
@@ -90,7 +89,7 @@ class EpisodeSession:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation so far (system, user, assistant, user, ...), the last observation included."""
-        return [dict(message) for message in self._messages]
+        return [] if self._runner is None else self._runner.conversation.messages()
 
     @property
     def turns(self) -> int:
@@ -193,8 +192,6 @@ class EpisodeSession:
             self._discard()
             raise
         last = runner.turns[-1] if len(runner.turns) > turns and reply.ends is None else None
-        if last is not None:
-            self._messages += [_message("assistant", reply.text), _message("user", runner.conversation.observation)]
         ids = NO_IDS
         if runner.status is None:
             ids = self._render_prompt()
@@ -214,9 +211,6 @@ class EpisodeSession:
         runner = self._runner
         assert runner is not None
         conversation = runner.conversation
-        if not self._messages:
-            system = [_message("system", conversation.system)] if conversation.system else []
-            self._messages = [*system, _message("user", conversation.observation)]
         with self._pool.lock:
             thread = self._writer.present(conversation)
         if thread is None:
@@ -248,10 +242,6 @@ class EpisodeSession:
         if env is not None and not hangs:
             # that it fails has been said
             self._calls.call(env.close)
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 class SessionPool:
