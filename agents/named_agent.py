@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from turngym.agents.endpoint.agent import EndpointAgent, open_endpoint
+from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.models import file_hashes, load_policy, trained_on
 from turngym.agents.options import AgentOptions
@@ -207,18 +207,18 @@ def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAge
     system = options.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, None) if system is None else system)
-    agent = open_endpoint(
+    agent = EndpointAgent(
         model,
         options.endpoint,
+        channel,
         env.tool,
-        channel=channel,
         examples=examples.episodes,
         temperature=options.temperature,
         thinking=options.thinking,
         max_tokens=options.max_new_tokens,
         max_context=options.max_context,
         memory=options.memory or "all",
-        slots=options.slots,
+        parallel=options.slots,
     )
     opened = _opened_endpoint(agent, system)
     if examples.identity is None:
@@ -232,8 +232,8 @@ def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:
         agent=agent,
         channel=agent.channel.name,
         system=system,
-        temperature=agent.parameters.temperature,
-        fingerprint=agent.parameters.fingerprint(agent.channel.name, system),
+        temperature=agent.temperature,
+        fingerprint=agent.fingerprint(system),
     )
 
 

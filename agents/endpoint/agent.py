@@ -1,4 +1,4 @@
-"""The agent behind an OpenAI-compatible chat endpoint: `EndpointAgent`, and `open_endpoint`, which makes it.
+"""The agent behind an OpenAI-compatible chat endpoint, which `openai:MODEL` names.
 
 Each turn of an episode is one chat completion. The messages grow with the episode (`Transcript`), and what the endpoint
 answers becomes the response that the environment reads (`messages`).
@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from turngym.agents.endpoint.client import (
     Address,
-    ChatParameters,
     ContextOverflow,
     EndpointClient,
     EndpointError,
@@ -40,13 +39,16 @@ from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.settings import json_object
-from turngym.envs.core.task import ToolSpec
+from turngym.envs.core.task import ToolSpec, content_hash
 from turngym.retrieval.outgoing import LoopThread
 
 # random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM = 3, 4
 CLOSING = 5.0
 """Seconds that connections get to close."""
+MAX_TOKENS = 4096
+"""Most tokens of an answer by default: enough for a thought, and a limit for an answer that does not end."""
+RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
 LEAST_TOKENS = 64
 """Fewest tokens to ask for when the context is nearly full."""
 TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.usage"
@@ -74,47 +76,74 @@ class EndpointAgent:
     sampled ids are unknown; with `token_ids` they are the policy's own.
 
     Args:
-        address: address of the endpoint.
-        parameters: fields of every request.
+        model: the model's name at the endpoint.
         channel: how the model writes actions; must be the environment's channel. With `tool` the environment's tool is
             offered and structured calls are read; with `text` actions are part of the text.
         tool: the environment's tool.
-        deadline, retries: see `EndpointOptions`.
+        max_tokens: most tokens of an answer.
+        max_context: most tokens of history and answer together, by the server's count; None: what the server takes.
+        memory: which part of the episode a request holds (`memory_of`).
         parallel: most requests in flight.
-        prices: prices for computing the cost.
         examples: episodes that stand as earlier messages in front of every episode.
 
-    Raises AgentError if httpx is not installed, and from `respond` if the endpoint never worked.
+    Nothing is sent before `respond`. Raises AgentError for invalid settings and if httpx is not installed, and from
+    `respond` if the endpoint never worked.
     """
 
     def __init__(
         self,
-        address: Address,
-        parameters: ChatParameters,
+        model: str,
+        options: EndpointOptions,
         channel: Channel,
         tool: ToolSpec,
         *,
-        deadline: float = 600.0,
-        retries: int = 6,
+        temperature: float = 0.85,
+        thinking: Literal["auto", "on", "off"] = "auto",
+        max_tokens: int | None = None,
+        max_context: int | None = None,
+        memory: str = "all",
         parallel: int = 64,
-        prices: Prices | None = None,
         examples: Sequence[Example] = (),
     ) -> None:
-        for name, value, least in (("deadline", deadline, 0.001), ("retries", retries, 0), ("slots", parallel, 1)):
+        limits = (
+            ("--request-deadline", options.request_deadline, 0.001),
+            ("--request-retries", options.request_retries, 0),
+            ("--slots", parallel, 1),
+            ("--max-new-tokens", MAX_TOKENS if max_tokens is None else max_tokens, 1),
+        )
+        for name, value, least in limits:
             if value < least:
-                raise AgentError(f"{name} of an endpoint is {value:g}; it must be at least {least:g}")
+                raise AgentError(f"{name} is {value:g}; it must be at least {least:g}")
         try:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("an endpoint needs httpx: pip install 'turngym[endpoint]'") from error
-        self.address, self.parameters, self.channel, self.tool = address, parameters, channel, tool
-        self.name = f"openai {parameters.model}"
+        self.extra = json_object("--extra-body", options.extra_body)
+        if taken := [name for name in RESERVED if name in self.extra]:
+            raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
+        if thinking != "auto":
+            # vLLM and SGLang read variables of the chat template from this field
+            given = self.extra.get("chat_template_kwargs")
+            known = given if isinstance(given, dict) else {}
+            self.extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
+        self.address = Address.of(options.base_url, options.key_env)
+        self.model, self.options, self.channel, self.tool = model, options, channel, tool
+        self.temperature, self.memory, self.max_context = temperature, memory, max_context
+        self.max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
+        self.name = f"openai {model}"
+        self._parallel, self._memory = parallel, memory_of(memory)
+        self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
         self._examples = example_messages(examples, channel, tool)
         self.writer = TranscriptWriter(examples=self._examples)
-        self._deadline, self._retries, self._parallel = deadline, retries, parallel
-        self._prices = prices
-        self._memory = memory_of(parameters.memory)
         self._started: tuple[LoopThread, EndpointClient] | None = None
+
+    def fingerprint(self, system: str | None) -> str:
+        """A hash of everything that changes answers; the endpoint's address is not part of it."""
+        known = {name: getattr(self, name) for name in ("model", "temperature", "max_tokens", "max_context", "extra")}
+        known |= {name: getattr(self.options, name) for name in ("send_stop", "send_seed", "reasoning_back")}
+        if self.memory != "all":
+            known["memory"] = self.memory
+        return content_hash({"engine": "openai", **known, "channel": self.channel.name, "system": system})[:16]
 
     def __getstate__(self) -> dict[str, Any]:
         # connections and threads stay in this process; a copy in another process opens its own
@@ -156,12 +185,12 @@ class EndpointAgent:
             loop = LoopThread("turngym-endpoint")
             client = EndpointClient(
                 address=self.address,
-                model=self.parameters.model,
-                deadline=self._deadline,
-                retries=self._retries,
+                model=self.model,
+                deadline=self.options.request_deadline,
+                retries=self.options.request_retries,
                 parallel=self._parallel,
                 tools=self.channel.name == "tool",
-                ids=self.parameters.token_ids,
+                ids=self.options.token_ids,
             )
             weakref.finalize(self, _close, loop, client)
             self._started = loop, client
@@ -170,7 +199,7 @@ class EndpointAgent:
     async def _ask(self, client: EndpointClient, conversation: Conversation) -> Sent | EndpointError:
         """The answer, requested with fewer tokens if history and answer together do not fit the context."""
         where = f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}"
-        tokens, context = self.parameters.max_tokens, self.parameters.max_context
+        tokens, context = self.max_tokens, self.max_context
         if context is not None:
             tokens = min(tokens, context - int(conversation.memory.get(TOKENS, 0)))
         if tokens < 1:
@@ -187,13 +216,12 @@ class EndpointAgent:
                 return error
 
     def _body(self, conversation: Conversation) -> dict[str, Any]:
-        asked = self.parameters
         body: dict[str, Any] = {
-            "model": asked.model,
+            "model": self.model,
             "messages": conversation.memory[TRANSCRIPT].messages,
-            "temperature": asked.temperature,
+            "temperature": self.temperature,
         }
-        if asked.send_seed:
+        if self.options.send_seed:
             # llama.cpp's seeds have 32 bits, and it takes the largest of them as a request for a random seed
             body["seed"] = int(conversation.rng(SEED_STREAM).integers(1 << 31))
         stops = self.channel.stop_text
@@ -201,11 +229,11 @@ class EndpointAgent:
             body["tools"] = [self.tool.schema()]
             # the server finds the end of a call itself
             stops = tuple(stop for stop in stops if stop != "</tool_call>")
-        if asked.send_stop and stops:
+        if self.options.send_stop and stops:
             body["stop"] = list(stops)
-        if asked.token_ids:
+        if self.options.token_ids:
             body |= {"return_token_ids": True, "logprobs": True}
-        return body | dict(asked.extra)
+        return body | self.extra
 
     def _reply(self, conversation: Conversation, result: Sent | EndpointError) -> Reply:
         if isinstance(result, ContextOverflow):
@@ -216,9 +244,9 @@ class EndpointAgent:
         answer = result.answer
         self._note(conversation, answer, result.retries)
         text = content_of(answer, self.channel)
-        conversation.memory[TRANSCRIPT].answer(answer, text, reasoning=self.parameters.reasoning_back == "send")
+        conversation.memory[TRANSCRIPT].answer(answer, text, reasoning=self.options.reasoning_back == "send")
         origin: Origin = "demonstration"
-        if self.parameters.token_ids and answer.ids is not None:
+        if self.options.token_ids and answer.ids is not None:
             origin, conversation.thread = "policy", add_ids(conversation.thread, answer.ids)
         return Reply(
             text=response_of(answer, text),
@@ -232,7 +260,7 @@ class EndpointAgent:
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
         # with a limited memory the next prompt does not contain the answer, and is about as long as this one
-        grown = used.completion_tokens if self.parameters.memory == "all" else 0
+        grown = used.completion_tokens if self.memory == "all" else 0
         conversation.memory[TOKENS] = used.prompt_tokens + grown
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
@@ -257,58 +285,3 @@ def _close(loop: LoopThread, client: EndpointClient) -> None:
     with suppress(TimeoutError):
         loop.start(client.close()).result(CLOSING)
     loop.close()
-
-
-MAX_TOKENS = 4096
-"""Most tokens of an answer by default: enough for a thought, and a limit for an answer that does not end."""
-RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
-
-
-def open_endpoint(
-    model: str,
-    options: EndpointOptions,
-    tool: ToolSpec,
-    *,
-    channel: Channel,
-    examples: Sequence[Example] = (),
-    temperature: float,
-    thinking: Literal["auto", "on", "off"],
-    max_tokens: int | None,
-    max_context: int | None,
-    memory: str,
-    slots: int,
-) -> EndpointAgent:
-    """The agent that `openai:MODEL` names; nothing is sent yet. Raises AgentError for invalid settings."""
-    if max_tokens is not None and max_tokens < 1:
-        raise AgentError(f"--max-new-tokens is {max_tokens}; an answer needs at least 1")
-    extra = json_object("--extra-body", options.extra_body)
-    if taken := [name for name in RESERVED if name in extra]:
-        raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
-    if thinking != "auto":
-        # vLLM and SGLang read variables of the chat template from this field
-        given = extra.get("chat_template_kwargs")
-        known = given if isinstance(given, dict) else {}
-        extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
-    parameters = ChatParameters(
-        model=model,
-        temperature=temperature,
-        max_tokens=MAX_TOKENS if max_tokens is None else max_tokens,
-        max_context=max_context,
-        send_stop=options.send_stop,
-        send_seed=options.send_seed,
-        reasoning_back=options.reasoning_back,
-        token_ids=options.token_ids,
-        memory=memory,
-        extra=extra,
-    )
-    return EndpointAgent(
-        Address.of(options.base_url, options.key_env),
-        parameters,
-        channel,
-        tool,
-        deadline=options.request_deadline,
-        retries=options.request_retries,
-        parallel=slots,
-        prices=Prices.of(options.price_in, options.price_cached, options.price_out),
-        examples=examples,
-    )

@@ -26,7 +26,6 @@ import numpy as np
 from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.secrets import redacted, refuse_credentials
-from turngym.envs.core.task import content_hash
 from turngym.retrieval.outgoing import (
     SMALL_ANSWER,
     TOKEN_BYTES,
@@ -447,30 +446,3 @@ class EndpointClient:
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatParameters:
-    """The fields of every request besides its messages, and what is done with the answers."""
-
-    model: str
-    temperature: float = 0.85
-    max_tokens: int = 4096
-    max_context: int | None = None
-    """Most tokens of history and answer together, by the server's count; None: what the server takes."""
-    send_stop: bool = True
-    send_seed: bool = True
-    reasoning_back: Literal["drop", "send"] = "drop"
-    token_ids: bool = False
-    memory: str = "all"
-    """Which part of the episode a request holds (`memory_of`)."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the body."""
-
-    def fingerprint(self, channel: str, system: str | None) -> str:
-        """A hash of everything that changes answers; the endpoint's address is not part of it."""
-        names = ("model", "temperature", "max_tokens", "max_context", "send_stop", "send_seed", "reasoning_back")
-        known = {name: getattr(self, name) for name in names} | {"extra": dict(self.extra)}
-        if self.memory != "all":
-            known["memory"] = self.memory
-        return content_hash({"engine": "openai", **known, "channel": channel, "system": system})[:16]

@@ -18,8 +18,8 @@ import pickle
 from openai_fake import FakeOpenAI, Fault, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import Address, ChatParameters
-from turngym.agents.endpoint.messages import INVALID, SKIPPED, Prices, usage_of
+from turngym.agents.endpoint.client import Address, EndpointOptions
+from turngym.agents.endpoint.messages import INVALID, SKIPPED, usage_of
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.options import WorkerOptions
@@ -50,9 +50,9 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def agent_for(make_env: Any, url: str, channel: str = "text", key_env: str = "OPENAI_API_KEY", **more: Any) -> Any:
     tool = guard_of(make_env()).tool
-    limits = {name: more.pop(name) for name in ("deadline", "retries", "parallel", "prices") if name in more}
-    parameters = ChatParameters(**{"model": "tiny", **more})
-    return EndpointAgent(Address.of(url, key_env), parameters, make_channel(channel, tool), tool, **limits)
+    asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    options = EndpointOptions(base_url=url, key_env=key_env, **asked)
+    return EndpointAgent(more.pop("model", "tiny"), options, make_channel(channel, tool), tool, **more)
 
 
 def jobs(tasks: int = 4, samples: int = 2) -> list[Job]:
@@ -83,7 +83,9 @@ def test_what_is_sent_and_what_is_recorded(serve: Any, make_doors: Any) -> None:
         serve(message=lambda body: {"content": "Go.\n<action>open door 1", "reasoning_content": "1 is next"}),
         make_doors(),
     )
-    agent = agent_for(make, fake.url, temperature=0.5, max_tokens=99, extra={"top_p": 0.9}, reasoning_back="send")
+    agent = agent_for(
+        make, fake.url, temperature=0.5, max_tokens=99, extra_body='{"top_p": 0.9}', reasoning_back="send"
+    )
     (episode,) = rollout([Job(task_id="doors/2", seed=7)], make, agent, max_turns=2)
     first, second = fake.requests
     assert {name: first[name] for name in ("model", "temperature", "max_tokens", "top_p", "stop")} == {
@@ -158,7 +160,7 @@ def test_failures_that_pass_leave_no_trace(serve: Any, make_doors: Any) -> None:
 def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     limited = Fault(status=429, error=error("slow down"), headers={"Retry-After": "1"})
     fake, make = serve(fault=lambda n, body: limited if n < 4 else None), make_doors()
-    found = rollout(jobs(samples=1), make, agent_for(make, fake.url, retries=0), slots=4)
+    found = rollout(jobs(samples=1), make, agent_for(make, fake.url, request_retries=0), slots=4)
     assert all(e.status is Status.COMPLETED for e in found)
     assert fake.times[4] - fake.times[3] > 0.99
     spent = serve(fault=lambda n, body: Fault(status=429, error=error("pay first", "insufficient_quota")))
@@ -167,7 +169,7 @@ def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     assert len(spent.requests) == 8
     slow = serve(fault=lambda n, body: Fault(status=429, headers={"Retry-After": "100"}) if n else None)
     start = time.monotonic()
-    found = rollout(jobs(2, 1), make, agent_for(make, slow.url, deadline=2.0), slots=1)
+    found = rollout(jobs(2, 1), make, agent_for(make, slow.url, request_deadline=2.0), slots=1)
     assert [e.status for e in found] == [Status.COMPLETED, Status.ERROR_TIMEOUT]
     assert time.monotonic() - start < 1.5  # it is known at once that the deadline comes first
 
@@ -176,13 +178,13 @@ def test_a_deadline_is_for_the_whole_answer(serve: Any, make_doors: Any) -> None
     """A server that drips is never silent for long, and never done."""
     fake, make = serve(fault=lambda n, body: Fault(drip=30.0) if len(body["messages"]) > 2 else None), make_doors()
     start = time.monotonic()
-    found = rollout(jobs(2, 1), make, agent_for(make, fake.url, deadline=0.5), slots=2)
+    found = rollout(jobs(2, 1), make, agent_for(make, fake.url, request_deadline=0.5), slots=2)
     assert [(e.status, len(e.turns)) for e in found] == [(Status.COMPLETED, 1), (Status.ERROR_TIMEOUT, 1)]
     assert "no answer within 0.5 s" in found[1].meta["error"]
     assert time.monotonic() - start < 10
     slow = serve(fault=lambda n, body: Fault(drip=30.0))
     with pytest.raises(AgentError, match=r"doors/1 sample 0, turn 0: http.* gave no answer within 0\.3 s \(1 attempt"):
-        rollout(jobs(1, 1), make, agent_for(make, slow.url, deadline=0.3))
+        rollout(jobs(1, 1), make, agent_for(make, slow.url, request_deadline=0.3))
 
 
 def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
@@ -194,8 +196,8 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     tasks = collect_tasks(make(), [f"doors/{n}" for n in (1, 2, 3, 4)])
 
     def play(**more: Any) -> Any:
-        settings = {"model": agent_for(make, fake.url, **more).parameters.fingerprint("text", None)}
-        agent = agent_for(make, fake.url, retries=0, prices=Prices.of(2.0, None, 10.0), **more)
+        agent = agent_for(make, fake.url, request_retries=0, price_in=2.0, price_out=10.0, **more)
+        settings = {"model": agent.fingerprint(None)}
         return TaskEvaluation(tasks, make, agent, samples=2, trace=tmp_path / "t.jsonl", settings=settings).run()
 
     first = play()
@@ -211,7 +213,9 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     assert len(fake.requests) - asked == sum(
         len(e.turns) for e in second.episodes if (e.task, e.sample) in [(b.task, b.sample) for b in broken]
     )
-    whole = TaskEvaluation(tasks, make, agent_for(make, fake.url, prices=Prices.of(2.0, 0.5, 10.0)), samples=2).run()
+    whole = TaskEvaluation(
+        tasks, make, agent_for(make, fake.url, price_in=2.0, price_cached=0.5, price_out=10.0), samples=2
+    ).run()
     assert [e.turns for e in second.episodes] == [e.turns for e in whole.episodes]
     used = second.to_json()["usage"]
     assert used["answers"] == sum(len(e.turns) for e in second.episodes) == used["completion_tokens"] / 10
@@ -220,7 +224,7 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     cheaper = 1.5 * used["cached_tokens"] / 1e6
     assert whole.to_json()["usage"]["cost"] == pytest.approx(used["cost"] - cheaper)
     assert f"{used['prompt_tokens']:,}" in str(second)
-    for other in ({"temperature": 0.1}, {"max_tokens": 7}, {"extra": {"top_p": 0.5}}, {"send_seed": False}):
+    for other in ({"temperature": 0.1}, {"max_tokens": 7}, {"extra_body": '{"top_p": 0.5}'}, {"send_seed": False}):
         with pytest.raises(EvaluationError, match="played with model"):
             play(**other)
 
@@ -250,7 +254,7 @@ def test_an_endpoint_that_never_worked_is_explained(
 ) -> None:
     fake, make = serve(**options), make_doors(channel)
     with pytest.raises(AgentError, match=problem) as caught:
-        rollout(jobs(2, 1), make, agent_for(make, fake.url, channel, retries=1))
+        rollout(jobs(2, 1), make, agent_for(make, fake.url, channel, request_retries=1))
     assert "\n" not in str(caught.value)
 
 

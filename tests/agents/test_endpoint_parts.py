@@ -14,7 +14,6 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from turngym.agents.endpoint.client import (
     Address,
-    ChatParameters,
     EndpointOptions,
     EndpointSettings,
     RateGate,
@@ -256,17 +255,9 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     opened = as_opened("openai:org/m:7b", {**given, **player, "system": "Go."}, lambda: Room())  # type: ignore[arg-type, return-value]
     agent: Any = opened.agent
-    assert agent.parameters == ChatParameters(
-        model="org/m:7b",
-        temperature=0.3,
-        max_tokens=7,
-        max_context=90,
-        send_stop=False,
-        send_seed=False,
-        reasoning_back="send",
-        token_ids=True,
-        extra={"top_p": 0.5, "chat_template_kwargs": {"enable_thinking": False}},
-    )
+    assert (agent.model, agent.temperature, agent.max_tokens, agent.max_context) == ("org/m:7b", 0.3, 7, 90)
+    assert agent.options == EndpointOptions(**given)
+    assert agent.extra == {"top_p": 0.5, "chat_template_kwargs": {"enable_thinking": False}}
     assert (agent.address, agent.channel.name) == (Address(base_url="http://a/v1", key_env="MY_KEY"), "tool")
     assert agent._prices == Prices(prompt=1.0, cached=0.5, completion=2.0)
     client = agent._open()[1]
@@ -293,8 +284,8 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"extra_body": '{"seed": 1}'}, "--extra-body sets seed"),
         ({"extra_body": "[]"}, "must be a JSON object"),
         ({"max_new_tokens": 0}, "--max-new-tokens is 0"),
-        ({"request_deadline": 0.0}, "deadline of an endpoint is 0"),
-        ({"request_retries": -1}, "retries of an endpoint is -1"),
+        ({"request_deadline": 0.0}, "--request-deadline is 0"),
+        ({"request_retries": -1}, "--request-retries is -1"),
         ({"price_in": 1.0}, "--price-out is missing"),
     ],
 )

@@ -183,11 +183,11 @@ def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent
-    from turngym.agents.endpoint.client import Address, ChatParameters
+    from turngym.agents.endpoint.client import EndpointOptions
 
     with served(FakeOpenAI()) as server:
-        parameters = ChatParameters(model="tiny", memory="window:1")
-        agent = EndpointAgent(Address.of(server.url, "OPENAI_API_KEY"), parameters, TEXT, TOOL, examples=(TWO,))
+        options = EndpointOptions(base_url=server.url)
+        agent = EndpointAgent("tiny", options, TEXT, TOOL, memory="window:1", examples=(TWO,))
         rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=3), agent)
     assert len(server.requests) > 1
     for request in server.requests:

@@ -311,7 +311,7 @@ def test_an_endpoint_plays_every_preset(name: str) -> None:
     options = AgentOptions(agent="openai:m", endpoint=endpoint, **row.chat(row.make()))
     opened = open_agent(options, lambda: probe(SEARCH, row.make()))
     assert (opened.channel, opened.system) == (row.channel, row.chat(row.make()).get("system"))
-    assert opened.agent.parameters.memory == row.memory  # type: ignore[attr-defined]
+    assert opened.agent.memory == row.memory  # type: ignore[attr-defined]
     other = open_agent(replace(options, memory="window:3"), lambda: probe(SEARCH, row.make()))
     assert other.fingerprint != opened.fingerprint
     with pytest.raises(TurngymError, match="memory 'windw:2' is unknown; valid: all, window:N, react"):
