@@ -289,6 +289,9 @@ class WaitressServer(TcpWSGIServer):
             if len(self.active_channels) <= before:
                 return
 
+    def maintenance(self, now: float) -> None:
+        """Nothing: waitress would close what is idle by the time of day, which may step. `tend` does."""
+
     def tend(self) -> None:
         """Close what is overdue, and what must make room. Only in the loop's own thread, outside of its poll."""
         now = time.monotonic()
@@ -384,6 +387,18 @@ class Channel(HTTPChannel):
     """Whether the last request was answered before all of it had come."""
     lingers: float | None = None
     """Until when what a refused client still sends is read and thrown away."""
+    _opened: float | None = None
+    _active: float = 0.0
+
+    @property
+    def last_activity(self) -> float:
+        """When something was read or sent: waitress sets it to the time of day, which may step, and gets this clock."""
+        return self._active
+
+    @last_activity.setter
+    def last_activity(self, _: float) -> None:
+        self._active = time.monotonic()
+        self._opened = self._active if self._opened is None else self._opened
 
     def handle_close(self) -> None:
         if self.refused and self.connected and self.lingers is None and not self.total_outbufs_len:
@@ -417,12 +432,12 @@ class Channel(HTTPChannel):
             return now > self.lingers
         if self.began is not None and now - self.began > front.timeouts.receive:
             return True
-        if self.idle() and time.time() - self.last_activity > front.timeouts.idle:
+        if self.idle() and now - self.last_activity > front.timeouts.idle:
             return True
         # who holds the lock is writing, and has not tried to send yet
         if not self.total_outbufs_len or not self.outbuf_lock.acquire(blocking=False):
             return False
-        stalled = self.total_outbufs_len and time.time() - self.last_activity > front.timeouts.send
+        stalled = self.total_outbufs_len and now - self.last_activity > front.timeouts.send
         self.outbuf_lock.release()
         return bool(stalled)
 
@@ -432,7 +447,7 @@ class Channel(HTTPChannel):
 
     def has_news(self) -> bool:
         """Whether a request is on its way: bytes that were not read yet, or a client that has just connected."""
-        if time.time() - self.creation_time < FRESH and self.last_activity == self.creation_time:
+        if time.monotonic() - self._opened < FRESH and self._active == self._opened:
             return True
         try:
             return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))

@@ -340,7 +340,7 @@ def create_app(
         return refusal(app, error, request.method, request.path)
 
     def body() -> dict[str, Any]:
-        return read_json(request.get_data(cache=False))
+        return read_json(lambda: request.get_data(cache=False))
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:

@@ -8,7 +8,7 @@ names that are written here (`X-Session-Id`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,10 +214,10 @@ class ChatRequest:
     """Fields that this server does not honor."""
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError (400)."""
+def read_json(body: Callable[[], bytes]) -> dict[str, Any]:
+    """The JSON object that `body` gives; nothing else holds its bytes while it is parsed. Raises ApiError (400)."""
     try:
-        fields = strict_json(body)
+        fields = strict_json(body())
     except JsonError as error:
         raise invalid(f"{error}; it must be a JSON object with messages") from None
     if not isinstance(fields, dict):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed import MALFORMED
 
-from turngym.envs.core.settings import MAX_DEPTH, JsonError, strict_json
+from turngym.envs.core.settings import MAX_DEPTH, MAX_VALUES, JsonError, strict_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -64,3 +64,14 @@ def test_the_deepest_that_is_read() -> None:
         assert strict_json(open_ * 3 + inner + close * 3, max_depth=3)
         with pytest.raises(JsonError, match="at most 2 levels"):
             strict_json(open_ * 3 + inner + close * 3, max_depth=2)
+
+
+def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short to write and large to hold; the commas and brackets of a text are no values."""
+    assert len(strict_json(b"[" + b"[]," * (MAX_VALUES // 2 - 1) + b"[]]")) == MAX_VALUES // 2
+    code = 'x = [{"a": [1, 2]}, "\\"]' * 60_000
+    assert strict_json(json.dumps({"content": code}).encode()) == {"content": code}
+    monkeypatch.setattr("json.loads", lambda *_, **__: pytest.fail("it was parsed"))
+    for tiny in (b"[]", b"{}", b"1000", b'"ab"', b'{"a":1}'):
+        with pytest.raises(JsonError, match="too many values; at most 250000"):
+            strict_json(b"[" + (tiny + b",") * 300_000 + b"1]")

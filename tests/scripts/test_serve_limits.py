@@ -191,6 +191,23 @@ def test_a_connection_without_a_request_is_closed(serve: Serve, kind: Any) -> No
 
 
 @both
+@pytest.mark.parametrize("hours", [10, -10])
+def test_clocks_that_step_close_nothing_and_keep_nothing_open(
+    serve: Serve, kind: Any, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, real = serve(kind, timeouts=Timeouts(idle=2.5)), time.time
+    with site.connect() as client:
+        client.sendall(GET)
+        assert client.recv(65536).endswith(b"now")
+        monkeypatch.setattr("time.time", lambda: real() + hours * 3600)
+        # longer than the second between two looks of the server
+        time.sleep(1.2)
+        client.sendall(GET)
+        assert client.recv(65536).endswith(b"now")
+        assert closed(client) == b""
+
+
+@both
 def test_the_end_answers_what_was_accepted_and_what_is_on_its_way(serve: Serve, kind: Any) -> None:
     """64 clients, of whom Flask's four threads serve four: the others are answered too, and each is closed."""
     site = serve(kind)
