@@ -195,8 +195,8 @@ class JudgeOptions:
     judge_parallel: int = 16
     """Votes that a judge behind a url is asked for at a time."""
     judge_timeout: float = 120.0
-    """Seconds for one vote: of a judge behind a url from the first request to the last byte, with all attempts; of a
-    judge of yours for each request on average."""
+    """Seconds for one vote: of a judge behind a url from the first request to the last byte, with all attempts; of the
+    expert for playing an episode again; of a judge of yours for each request on average."""
     judge_tries: int = 3
     """Attempts at a vote in a row; the proxy goes on asking later, other runs count a vote that failed so often."""
     judge_unread: float = 0.9

@@ -50,7 +50,7 @@ class ExpertJudge:
     expert: MakeExpert = PrivilegedExpert
     strict: bool = False
     repeats: int | None = None
-    timeout: float = 600.0
+    timeout: float = 120.0
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
@@ -228,7 +228,13 @@ def _expert_judge(context: JudgeContext) -> Judge:
     if repeats is not None and repeats < 1:
         raise TurngymError(f"--judge-repeats is {repeats}; a hint is given at least once")
     expert = named_player(context.expert)
-    return ExpertJudge(make_env=context.make_env, expert=expert, strict=strict, repeats=repeats)
+    return ExpertJudge(
+        make_env=context.make_env,
+        expert=expert,
+        strict=strict,
+        repeats=repeats,
+        timeout=context.options.judge_timeout,
+    )
 
 
 ENV_JUDGES: Mapping[str, MakeJudge] = {

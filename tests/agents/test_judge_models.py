@@ -264,7 +264,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(name: str, kind: Any = "score", **more: Any) -> Any:
-    options = JudgeOptions(judge=name, judge_strict=True, judge_votes=5, judge_temperature=0.25)
+    options = JudgeOptions(judge=name, judge_strict=True, judge_votes=5, judge_temperature=0.25, judge_timeout=7.5)
     return make_judge(options, kind, ENV_JUDGES, make_env=dict, seed=4, **more)
 
 
@@ -274,7 +274,7 @@ def test_the_built_in_judges() -> None:
     assert isinstance(made("rules", "hint"), RuleJudge)
     expert = made("expert", expert="searching")
     assert isinstance(expert, ExpertJudge)
-    assert (expert.strict, expert.make_env, expert.expert.name) == (True, dict, "searching")
+    assert (expert.strict, expert.make_env, expert.expert.name, expert.timeout) == (True, dict, "searching", 7.5)
     http = made("http://127.0.0.1:9/v1")
     assert isinstance(http, HttpJudge)
     assert (http.options.judge_votes, http.options.judge_temperature, http.seed) == (5, 0.25, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -346,6 +347,30 @@ def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Pat
     assert store[2].text
     with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed after it was written"):
         store[3]
+
+
+def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_says_so(
+    built: Path, tmp_path: Path
+) -> None:
+    folder = damaged(built, tmp_path)
+    path = folder / "passages" / "passages.bin"
+    whole, manifest, opened = path.read_bytes(), read_manifest(folder), 0
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        # opening reads a few passages alone: the folder may have millions
+        with contextlib.suppress(RetrievalError):
+            open_retriever(folder)
+            opened += 1
+        refused = 0
+        with PassageStore(folder / "passages") as store:
+            for number in range(len(store)):
+                try:
+                    store[number]
+                except RetrievalError as error:
+                    refused += f"record {number} was changed after it was written" in str(error)
+        assert refused == 1, place
+        assert check_files(folder, manifest, hashes=True) == ["passages/passages.bin has other bytes than were built"]
+    assert opened > 10
 
 
 def test_a_changed_digit_in_the_manifest_is_refused(built: Path, tmp_path: Path) -> None:
