@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,73 @@ def test_an_endpoints_query_and_body_are_in_no_file(verb: str, tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     (config,) = out.rglob("*.toml")
     assert "?***" in config.read_text()
+    if verb == "eval":
+        # what a report says of the run, and of its own command
+        assert main(["report", f"mine={out}", "--out", str(tmp_path / "report")]) == 0
+        assert list((tmp_path / "report").iterdir())
+        assert files_with_the_mark(tmp_path) == []
+
+
+@pytest.mark.long
+def test_a_study_tells_nothing_of_the_environment(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "docs" / "data" / "study-search-loops.json.gz"
+    names = ("OPENAI_API_KEY", "TURNGYM_JUDGE_KEY", "TURNGYM_SERVER_KEY", "TURNGYM_PROXY_KEY")
+    run = [
+        sys.executable,
+        "-m",
+        "turngym.scripts",
+        "study",
+        "turnopd",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    env = {**os.environ, **dict.fromkeys(names, MARK)}
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "s").rglob("*.*"))) > 1
+    assert files_with_the_mark(tmp_path) == []
+    assert MARK not in done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
+    """Marked: the judge's query and key, the clients' key, and the names that clients give themselves."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("torch")
+    pytest.importorskip("waitress")
+    out = tmp_path / "run"
+    words = ["serve", "proxy", "--student", STUDENT, "--out", str(out), "--port", "0", "--serve-from", "copy"]
+    words += ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--judge-tries", "1", "--device", "cpu"]
+    # each turn a step: what a checkpoint holds is looked at, too
+    words += ["--batch-turns", "1", "--threads", "1", "--run.no-tensorboard"]
+    env = {**os.environ, "TURNGYM_PROXY_KEY": MARK, "TURNGYM_JUDGE_KEY": MARK, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "turngym.scripts", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline(), process.stdout.readline()]
+        assert said[1].startswith("ready: "), process.stdout.read()
+        address = said[1].split()[1].rstrip(",")
+        with httpx.Client(headers={"Authorization": f"Bearer {MARK}", "X-Session-Id": MARK}, timeout=60) as client:
+            messages = [{"role": "user", "content": "hello"}]
+            for text in ("more", "thanks"):
+                found = client.post(f"{address}/chat/completions", json={"messages": messages, "user": MARK})
+                messages += [found.json()["choices"][0]["message"], {"role": "user", "content": text}]
+            # a thumb takes the place of the judge, who is not there: the turn is trained on
+            for turn in (0, 1):
+                assert client.post(f"{address}/feedback", json={"score": 1, "turn": turn}).status_code == 200
+            client.post(f"{address}/sessions/done", json={})
+            for _ in range(600):
+                health = client.get(address.removesuffix("/v1") + "/healthz").text
+                if json.loads(health)["training"]["step"]:
+                    break
+                time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said.append(process.stdout.read())
+    assert list(out.rglob("state.json")), said
+    assert files_with_the_mark(tmp_path) == []
+    assert MARK not in "".join([*said, health])
 
 
 def test_a_training_run_keeps_no_key(tmp_path: Path) -> None:
