@@ -6,7 +6,11 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import platform
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -364,6 +368,47 @@ def test_connections_fit_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch
     assert limits[0] == 100 + 128 + 256
     assert room(1000) == 700 - 128 - 256
     assert limits[0] == 700
+
+
+BODIES = """
+import http.client, json, re, sys, threading
+import flask
+from turngym.agents.serving import DrainingServer, Front
+
+app = flask.Flask("bodies")
+
+@app.post("/")
+def read():
+    return str(len(flask.request.get_data().decode()))
+
+front = Front(app=app, path="", threads=32, max_body=8 << 20, refuse=lambda status, text: b"")
+server = DrainingServer(front)
+threading.Thread(target=server.run, daemon=True).start()
+
+def rss():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
+
+def post(body):
+    client = http.client.HTTPConnection(server.host, server.port)
+    client.request("POST", "/", body)
+    assert client.getresponse().read() == b"%d" % len(body)
+    client.close()
+
+post(b"x")
+body, before = b"x" * (8 << 20), rss()
+for _ in range(40):
+    post(body)
+print(rss() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="heaps of threads are glibc's")
+def test_threads_do_not_each_keep_the_memory_of_a_large_body() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", BODIES], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    # MB: three heaps with a body and its text each; without the limit it is 200
+    assert int(done.stdout) < 60
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
