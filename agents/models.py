@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from turngym.envs.core.settings import FILE, SettingsError, read_toml
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a LoRA adapter, as peft writes them."""
 DTYPES = ("float32", "bfloat16", "float16")
+PRIMITIVE_CACHES, PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
+"""Variables with the number of bfloat16 products that oneDNN and torch keep prepared, 1,024 by default. Each shape is a
+product of its own, and every batch has new lengths: with SmolLM2-135M's matrices a step of training added 80 to 100 MB
+that no tensor held. A pass through a model, whose layers are alike, needs fewer than 128. They are read once, at the
+first such product of a process."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -48,6 +54,8 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         ChangedFileError: a file is not as turngym wrote it.
     """
     path = find_model(folder)
+    for name in PRIMITIVE_CACHES:
+        os.environ.setdefault(name, PRIMITIVES)
     try:
         import torch
         from transformers import AutoModelForCausalLM

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from turngym.agents.local_engine.engine import (  # noqa: E402
     unpack_engine,
 )
 from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
-from turngym.agents.models import load_policy  # noqa: E402
+from turngym.agents.models import PRIMITIVE_CACHES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
@@ -160,3 +164,30 @@ def test_an_agent_of_a_folder_has_the_cache_of_its_precision(dtype: Any) -> None
     prompt, sampling = np.arange(5, dtype=np.int32), Sampling(max_new_tokens=2)
     engine.generate([GenerateRequest(session="a", prompt_ids=prompt, sampling=sampling, stream=(0,))])
     assert {str(tensor.dtype) for tensor in engine._cache._keys} == {f"torch.{dtype}"}
+
+
+GROWTH = """
+import ctypes, sys, torch
+from turngym.agents.models import load_model
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena o s h mapped u f used free keep".split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+load_model(sys.argv[1])
+layer, used = torch.nn.Linear(64, 64).bfloat16(), []
+for rows in range(1, 601):
+    layer(torch.ones(rows, 64, dtype=torch.bfloat16))
+    used += [libc.mallinfo2().used] if rows in (200, 600) else []
+print(used[1] - used[0])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_products_of_ever_new_lengths_do_not_pile_up() -> None:
+    """400 lengths more: 260 MB with the 1,024 products that oneDNN and torch keep by default."""
+    command = [sys.executable, "-c", GROWTH, str(load_world("alfworld").checkpoint("student"))]
+    clean = {name: value for name, value in os.environ.items() if name not in PRIMITIVE_CACHES}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 30e6
