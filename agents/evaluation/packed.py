@@ -117,22 +117,19 @@ def pack_result(run: str | Path, out: str | Path, *, panel: str | None = None, d
 
 def _stripped(episode: Episode) -> Episode:
     """What the environment needs to play the episode again, and what a reader wants to see of it."""
-    turns = tuple(
-        Turn(
-            index=turn.index,
-            observation=turn.observation,
-            admissible=None,
-            response=turn.response,
-            action=turn.action,
-            verdict=turn.verdict,
-            reward=turn.reward,
-            finish=turn.finish,
-            origin=turn.origin,
-            progress=turn.progress,
-            excluded=turn.excluded,
-        )
-        for turn in episode.turns
+    played = (
+        "index",
+        "observation",
+        "response",
+        "action",
+        "verdict",
+        "reward",
+        "finish",
+        "origin",
+        "progress",
+        "excluded",
     )
+    turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in played}) for turn in episode.turns)
     own = {name: value for name, value in episode.meta.items() if name in EACH}
     return replace(episode, segments=(), turns=turns, timings={}, meta=own)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -148,7 +148,16 @@ def play_episodes(
             for group, task_id in enumerate(chosen)
             if (task_id, sample, seed) not in done
         ]
-        with open_workers(ready.workers, ready.workload(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
+        with ExitStack() as stack:
+            play = stack.enter_context(open_workers(ready.workers, ready.workload(len(jobs))))
+            writer = None if out is None else stack.enter_context(TraceWriter(out))
+            report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
+
+            def keep(episode: Episode) -> None:
+                if writer is not None:
+                    writer.write(episode)
+                report(episode)
+
             watch = FailureWatch(keep)
             episodes = play(
                 jobs,
@@ -164,21 +173,6 @@ def play_episodes(
         return PlayedEpisodes(
             episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat, channel=opened.channel
         )
-
-
-@contextmanager
-def _writing(out: Path | None, episodes: int, progress: bool) -> Iterator[Callable[[Episode], None]]:
-    """A function that writes each finished episode to the trace and moves the progress bar."""
-    with ExitStack() as stack:
-        writer = None if out is None else stack.enter_context(TraceWriter(out))
-        report = stack.enter_context(progress_bar("rollout", episodes, enabled=progress))
-
-        def keep(episode: Episode) -> None:
-            if writer is not None:
-                writer.write(episode)
-            report(episode)
-
-        yield keep
 
 
 def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
