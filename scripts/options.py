@@ -239,11 +239,11 @@ def train_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
 def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     """Options of `turngym train` that distill the tiny student of `world` from its tiny teacher."""
     recipe = world.distill
-    argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
-    argv += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
+    argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--threads", "1"]
+    argv += ["--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
     argv += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
     argv += ["--eval-every", str(recipe.eval_every), "--eval-samples", "1"]
-    for name, value in recipe.settings.items():
+    for name, value in {"micro_tokens": 2048, **recipe.settings}.items():
         parts = {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
         argv += [word for key, v in parts.items() for word in (f"--{key.replace('_', '-')}", str(v))]
     return argv

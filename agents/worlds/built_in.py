@@ -137,6 +137,9 @@ HOUSEHOLD_SMOLLM2 = replace(
             "autocast": "bfloat16",
             "teacher_dtype": "bfloat16",
             "rollout_dtype": "bfloat16",
+            # a step below 4 GB
+            "micro_tokens": 1024,
+            "head_chunk": 256,
         },
     ),
 )

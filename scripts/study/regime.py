@@ -117,10 +117,9 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Regime:
             episodes=options.episodes,
             seed=options.seed,
             optimizer={"lr": 0.0},
-            micro_tokens=2048,
             threads=1,
             tensorboard=False,
-            **place.distill.settings,
+            **{"micro_tokens": 2048, **place.distill.settings},
             **given,
         )
         return measure_regime(turn_sums(full_depth_rows(read_metrics(out))))
