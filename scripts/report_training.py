@@ -57,13 +57,13 @@ def _controller(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if run.controlled and recorded(run, "depth/hbar")]
     said = []
     for run in known:
-        found = run.diagnosis.agreement
+        found = run.diagnosis.replay
         if found is None or not run.diagnosis.variants:
             said.append(f"{run.name}: probes not recorded, so nothing is replayed")
         elif found.differing:
-            said.append(f"{run.name}: replay differs in {found.differing} of {found.steps} steps, first {found.first}")
+            said.append(f"{run.name}: replay differs in {found.differing} of {found.compared} steps, first {found.first}")
         else:
-            said.append(f"{run.name}: replay equals the run in all {found.steps} steps")
+            said.append(f"{run.name}: replay equals the run in all {found.compared} steps")
     caption = (
         "Depth controller over training: the step's cap, H_eff (center of the KL mass), H_cov (coverage of successes) "
         "and the smoothed horizon, as recorded; dots: the controller's own code led along the recorded probes. "

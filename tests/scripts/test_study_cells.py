@@ -22,7 +22,7 @@ from turngym.scripts.main import main
 from turngym.scripts.study.grid import Cell, cells_of
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
-from turngym.trainers.algorithms.tcod import FrontToBack
+from turngym.trainers.algorithms.tcod import Curriculum
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth
 from turngym.trainers.run import build_algorithm
 from turngym.trainers.token_weights import Blend, Static, TurnLevel
@@ -39,7 +39,7 @@ def test_every_row_trains_what_it_says(tmp_path: Path) -> None:
     depth: dict[str, Any] = {name: algorithm.depth for name, algorithm in found.items()}
     weight: dict[str, Any] = {name: algorithm.weight for name, algorithm in found.items()}
     assert depth["opd"] == FixedDepth(h_max=12)
-    assert depth["tcod"] == FrontToBack(schedule=depth["tcod"].schedule)
+    assert depth["tcod"] == Curriculum(schedule=depth["tcod"].schedule, h_max=depth["tcod"].h_max)
     # the shop's own schedule
     assert (depth["tcod"].schedule.eta, depth["tcod"].schedule.k_max) == (4, 15)
     assert depth["turnopd"] == AdaptiveDepth(replace(depth["turnopd"].config, h_max=12, p=0.8, probe_share=1.0))

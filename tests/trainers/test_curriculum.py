@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turngym.trainers.algorithm import DepthPlan
-from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.run import build_algorithm
 from turngym.trainers.train_config import train_config
 
@@ -63,14 +63,14 @@ def test_the_environment_of_a_run_reaches_its_curriculum(env, caps, direction):
 
 
 def test_front_to_back_caps_the_depth():
-    control = FrontToBack(schedule=DepthSchedule(eta=2, k_max=3))
+    control = Curriculum(schedule=DepthSchedule(eta=2, k_max=3))
     plans = [control.plan(control.start(), step) for step in range(1, 8)]
     assert [plan.cap for plan in plans] == [1, 1, 2, 2, 3, 3, 3]
     assert not any(plan.probe or plan.demonstration_turns for plan in plans)
 
 
 def test_back_to_front_hands_the_end_to_the_student():
-    control = BackToFront(schedule=DepthSchedule(eta=2, k_max=3), h_max=40)
+    control = Curriculum(schedule=DepthSchedule(eta=2, k_max=3), back_to_front=True, h_max=40)
     assert control.plan(control.start(), 1) == DepthPlan(cap=40, demonstration_turns=1)
     assert control.plan(control.start(), 2) == DepthPlan(cap=40, demonstration_turns=1)
     assert control.plan(control.start(), 3) == DepthPlan(cap=40, demonstration_turns=2)

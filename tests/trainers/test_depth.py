@@ -192,7 +192,6 @@ def test_fixed_depth_stays():
         ({"rho": -0.1}, r"rho is -0\.1"),
         ({"p": 1.1}, r"p 1\.1"),
         ({"p": 0.0}, r"p 0\.0"),
-        ({"cov_base": 2}, "cov_base is 2"),
         ({"probe_share": 0.0}, r"probe_share is 0\.0"),
         ({"probe_share": 1.5}, r"probe_share is 1\.5"),
     ],

@@ -159,16 +159,15 @@ def test_a_replay_is_what_the_run_did(make_episode: Callable[..., Episode], chan
     runner = Replay(config)
     for item in rows:
         runner.add(item)
-    found = runner.agreement()
-    assert (found.steps, found.differing, found.hbar_error) == (40, 0, 0.0)
+    assert (runner.compared, runner.differing, runner.hbar_error) == (40, 0, 0.0)
     assert runner.probes == 3 + 10
     # another controller on the same probes is seen to be another one
     seen = Replay(replace(config, rho=0.9))
     for item in rows:
         seen.add(item)
     assert seen.state.hbar != rows[-1]["depth/hbar"]
-    assert seen.agreement().differing > 0
-    assert seen.agreement().first.startswith("step 1: hbar")
+    assert seen.differing > 0
+    assert seen.first.startswith("step 1: hbar")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_what_was_recorded_decides(make_episode: Callable[..., Episode], column:
     for item in rows:
         wrong.add(item | {column: change(item[column])})
     assert wrong.probes == 3 + 6
-    assert wrong.agreement().differing > 0
+    assert wrong.differing > 0
 
 
 @pytest.mark.parametrize("column", NEEDED)
@@ -222,8 +221,8 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
     assert not replayable(shape, None, controlled=False), "a curriculum's capped steps are no probes"
     assert not replayable(shape, replace(config, probe_share=0.5), controlled=True)
     found = diagnose(lambda: rows, depth=config, controlled=True)
-    assert found.agreement is not None
-    assert (found.agreement.differing, found.variants[0].name, found.variants[0].hbar) == (
+    assert found.replay is not None
+    assert (found.replay.differing, found.variants[0].name, found.variants[0].hbar) == (
         0,
         "as set",
         rows[-1]["depth/hbar"],

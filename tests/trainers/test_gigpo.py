@@ -20,10 +20,10 @@ from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.gigpo import (
     GigpoConfig,
     TurnAdvantage,
+    centered,
     clusters,
     discounted_returns,
     episode_advantage,
-    step_advantage,
     turn_rewards,
 )
 from turngym.trainers.batch import pack
@@ -73,14 +73,14 @@ def test_what_a_turn_was_paid(make_episode: Make) -> None:
 
 def test_steps_are_compared_within_their_anchor_group() -> None:
     returns, anchors = np.array([1.0, 4.0, 3.0, 9.0, 0.0]), np.array([2, 5, 2, 7, 5])
-    np.testing.assert_allclose(step_advantage(returns, anchors), [-1.0, 2.0, 1.0, 0.0, -2.0])
+    np.testing.assert_allclose(centered(returns, anchors), [-1.0, 2.0, 1.0, 0.0, -2.0])
     # unbiased deviations sqrt(2) and sqrt(8)
     unit = [2**0.5 + 1e-6, 8**0.5 + 1e-6]
     wanted = [-1 / unit[0], 2 / unit[1], 1 / unit[0], 0.0, -2 / unit[1]]
-    np.testing.assert_allclose(step_advantage(returns, anchors, "std"), wanted, rtol=1e-12)
+    np.testing.assert_allclose(centered(returns, anchors, "std"), wanted, rtol=1e-12)
     # 0.1 + 0.2 is not 0.3 in binary, and no contrast
     near = np.array([0.3, 0.1 + 0.2])
-    assert step_advantage(near, np.zeros(2, np.int64), "std").tolist() == [0.0, 0.0]
+    assert centered(near, np.zeros(2, np.int64), "std").tolist() == [0.0, 0.0]
 
 
 def test_episodes_are_compared_by_episodes_or_by_turns() -> None:

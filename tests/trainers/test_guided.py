@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
-from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised, bin_forward_kl, cosine_share
+from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, bin_forward_kl, supervised
 from turngym.trainers.losses import ClippedAdvantage, SupportKL
 
 LN2 = log(2)
@@ -28,18 +28,16 @@ FORWARD, REVERSE = -LN2 / 4 + 0.625 * log(2.5), LN2 + 0.25 * log(0.4)
 
 
 def test_the_share_goes_down_in_a_cosine() -> None:
-    found = [cosine_share(step, 10) for step in (1, 4, 8, 9, 10)]
+    found = [CosineGuide(total=10)(step) for step in (1, 4, 8, 9, 10)]
     assert found == pytest.approx([(1 + cos(pi / 8)) / 2, 0.5, 0.0, 0.0, 0.0], abs=1e-12)
-    assert cosine_share(2, 10, start=0.6, ratio=0.4) == pytest.approx(0.3)
-    assert cosine_share(1, 10, start=0.6, ratio=0.3) == pytest.approx(0.6 * 0.75)
-    assert CosineGuide(total=10)(4) == pytest.approx(0.5)
+    assert CosineGuide(total=10, start=0.6, ratio=0.4)(2) == pytest.approx(0.3)
     assert CosineGuide(total=10, start=0.6, ratio=0.3)(1) == pytest.approx(0.45)
     assert CosineGuide(total=20, start=0.6, ratio=0.3)(2) == pytest.approx(0.45)
 
 
 @given(total=st.integers(1, 200), start=st.floats(0, 1), ratio=st.floats(0.01, 1))
 def test_the_share_never_rises_and_ends_at_nothing(total: int, start: float, ratio: float) -> None:
-    shares = [cosine_share(step, total, start=start, ratio=ratio) for step in range(1, total + 1)]
+    shares = [CosineGuide(total=total, start=start, ratio=ratio)(step) for step in range(1, total + 1)]
     assert all(0.0 <= later <= earlier <= start for earlier, later in itertools.pairwise(shares))
     assert shares[-1] == pytest.approx(0.0, abs=1e-12)
 
@@ -118,5 +116,4 @@ def test_an_episode_of_refused_turns_teaches_nothing(make_episode: Callable[...,
     broken = make_episode([([1], [2])], status=Status.ERROR_ENV)
     both = make_episode([([1], [2]), ([3], [4])], origins=["noise", "policy"])
     episodes = [refused, own, mine, left, silent, noise, broken, shown(), both]
-    assert Supervised()(episodes) == [own, mine, episodes[7], both]
-    assert Supervised(("policy",))(episodes) == [own, mine, both]
+    assert supervised(episodes) == [own, mine, episodes[7], both]

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Scorers, Targets, Tokens
+from turngym.envs.core.episode import Episode, TopK
+from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import sage_opd
-from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate, normalized
+from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.losses import NegativeLogLikelihood
-from turngym.trainers.targets import NoTargets, TargetError
 
 # the most likely id stands second here: it is looked for, not taken for granted
 CONFIDENCE = np.array([0.5, 0.25, 0.8, 0.4, 1.0])
@@ -27,15 +24,16 @@ CONFIDENCE = np.array([0.5, 0.25, 0.8, 0.4, 1.0])
 
 @dataclass(frozen=True)
 class Fixed:
-    """A target function with a top-2 of known probabilities."""
+    """A teacher with a top-2 of known probabilities."""
 
-    def __call__(self, batch: Any, episodes: Any, scorers: Any) -> Targets:
-        assert (batch.tokens, len(episodes), scorers) == (5, 2, SCORERS)
+    def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+        assert k == 2
         logp = np.log(np.stack([np.full(5, 0.125), CONFIDENCE], axis=1)).astype(np.float32)
-        return Targets(topk_ids_NK=np.zeros((5, 2), np.int64), topk_logp_NK=logp, extra={"more": CONFIDENCE})
+        counts = [len(where) for where in positions]
+        return [TopK(ids=np.zeros(p.shape, np.int32), logp=p) for p in np.split(logp, np.cumsum(counts)[:-1])]
 
 
-SCORERS = Scorers(student=None)  # type: ignore[arg-type]
+SCORERS = Scorers(student=None, teacher=Fixed())  # type: ignore[arg-type]
 
 
 def judged(episode: Episode, *scores: Any) -> Episode:
@@ -61,25 +59,22 @@ def test_a_verdict_opens_the_gate(make_episode: Callable[..., Episode]) -> None:
 def test_factors_by_hand(make_episode: Callable[..., Episode]) -> None:
     episodes = pair(make_episode, (-1.0,), (1.0,), (0.0,))
     batch = pack(episodes)
-    targets = Intervention(target_fn=Fixed(), weak=0.25)(batch, episodes, SCORERS)
+    targets = Intervention(k=2, weak=0.25)(batch, episodes, SCORERS)
     # 0.5, 0.25 | 0 | 0.1, 0.25: 1.1 over 5 tokens
     np.testing.assert_allclose(targets.extra["factor"], np.array([0.5, 0.25, 0.0, 0.1, 0.25]) / 0.22, rtol=1e-6)
     assert targets.extra["factor"].dtype == np.float32
-    assert targets.extra["more"] is CONFIDENCE
     assert targets.topk_logp_NK is not None
     np.testing.assert_allclose(np.exp(targets.topk_logp_NK[:, 1]), CONFIDENCE, rtol=1e-6)
-    plain = Intervention(target_fn=Fixed(), weak=0.25, confidence=False)(batch, episodes, SCORERS)
+    plain = Intervention(k=2, weak=0.25, confidence=False)(batch, episodes, SCORERS)
     np.testing.assert_allclose(plain.extra["factor"], np.array([1.0, 1.0, 0.0, 0.25, 0.25]) / 0.5)
-    default = Intervention(target_fn=Fixed(), confidence=False)(batch, episodes, SCORERS)
+    default = Intervention(k=2, confidence=False)(batch, episodes, SCORERS)
     np.testing.assert_allclose(default.extra["factor"], np.array([1.0, 1.0, 0.0, 0.5, 0.5]) / 0.6)
-    with pytest.raises(TargetError, match="this target function gives none"):
-        Intervention(target_fn=NoTargets())(batch, episodes, SCORERS)
 
 
 def test_without_a_verdict_it_is_plain_distillation_and_praise_alone_teaches_nothing(
     make_episode: Callable[..., Episode],
 ) -> None:
-    signal = Intervention(target_fn=Fixed(), confidence=False)
+    signal = Intervention(k=2, confidence=False)
     episodes = pair(make_episode, None, None, None)
     np.testing.assert_array_equal(signal(pack(episodes), episodes, SCORERS).extra["factor"], np.ones(5))
     episodes = pair(make_episode, (1.0,), (1.0,), (1.0,))
@@ -97,17 +92,6 @@ def test_the_loss_is_multiplied() -> None:
     found.loss_n.sum().backward()
     assert logp.grad is not None
     torch.testing.assert_close(logp.grad, -factor)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
-def test_the_mean_is_one_unless_nothing_counts(weights: list[float]) -> None:
-    given = np.array(weights)
-    found = normalized(given)
-    if given.mean() > 1e-200:
-        assert found.mean() == pytest.approx(1.0)
-        np.testing.assert_allclose(found * given.mean(), given)
-    elif not given.any():
-        np.testing.assert_array_equal(found, given)
 
 
 @pytest.mark.parametrize("more", [{"form": "sampled"}, {"support": "student"}])

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.judge_targets import (
-    HintAdvantage,
-    HintTopK,
-    SelfTaught,
+    HintTargets,
     TurnScore,
     batch_turns,
     up_to_rejection,
@@ -106,7 +104,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
     batch = pack(hinted)
     assert batch.label_N.tolist() == [10, 11, 13, 14, 15, 20, 21]
     teacher, student = Table(value=0.5), Table()
-    targets = HintAdvantage()(batch, hinted, Scorers(student=student, teacher=teacher))
+    targets = HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=teacher))
     assert teacher.asked == [
         ([1, 2, 7, 7, 10, 11], [4, 5]),
         ([1, 2, 10, 11, 3, 12, 4, 8, 13, 14, 15], [8, 9, 10]),
@@ -116,7 +114,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
     assert targets.advantage_N is not None
     expected = [0.5 - shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)]
     assert targets.advantage_N.tolist() == pytest.approx(expected, abs=1e-5)
-    alone = HintAdvantage()(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
+    alone = HintTargets(scored=False)(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
     assert alone.advantage_N is not None
     assert alone.advantage_N.tolist() == targets.advantage_N.tolist()
 
@@ -124,7 +122,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
 def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
-    found = SelfTaught(target_fn=HintAdvantage())(batch, hinted, scorers).advantage_N
+    found = HintTargets(scored=False, live=True)(batch, hinted, scorers).advantage_N
     assert found is not None
     # as above, without the half nat that the teacher has more
     assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)
@@ -134,14 +132,11 @@ def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> Non
 def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     with pytest.raises(TargetError, match=r"task/1 seed 0 sample 0, turn 0: .* 1 log-probabilities for .* 2 tokens"):
-        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
+        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
-        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
-    with pytest.raises(TargetError, match="needs a teacher or the frozen initial policy"):
-        HintAdvantage()(batch, hinted, Scorers(student=student))
-    bare = [replace(hinted[1], turns=(replace(hinted[1].turns[0], hint_prompt_ids=None),))]
-    with pytest.raises(TargetError, match=r"task/1 .*turn 0: it has no hint in its prompt"):
-        HintAdvantage()(pack(bare), bare, Scorers(student=student, teacher=Table()))
+        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
+    with pytest.raises(TargetError, match="need a teacher or the frozen initial policy"):
+        HintTargets(scored=False)(batch, hinted, Scorers(student=student))
 
     class Silent(Table):
         def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
@@ -152,15 +147,15 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
             return [np.where(np.arange(len(part)) == 1, np.nan, part) for part in super().logprobs(ids, positions)]
 
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
-        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Holed()))
+        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Holed()))
     with pytest.raises(TargetError, match="needs a student, and none was given"):
-        HintAdvantage()(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
+        HintTargets(scored=False)(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
     with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
-        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Silent()))
+        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Silent()))
 
 
 def test_top_k_targets_are_the_hinted_teachers(hinted: list[Episode]) -> None:
-    targets = HintTopK(4)(pack(hinted), hinted, Scorers(student=Table(), teacher=Table()))
+    targets = HintTargets(k=4, scored=False)(pack(hinted), hinted, Scorers(student=Table(), teacher=Table()))
     assert targets.topk_ids_NK is not None
     assert targets.topk_logp_NK is not None
     assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
@@ -191,11 +186,14 @@ def test_what_follows_a_rejected_token_teaches_nothing(hinted: list[Episode]) ->
             ]
 
     scorers = Scorers(student=Table(), teacher=Read())
-    whole, cut = HintAdvantage()(batch, hinted, scorers), HintAdvantage(0.05)(batch, hinted, scorers)
+    whole, cut = (
+        HintTargets(scored=False)(batch, hinted, scorers),
+        HintTargets(scored=False, reject_below=0.05)(batch, hinted, scorers),
+    )
     assert whole.advantage_N is not None
     assert cut.advantage_N is not None
     assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
-    targets = HintTopK(1, 0.05)(batch, hinted, scorers)
+    targets = HintTargets(k=1, reject_below=0.05, scored=False)(batch, hinted, scorers)
     assert targets.kl_mask_N is not None
     assert targets.kl_mask_N.tolist() == counts
     assert targets.topk_ids_NK is not None

@@ -159,7 +159,7 @@ SAME = {
     "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "TurnAdvantage._situations: '' -> '_'": "a turn that was broken off is in no comparison, whatever its mark",
-    "_centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
+    "centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
     "np.unique(group_t, return_inverse=True, return_counts=True)": "both are True",
     "clusters: 1.0 -> 2.0": "only equal texts have a ratio of 1",
     "judge_episodes: True -> False": "as many answers as requests, and requests as episodes",

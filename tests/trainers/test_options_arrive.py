@@ -32,8 +32,8 @@ from turngym.trainers.algorithms import (
 )
 from turngym.trainers.algorithms.gigpo import TurnAdvantage
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
-from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised
-from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, SelfTaught, TurnScore
+from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
+from turngym.trainers.algorithms.judge_targets import HintTargets, TurnScore
 from turngym.trainers.algorithms.kd_reward import (
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
@@ -41,9 +41,9 @@ from turngym.trainers.algorithms.kd_reward import (
     TeacherReward,
 )
 from turngym.trainers.algorithms.luffy import PrefixSchedule
-from turngym.trainers.algorithms.prm_opd import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
+from turngym.trainers.algorithms.prm_opd import ScoredOrHinted
 from turngym.trainers.algorithms.sage_opd import Intervention
-from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.judged import HintedTurns, ScoredTurns
@@ -143,8 +143,8 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (TURN, "depth", DepthConfig(cov_base=1), "depth.config.cov_base", 1),
     (TURN, "weight", "turn", "target_fn", TeacherTopK(9)),
     # tcod
-    (TCOD, "direction", "f2b", "depth", FrontToBack(schedule=ALFWORLD)),
-    (TCOD, "direction", "b2f", "depth", BackToFront(schedule=ALFWORLD, h_max=17)),
+    (TCOD, "direction", "f2b", "depth", Curriculum(schedule=ALFWORLD, h_max=17)),
+    (TCOD, "direction", "b2f", "depth", Curriculum(schedule=ALFWORLD, back_to_front=True, h_max=17)),
     (TCOD, "schedule", SCHEDULE, "depth.schedule", ITSELF),
     (TCOD, "schedule", SCHEDULE, "weight.weigh.__name__", "trajectory_weights"),
     # grpo
@@ -193,7 +193,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (GUIDED, "ratio", 0.4, "guide", CosineGuide(total=RUN.steps, ratio=0.4)),
     (GUIDED, "start", 0.5, "target_fn", TeacherTopK(9)),
     (GUIDED, "start", 0.5, "token_loss", GuidedLoss(loss=SupportKL())),
-    (GUIDED, "start", 0.5, "select", Supervised()),
+    (GUIDED, "start", 0.5, "select", supervised),
     (GUIDED, "start", 0.5, "origins", ("policy", "demonstration")),
     (GUIDED, "start", 0.5, "to_the_end", True),
     # atod
@@ -204,12 +204,12 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (ATOD, "start", 0.3, "target_fn.annealing.start", ITSELF),
     (ATOD, "end", 0.7, "target_fn.annealing.end", ITSELF),
     (ATOD, "floor", 0.4, "target_fn.annealing.floor", ITSELF),
-    (ATOD, "strength", 2.5, "target_fn.strength", ITSELF),
+    (ATOD, "strength", 2.5, "target_fn.factor.keywords", {"strength": 2.5}),
     (ATOD, "reward", "score", "target_fn.reward", ITSELF),
     (ATOD, "scale", "none", "target_fn.scale", ITSELF),
     # sage-opd
-    (SAGE, "weak", 0.3, "target_fn", Intervention(target_fn=TeacherTopK(9), weak=0.3)),
-    (SAGE, "confidence", False, "target_fn", Intervention(target_fn=TeacherTopK(9), confidence=False)),
+    (SAGE, "weak", 0.3, "target_fn", Intervention(k=9, weak=0.3)),
+    (SAGE, "confidence", False, "target_fn", Intervention(k=9, confidence=False)),
     (SAGE, "weak", 0.3, "token_loss.loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
     (SAGE, "weak", 0.3, "judge", "score"),
     (SAGE, "weak", 0.3, "select", None),
@@ -288,33 +288,33 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
     (HINTS, "n", 4, "group", ITSELF),
-    (HINTS, "teacher", "live", "target_fn.target_fn", SelfTaught(target_fn=HintAdvantage())),
+    (HINTS, "teacher", "live", "target_fn.target_fn", HintTargets(scored=False, live=True)),
     (HINTS, "teacher", "live", "needs_reference", True),
-    (HINTS, "form", "sampled", "target_fn.target_fn", HintAdvantage(0.0)),
-    (HINTS, "form", "topk", "target_fn.target_fn", HintTopK(9, 0.0)),
+    (HINTS, "form", "sampled", "target_fn.target_fn", HintTargets(scored=False)),
+    (HINTS, "form", "topk", "target_fn.target_fn", HintTargets(k=9, scored=False)),
     (HINTS, "form", "topk", "token_loss.loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
     (HINTS, "form", "topk", "token_loss.kl_coef", 0.02),
-    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintAdvantage(0.05)),
+    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintTargets(scored=False, reject_below=0.05)),
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
     # prm-opd
-    (PRM_OPD, "form", "sampled", "target_fn.target_fn", ScoreAndHint()),
+    (PRM_OPD, "form", "sampled", "target_fn.target_fn", HintTargets()),
     (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
-    (PRM_OPD, "form", "topk", "target_fn.target_fn", ScoreAndHintTopK(k=9)),
+    (PRM_OPD, "form", "topk", "target_fn.target_fn", HintTargets(k=9)),
     (PRM_OPD, "form", "topk", "token_loss.loss.loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
     (PRM_OPD, "form", "topk", "token_loss.loss.support", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
     (PRM_OPD, "form", "topk", "token_loss.kl_coef", 0.02),
-    (PRM_OPD, "w_reward", 0.25, "target_fn.target_fn", ScoreAndHint(w_reward=0.25)),
-    (PRM_OPD, "w_hint", 0.25, "target_fn.target_fn", ScoreAndHint(w_hint=0.25)),
+    (PRM_OPD, "w_reward", 0.25, "target_fn.target_fn", HintTargets(w_reward=0.25)),
+    (PRM_OPD, "w_hint", 0.25, "target_fn.target_fn", HintTargets(w_hint=0.25)),
     (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.loss.w_reward", ITSELF),
     (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.loss.w_hint", ITSELF),
     (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss.loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
-    (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn.target_fn", ScoreAndHintTopK(k=9, reject_below=0.05)),
+    (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn.target_fn", HintTargets(k=9, reject_below=0.05)),
     (PRM_OPD_TOPK, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
-    (PRM_OPD, "reject_below", 0.05, "target_fn.target_fn", ScoreAndHint(reject_below=0.05)),
+    (PRM_OPD, "reject_below", 0.05, "target_fn.target_fn", HintTargets(reject_below=0.05)),
     (PRM_OPD, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
-    (PRM_OPD, "kl_coef", 0.0, "target_fn", ScoreAndHint()),
+    (PRM_OPD, "kl_coef", 0.0, "target_fn", HintTargets()),
     (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "entropy_coef", 0.07, "entropy_gradient", True),
     (PRM_OPD, "mask_neutral", True, "select", ScoredOrHinted(scored=ScoredTurns(mask_neutral=True))),

@@ -16,8 +16,8 @@ import torch
 from turngym.envs.core.episode import Episode, TopK
 from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
-from turngym.trainers.algorithms.grpo_opd import WeightedSum
-from turngym.trainers.algorithms.prm_opd import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
+from turngym.trainers.algorithms.judge_targets import HintTargets
+from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.judged import ScoredTurns
@@ -58,24 +58,24 @@ def test_scores_everywhere_and_log_ratios_where_there_are_hints(mixed: list[Epis
     assert batch.label_N.tolist() == [10, 11, 12, 13, 14, 15, 20, 21]
     teacher = Table(value=0.5)
     scorers = Scorers(student=Table(), teacher=teacher)
-    targets = ScoreAndHint(w_reward=0.5, w_hint=2.0)(batch, mixed, scorers)
+    targets = HintTargets(w_reward=0.5, w_hint=2.0)(batch, mixed, scorers)
     np.testing.assert_allclose(targets.advantage_N, 0.5 * SCORE + 2.0 * RATIO, atol=1e-5)
     # only the hinted turns are the teacher's affair
     assert teacher.asked == [([1, 2, 7, 7, 10, 11], [4, 5]), ([8, 13, 14, 15], [1, 2, 3])]
-    np.testing.assert_allclose(ScoreAndHint()(batch, mixed, scorers).advantage_N, SCORE + RATIO, atol=1e-5)
+    np.testing.assert_allclose(HintTargets()(batch, mixed, scorers).advantage_N, SCORE + RATIO, atol=1e-5)
     assert targets.label_logp_N is not None
     np.testing.assert_allclose(targets.label_logp_N[:3], [0.5 - 10.04, 0.5 - 11.05, -12.05], atol=1e-5)
-    alone = ScoreAndHint()(batch, mixed, Scorers(student=Table(), reference=Table(value=0.5)))
+    alone = HintTargets()(batch, mixed, Scorers(student=Table(), reference=Table(value=0.5)))
     np.testing.assert_allclose(alone.advantage_N, SCORE + RATIO, atol=1e-5)
 
 
 def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:
     bare = [replace(e, turns=tuple(replace(turn, hint_prompt_ids=None) for turn in e.turns)) for e in mixed]
     teacher = Table()
-    targets = ScoreAndHint(w_reward=0.5)(pack(bare), bare, Scorers(student=NOBODY, teacher=teacher))
+    targets = HintTargets(w_reward=0.5)(pack(bare), bare, Scorers(student=NOBODY, teacher=teacher))
     np.testing.assert_allclose(targets.advantage_N, 0.5 * SCORE)
     assert not teacher.asked
-    topk = ScoreAndHintTopK(k=2)(pack(bare), bare, Scorers(student=NOBODY, teacher=teacher))
+    topk = HintTargets(k=2)(pack(bare), bare, Scorers(student=NOBODY, teacher=teacher))
     assert topk.kl_mask_N is not None
     assert not topk.kl_mask_N.any()
     np.testing.assert_allclose(topk.advantage_N, SCORE)
@@ -101,14 +101,14 @@ class Falling:
 def test_behind_a_rejected_token_only_the_score_teaches(mixed: list[Episode]) -> None:
     batch = pack(mixed)
     scorers: Any = Scorers(student=Table(), teacher=Falling())
-    whole = ScoreAndHint(w_reward=0.0)(batch, mixed, scorers).advantage_N
+    whole = HintTargets(w_reward=0.0)(batch, mixed, scorers).advantage_N
     # e^-1 is the first below one half: the token after it is the first that does not count
-    cut = ScoreAndHint(reject_below=0.5)(batch, mixed, scorers).advantage_N
+    cut = HintTargets(reject_below=0.5)(batch, mixed, scorers).advantage_N
     assert whole is not None
     assert (whole[[0, 1, 3, 4, 5]] != 0).all()
     expected = SCORE + np.where(np.arange(8) == 5, 0.0, whole)
     np.testing.assert_allclose(cut, expected, rtol=1e-5)
-    topk = ScoreAndHintTopK(k=2, reject_below=0.1)(batch, mixed, scorers)
+    topk = HintTargets(k=2, reject_below=0.1)(batch, mixed, scorers)
     assert topk.kl_mask_N is not None
     assert topk.kl_mask_N.tolist() == [True, True, False, True, True, False, False, False]
     np.testing.assert_allclose(topk.advantage_N, SCORE)
@@ -120,18 +120,18 @@ def test_behind_a_rejected_token_only_the_score_teaches(mixed: list[Episode]) ->
     # a placeholder of half of the mass
     assert topk.topk_ids_NK[2].tolist() == [0, 1]
     np.testing.assert_allclose(np.exp(topk.topk_logp_NK[[2, 6, 7]]).sum(axis=1), 0.5, rtol=1e-6)
-    free = ScoreAndHintTopK(k=2)(batch, mixed, scorers)
+    free = HintTargets(k=2)(batch, mixed, scorers)
     assert free.kl_mask_N is not None
     assert free.kl_mask_N.tolist() == [True, True, False, True, True, True, False, False]
 
 
 def test_a_teacher_that_is_missing_or_silent_is_named(mixed: list[Episode]) -> None:
-    with pytest.raises(TargetError, match="needs a teacher or the frozen initial policy"):
-        ScoreAndHint()(pack(mixed), mixed, Scorers(student=Table()))
+    with pytest.raises(TargetError, match="need a teacher or the frozen initial policy"):
+        HintTargets()(pack(mixed), mixed, Scorers(student=Table()))
     with pytest.raises(TargetError, match="needs a student, and none was given"):
-        ScoreAndHint()(pack(mixed), mixed, Scorers(student=NOBODY, teacher=Table()))
+        HintTargets()(pack(mixed), mixed, Scorers(student=NOBODY, teacher=Table()))
     with pytest.raises(TargetError, match="not all finite"):
-        ScoreAndHint()(pack(mixed), mixed, Scorers(student=Table(), teacher=Table(value=math.nan)))
+        HintTargets()(pack(mixed), mixed, Scorers(student=Table(), teacher=Table(value=math.nan)))
 
 
 def test_turns_that_either_part_teaches_from_stay(mixed: list[Episode]) -> None:

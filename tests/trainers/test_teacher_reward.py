@@ -19,7 +19,6 @@ from turngym.trainers.algorithms.kd_reward import (
     MiniLlmAdvantage,
     MixtureWeighted,
     TeacherReward,
-    check_mix,
     mixed,
     mixture_weight,
 )
@@ -175,8 +174,8 @@ def test_when_rollouts_may_be_mixed() -> None:
         mixed(signal, 0.2, RunConfig(temperature=0.7))
     for share in (-0.1, 1.0):
         with pytest.raises(ConfigError, match=f"teacher_mix is {share}"):
-            check_mix(share)
-    check_mix(0.99)
+            mixed(signal, share, RunConfig())
+    mixed(signal, 0.99, RunConfig())
 
 
 def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:

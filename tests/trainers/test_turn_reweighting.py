@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.algorithms.atod import AnnealedAdvantage, turn_factors
-from turngym.trainers.algorithms.grpo_opd import Annealing
+from turngym.trainers.algorithms.atod import Annealing, turn_factors
+from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import pack
 from turngym.trainers.targets import TargetError
 
@@ -68,18 +69,20 @@ def test_turns_by_hand(make_episode: Callable[..., Episode]) -> None:
 
 def test_what_a_step_weighs() -> None:
     plain = Annealing(total=10)
-    assert plain.weights(1) == pytest.approx((0.1, 0.9))
-    assert plain.weights(10) == pytest.approx((1.0, 0.0))
+    assert plain(1) == pytest.approx((0.1, 0.9))
+    assert plain(10) == pytest.approx((1.0, 0.0))
     late = Annealing(total=10, start=0.2, end=0.6, floor=0.25)
-    assert late.weights(2) == pytest.approx((0.25, 1.0))
-    assert late.weights(3) == pytest.approx((0.25 + 0.75 * 0.25, 0.75))
-    assert late.weights(6) == late.weights(9) == pytest.approx((1.0, 0.0))
+    assert late(2) == pytest.approx((0.25, 1.0))
+    assert late(3) == pytest.approx((0.25 + 0.75 * 0.25, 0.75))
+    assert late(6) == late(9) == pytest.approx((1.0, 0.0))
 
 
 def test_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
     pair = one_group(make_episode)
     batch = pack(pair)
-    signal = AnnealedAdvantage(annealing=Annealing(total=4, floor=0.2), scale="none", strength=3.0)
+    signal = CombinedAdvantage(
+        annealing=Annealing(total=4, floor=0.2), scale="none", factor=partial(turn_factors, strength=3.0)
+    )
     taught = RATIO * (1.0 + 3.0 * UTILITY) / (1.0 + 3.0 * UTILITY).mean()
     targets = signal(batch, pair, SCORERS)
     np.testing.assert_allclose(targets.advantage_N, 0.4 * CONTRAST + 0.75 * taught, rtol=1e-5)

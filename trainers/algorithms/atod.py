@@ -5,21 +5,20 @@ Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
-from turngym.trainers.algorithms.grpo_opd import Annealing, combined_advantage
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
-from turngym.trainers.token_weights import WEIGHTS
+from turngym.trainers.targets import ComparableGroups, Reward
+from turngym.trainers.token_weights import WEIGHTS, blend_alpha
 
 FloatN = NDArray[np.float64]
 
@@ -48,31 +47,25 @@ def _of_largest(values_t: FloatN) -> FloatN:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnnealedAdvantage:
-    """A_i = w_reward A^reward_i + w_teacher u_i (log q - log p), the weights those of the step, u from `turn_factors`.
+class Annealing:
+    """w_reward = floor + (1 - floor) alpha_k and w_teacher = 1 - alpha_k; alpha_k runs from 0 to 1 over [start, end].
 
-    The turn's factor is on the teacher's part alone: the reward's is the same for all of an episode.
-    The student is taken before the update. Source: [atod]; docs/algorithms.md#annealed-combination.
+    Source: [atod]; docs/algorithms.md#annealed-combination.
     """
 
-    annealing: Annealing
-    strength: float = 1.0
-    reward: Reward = "return"
-    scale: Literal["std", "none"] = "std"
+    total: int
+    """Steps of the run, K."""
+    start: float = 0.0
+    """Share of training at which the reward begins to take over."""
+    end: float = 1.0
+    """Share of training at which the teacher has no say any more."""
+    floor: float = 0.0
+    """Weight of the reward before that."""
 
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        reward_E = rewards(batch, episodes, self.reward)
-        own_N = grpo_advantage(reward_E, batch.group_E, scale=self.scale)[batch.episode_N].astype(np.float32)
-        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
-        theirs_N, mine_N = teacher_logp_N.astype(np.float64), label_logprobs(scorers.student, batch, "student")
-        factor_N = turn_factors(batch, mine_N.astype(np.float64), theirs_N, self.strength)
-        ratio_N = (factor_N * (theirs_N - mine_N)).astype(np.float32)
-        w_reward, w_teacher = self.annealing.weights(scorers.step)
-        return Targets(
-            advantage_N=combined_advantage(own_N, ratio_N, w_reward=w_reward, w_teacher=w_teacher),
-            label_logp_N=teacher_logp_N,
-            reward=reward_E,
-        )
+    def __call__(self, step: int) -> tuple[float, float]:
+        """(w_reward, w_teacher) at `step` (1-based), both in [0, 1]."""
+        alpha = blend_alpha(step, self.total, self.start, self.end)
+        return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +118,12 @@ def build(config: AtodConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="atod",
         depth=FixedDepth(h_max=run.full_depth),
-        target_fn=AnnealedAdvantage(
-            annealing=annealing, strength=config.strength, reward=config.reward, scale=config.scale
+        target_fn=CombinedAdvantage(
+            reward=config.reward,
+            scale=config.scale,
+            annealing=annealing,
+            # on the teacher's part alone: the reward's advantage is the same for all of an episode
+            factor=partial(turn_factors, strength=config.strength),
         ),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high),

@@ -71,28 +71,13 @@ def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
     for text in anchors:
         if text in known:
             continue
-        near = next(
-            (n for n, other in enumerate(first) if similarity < 1.0 and _ratio(other, text) >= similarity), None
-        )
+        alike = (SequenceMatcher(None, other, text).ratio() >= similarity for other in first if similarity < 1.0)
+        near = next((n for n, close in enumerate(alike) if close), None)
         if near is None:
             near = len(first)
             first.append(text)
         known[text] = near
     return [known[text] for text in anchors]
-
-
-def _ratio(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other).ratio()
-
-
-def step_advantage(return_t: FloatT, anchor_t: IntT, scale: Scale = "none") -> FloatT:
-    """How much better a turn went on than the others of its anchor group: float64 [t].
-
-    A_t = (R_t - mean_a R) / F_a; F_a = 1, or std_a R + 1e-6 with `scale="std"` (unbiased). A turn alone in its group
-    has 0.
-    Source: [gigpo] eq. 7; docs/algorithms.md#step-advantage.
-    """
-    return _centered(return_t, anchor_t, scale)
 
 
 def episode_advantage(
@@ -109,15 +94,19 @@ def episode_advantage(
     Source: [gigpo] eq. 3; docs/algorithms.md#step-advantage (`turns` is the published code's default).
     """
     if baseline == "episodes":
-        return _centered(total_E, group_E, scale)
+        return centered(total_E, group_E, scale)
     over_T = np.repeat(np.arange(len(total_E)), depth_E)
-    found_T = _centered(total_E[over_T], group_E[over_T], scale)
+    found_T = centered(total_E[over_T], group_E[over_T], scale)
     # constant over the turns of an episode
     return found_T[np.cumsum(depth_E) - depth_E]
 
 
-def _centered(value_t: FloatT, group_t: IntT, scale: Scale) -> FloatT:
-    """Values less their group's mean, in units of its unbiased deviation or as they are; 0 where a group has one."""
+def centered(value_t: FloatT, group_t: IntT, scale: Scale = "none") -> FloatT:
+    """Values less their group's mean, 0 where a group has one: float64 [t]. Of returns by anchor group, GiGPO's A^S.
+
+    A_t = (R_t - mean_a R) / F_a; F_a = 1, or std_a R + 1e-6 with `scale="std"` (unbiased).
+    Source: [gigpo] eq. 7; docs/algorithms.md#step-advantage.
+    """
     _, index_t, count_g = np.unique(group_t, return_inverse=True, return_counts=True)
     gap_t: FloatT = value_t - (np.bincount(index_t, value_t) / count_g)[index_t]
     # rounding must not turn equal returns into a contrast, which a deviation near 0 would blow up
@@ -132,7 +121,7 @@ def _centered(value_t: FloatT, group_t: IntT, scale: Scale) -> FloatT:
 class TurnAdvantage:
     """GiGPO's advantage, one number for every token of a turn: A_jt = A_j + w_step A_jt.
 
-    A_j is `episode_advantage` of the episode's undiscounted sum of rewards; A_jt is `step_advantage` of the discounted
+    A_j is `episode_advantage` of the episode's undiscounted sum of rewards; A_jt is `centered` of the discounted
     return from turn t on, among the turns of the group's attempts that the policy chose in the same situation: with the
     same observation before them, or in the same exact state of the environment.
     Source: [gigpo] eq. 3, eq. 5, eq. 6, eq. 7, eq. 8; docs/algorithms.md#step-advantage.
@@ -158,7 +147,7 @@ class TurnAdvantage:
         chosen_t = np.flatnonzero([is_trainable(turn) for episode in played for turn in episode.turns])
         anchor_t = self._anchors(played, batch)[chosen_t]
         step_T = np.zeros(len(return_T))
-        step_T[chosen_t] = step_advantage(return_T[chosen_t], anchor_t, self.scale)
+        step_T[chosen_t] = centered(return_T[chosen_t], anchor_t, self.scale)
 
         # A turn's place among all turns is its episode's first place and its index.
         first_E = np.cumsum(batch.depth_E) - batch.depth_E

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
-from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
@@ -46,7 +46,6 @@ class GrpoKdConfig:
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        check_mix(self.teacher_mix)
 
 
 def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) -> Algorithm:

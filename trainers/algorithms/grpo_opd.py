@@ -5,7 +5,7 @@ Read next: trainers/targets.py, trainers/losses.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,23 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import (
-    Algorithm,
-    AlgorithmSpec,
-    FixedDepth,
-    Scorers,
-    Targets,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-)
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses import PolicyGradient, sampled_advantage
+from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
-from turngym.trainers.token_weights import WEIGHTS, blend_alpha
+from turngym.trainers.token_weights import WEIGHTS
 
 FloatN = NDArray[np.float32]
+Float64N = NDArray[np.float64]
 
 
 def combined_advantage(reward_N: FloatN, log_ratio_N: FloatN, *, w_reward: float, w_teacher: float) -> FloatN:
@@ -53,14 +45,26 @@ class CombinedAdvantage:
     scale: Literal["std", "none"] = "std"
     w_reward: float = 1.0
     w_teacher: float = 1.0
+    annealing: Callable[[int], tuple[float, float]] | None = None
+    """Step (1-based) to (w_reward, w_teacher), in place of the two above."""
+    factor: Callable[[RolloutBatch, Float64N, Float64N], Float64N] | None = None
+    """Of the batch and the labels' log-probabilities under student and teacher, nats: multiplies the log-ratio."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_E = rewards(batch, episodes, self.reward)
         own_N = grpo_advantage(reward_E, batch.group_E, scale=self.scale)[batch.episode_N].astype(np.float32)
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
-        ratio_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
+        mine_N, theirs_N = (
+            logp_N.astype(np.float64) for logp_N in (label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
+        )
+        ratio_N = theirs_N - mine_N
+        if self.factor is not None:
+            ratio_N = self.factor(batch, mine_N, theirs_N) * ratio_N
+        w_reward, w_teacher = (
+            (self.w_reward, self.w_teacher) if self.annealing is None else self.annealing(scorers.step)
+        )
         return Targets(
-            advantage_N=combined_advantage(own_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_teacher),
+            advantage_N=combined_advantage(own_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher),
             label_logp_N=teacher_logp_N,
             reward=reward_E,
         )
@@ -127,53 +131,3 @@ ALGORITHM = AlgorithmSpec(
     build=lambda config, given: build(config, given.run),
     uses=frozenset({"teacher", "reward"}),
 )
-
-# What other algorithms share with this one: the weighted sum as a token loss (prm-opd), and weights that move (atod).
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedSum:
-    """l_i = w_reward (policy gradient)_i + w_hint (support KL)_i, the second where `kl_mask_N` counts the token.
-
-    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
-    Diagnostics: those of both, `clipped` that of `loss`; those of `support` are 0 where it does not count.
-    """
-
-    loss: TokenLoss
-    """The policy gradient."""
-    support: TokenLoss
-    w_reward: float = 1.0
-    w_hint: float = 1.0
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        if tokens.kl_mask_n is None:
-            raise ValueError("a weighted sum needs targets with kl_mask_N: where the support counts")
-        reward, hint = self.loss(tokens), self.support(tokens)
-        # placeholders stand where no hint was given
-        own = {name: values * tokens.kl_mask_n for name, values in hint.diagnostics.items()}
-        return TokenLosses(
-            loss_n=self.w_reward * reward.loss_n + self.w_hint * hint.loss_n,
-            diagnostics={**own, **reward.diagnostics},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annealing:
-    """w_reward = floor + (1 - floor) alpha_k and w_teacher = 1 - alpha_k; alpha_k runs from 0 to 1 over [start, end].
-
-    Source: [atod]; docs/algorithms.md#annealed-combination.
-    """
-
-    total: int
-    """Steps of the run, K."""
-    start: float = 0.0
-    """Share of training at which the reward begins to take over."""
-    end: float = 1.0
-    """Share of training at which the teacher has no say any more."""
-    floor: float = 0.0
-    """Weight of the reward before that."""
-
-    def weights(self, step: int) -> tuple[float, float]:
-        """(w_reward, w_teacher) at `step` (1-based), both in [0, 1]."""
-        alpha = blend_alpha(step, self.total, self.start, self.end)
-        return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha

@@ -22,6 +22,9 @@ from turngym.trainers.losses import tail_logp
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
+ORIGINS: tuple[Origin, ...] = ("policy", "demonstration")
+"""Whose turns are trained on."""
+
 
 def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
     """Forward KL over the K ids and one bin for all others: [N], nats, at least 0.
@@ -58,45 +61,36 @@ class GuidedLoss:
         return TokenLosses(loss_n=loss_n, diagnostics={**own.diagnostics, **guided})
 
 
-def cosine_share(step: int, total: int, *, start: float = 1.0, ratio: float = 0.8) -> float:
-    """The teacher's share of the turns at `step` (1-based) of `total`, in [0, start].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CosineGuide:
+    """The teacher's share of the turns at `step` (1-based) of a run of `total` steps, in [0, start].
 
     share = start (1 + cos(pi min(k / (ratio K), 1))) / 2: near `start` at first, 0 from the `ratio` of training on.
     Source: [guided-opd]; docs/algorithms.md#guided-turns.
     """
-    return start * (1.0 + math.cos(math.pi * min(step / (ratio * total), 1.0))) / 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CosineGuide:
-    """`cosine_share` over a run of `total` steps. Source: [guided-opd]; docs/algorithms.md#guided-turns."""
 
     total: int
     start: float = 1.0
     ratio: float = 0.8
 
     def __call__(self, step: int) -> float:
-        """Returns the teacher's share of the turns of `step` (1-based)."""
-        return cosine_share(step, self.total, start=self.start, ratio=self.ratio)
+        return self.start * (1.0 + math.cos(math.pi * min(step / (self.ratio * self.total), 1.0))) / 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Supervised:
-    """Keeps the episodes in which a turn of one of these origins can be trained on (an `EpisodeFilter`).
+def supervised(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes in which a turn can be trained on, the policy's or the teacher's: an `EpisodeFilter`.
 
     A teacher whose every answer was refused leaves a step with nothing: it is then skipped, and the run goes on.
     """
-
-    origins: tuple[Origin, ...] = ("policy", "demonstration")
-
-    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [episode for episode in episodes if not episode.status.is_error and self._any(episode)]
-
-    def _any(self, episode: Episode) -> bool:
-        return any(
-            turn.origin in self.origins and turn.excluded is None and turn.response_length and not refused(turn)
+    return [
+        episode
+        for episode in episodes
+        if not episode.status.is_error
+        and any(
+            turn.origin in ORIGINS and turn.excluded is None and turn.response_length and not refused(turn)
             for turn in episode.turns
         )
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +129,8 @@ def build(config: GuidedOpdConfig, distill: DistillConfig, run: RunConfig) -> Al
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=GuidedLoss(loss=token_loss),
-        origins=("policy", "demonstration"),
-        select=Supervised(),
+        origins=ORIGINS,
+        select=supervised,
         guide=CosineGuide(total=run.steps, start=config.start, ratio=config.ratio),
         to_the_end=True,
         distill_temperature=distill.temperature,

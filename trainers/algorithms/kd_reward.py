@@ -187,16 +187,12 @@ class MixtureWeighted:
 def mixed(target_fn: TargetFn, share: float, run: RunConfig) -> TargetFn:
     """`target_fn` for rollouts of which the teacher chooses a `share`; itself where that is 0.
 
-    Raises ConfigError where the rollout's temperature is not the one at which models are scored.
+    Raises ConfigError for another share than [0, 1), or a rollout at another temperature than models are scored at.
     """
     if not share:
         return target_fn
+    if not 0.0 < share < 1.0:
+        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")
     if run.temperature != 1.0:
         raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
     return MixtureWeighted(target_fn=target_fn, share=share)
-
-
-def check_mix(share: float) -> None:
-    """Raises ConfigError for a share that leaves the student nothing, or is none."""
-    if not 0.0 <= share < 1.0:
-        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn, TokenLoss
-from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, SelfTaught
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss
+from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
@@ -63,16 +63,19 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     if teacher and config.teacher == "live":
         raise ConfigError("teacher is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
-    signal: TargetFn = HintAdvantage(config.reject_below)
+    topk = config.form == "topk"
+    signal = HintTargets(
+        k=distill.top_k if topk else None,
+        reject_below=config.reject_below,
+        scored=False,
+        live=config.teacher == "live",
+    )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
-    if config.form == "topk":
-        signal = HintTopK(distill.top_k, config.reject_below)
+    if topk:
         inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
         loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
-    if config.teacher == "live":
-        signal = SelfTaught(target_fn=signal)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=run.full_depth),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
-from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
@@ -55,7 +55,6 @@ class PpoKdConfig:
             raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
         if self.advantage == "minillm" and not self.teacher_coef:
             raise ConfigError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
-        check_mix(self.teacher_mix)
 
 
 def build(

@@ -6,31 +6,17 @@ Read next: trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py, trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from turngym.envs.core.episode import Episode, Turn
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, TargetFn, Targets, TokenLoss
-from turngym.trainers.algorithms.grpo_opd import WeightedSum, combined_advantage
-from turngym.trainers.algorithms.judge_targets import (
-    TurnScore,
-    batch_turns,
-    hint_teacher,
-    hinted_topk,
-    score_turns,
-    up_to_rejection,
-)
-from turngym.trainers.batch import RolloutBatch
+from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns, ScoredTurns, without
-from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL, sampled_advantage
-from turngym.trainers.targets import WithReference, label_logprobs
+from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
+from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
-
-Located = tuple[Episode, Turn, slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,85 +38,29 @@ class ScoredOrHinted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreAndHint:
-    """A_i = w_reward s_t + w_hint h_t (log q(label_i | prompt with the hint) - log p(label_i | prompt)), in one column.
+class WeightedSum:
+    """l_i = w_reward (policy gradient)_i + w_hint (support KL)_i, the second where `kl_mask_N` counts the token.
 
-    s_t as in `TurnScore`; h_t is 1 on turns with `hint_prompt_ids`, else 0; q and p as in `HintAdvantage`.
     Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
-    Raises TargetError for a teacher that does not answer exactly R finite log-probabilities for R tokens.
+    Diagnostics: those of both, `clipped` that of `loss`; those of `support` are 0 where it does not count.
     """
 
+    loss: TokenLoss
+    """The policy gradient."""
+    support: TokenLoss
     w_reward: float = 1.0
     w_hint: float = 1.0
-    reject_below: float = 0.0
-    """As of `HintAdvantage`; the score still counts there."""
 
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        score_N = _scores(batch, episodes, scorers)
-        hinted = _hinted(batch, episodes)
-        if not hinted:
-            return Targets(advantage_N=np.float32(self.w_reward) * score_N)
-        where_N = _where(batch, hinted)
-        student_logp_N = label_logprobs(scorers.student, batch, "student")
-        # as likely as the student finds it where nobody was told anything: a log-ratio of 0
-        teacher_logp_N = student_logp_N.copy()
-        teacher_logp_N[where_N] = score_turns(hinted, hint_teacher(scorers).logprobs)
-        ratio_N = sampled_advantage(student_logp_N, teacher_logp_N)
-        if self.reject_below:
-            ratio_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below) & where_N] = 0.0
-        advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
-        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreAndHintTopK:
-    """`TurnScore`'s advantage, and on hinted turns the hinted teacher's K most likely ids; `kl_mask_N` says where.
-
-    Elsewhere the support is a placeholder that the mask takes out.
-    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
-    """
-
-    k: int = 50
-    reject_below: float = 0.0
-    """As of `HintTopK`; the score still counts there."""
-
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        hinted = _hinted(batch, episodes)
-        where_N = _where(batch, hinted)
-        # half of the mass on K ids, so that every form of the KL is finite there
-        ids_NK = np.tile(np.arange(self.k, dtype=np.int64), (batch.tokens, 1))
-        logp_NK = np.full((batch.tokens, self.k), -np.log(2 * self.k), np.float32)
-        kl_mask_N = where_N
-        if hinted:
-            asked = max(self.k, int(1 / self.reject_below)) if self.reject_below else self.k
-            ids_HK, logp_HK = hinted_topk(hinted, scorers, asked)
-            ids_NK[where_N], logp_NK[where_N] = ids_HK[:, : self.k], logp_HK[:, : self.k]
-            if self.reject_below:
-                label_N = np.zeros(batch.tokens, np.float32)
-                own_HK = ids_HK == batch.label_N[where_N][:, None]
-                label_N[where_N] = np.where(own_HK, logp_HK, -np.inf).max(axis=1)
-                kl_mask_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
-        scored = TurnScore()(batch, episodes, scorers)
-        return replace(scored, topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=kl_mask_N)
-
-
-def _scores(batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> NDArray[np.float32]:
-    found = TurnScore()(batch, episodes, scorers).advantage_N
-    assert found is not None
-    return found
-
-
-def _hinted(batch: RolloutBatch, episodes: Sequence[Episode]) -> list[Located]:
-    """The batch's turns with a hint in their prompt."""
-    return [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
-
-
-def _where(batch: RolloutBatch, turns: Sequence[Located]) -> NDArray[np.bool_]:
-    """bool [N]: the tokens of `turns`."""
-    where_N = np.zeros(batch.tokens, np.bool_)
-    for _, _, tokens in turns:
-        where_N[tokens] = True
-    return where_N
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.kl_mask_n is None:
+            raise ValueError("a weighted sum needs targets with kl_mask_N: where the support counts")
+        reward, hint = self.loss(tokens), self.support(tokens)
+        # placeholders stand where no hint was given
+        own = {name: values * tokens.kl_mask_n for name, values in hint.diagnostics.items()}
+        return TokenLosses(
+            loss_n=self.w_reward * reward.loss_n + self.w_hint * hint.loss_n,
+            diagnostics={**own, **reward.diagnostics},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +112,17 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
     longest hint.
     """
     low, high = config.clip
-    signal: TargetFn = ScoreAndHint(w_reward=config.w_reward, w_hint=config.w_hint, reject_below=config.reject_below)
+    topk = config.form == "topk"
+    signal = HintTargets(
+        k=distill.top_k if topk else None,
+        reject_below=config.reject_below,
+        w_reward=config.w_reward,
+        w_hint=config.w_hint,
+    )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
-    if config.form == "topk":
-        signal = ScoreAndHintTopK(k=distill.top_k, reject_below=config.reject_below)
+    if topk:
         both = WeightedSum(
             loss=PolicyGradient(eps_low=low, eps_high=high),
             support=SupportKL(tail=TAILS[distill.tail], importance=distill.importance),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Turn
 from turngym.trainers.algorithm import (
@@ -18,7 +17,6 @@ from turngym.trainers.algorithm import (
     AlgorithmSpec,
     FixedDepth,
     Scorers,
-    TargetFn,
     Targets,
     TokenLoss,
     TokenLosses,
@@ -29,10 +27,9 @@ from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import majority
 from turngym.trainers.losses import TAILS, SupportKL
-from turngym.trainers.targets import TargetError, TeacherTopK
+from turngym.trainers.targets import TeacherTopK
 from turngym.trainers.token_weights import WEIGHTS
 
-FloatN = NDArray[np.float64]
 FACTOR = "factor"
 """The column of `Targets.extra` that `Reweighted` multiplies with."""
 
@@ -49,35 +46,29 @@ def gate(turn: Turn, weak: float) -> float:
     return weak if score == 0.0 else float(score < 0.0)
 
 
-def normalized(weight_N: FloatN) -> FloatN:
-    """`weight_N` times what makes its mean 1; all 0 stay 0: float64 [N]."""
-    total = float(weight_N.mean())
-    return weight_N / total if total else weight_N
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """Another target function's top-K, and how much each token counts: the column `factor`, mean 1.
+    """The teacher's top-K, and how much each token counts: the column `factor`, mean 1.
 
     f_i = g_t c_i / mean(g c), g_t the turn's `gate`, c_i the probability of the teacher's most likely id (1 without
-    `confidence`). The support must be the teacher's own.
+    `confidence`).
     Source: [sage-opd]; docs/algorithms.md#intervention-weights.
     """
 
-    target_fn: TargetFn
+    k: int = 50
     weak: float = 0.5
     confidence: bool = True
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.target_fn(batch, episodes, scorers)
-        if targets.topk_logp_NK is None:
-            raise TargetError("a teacher's confidence is read from its top-K; this target function gives none")
+        targets = TeacherTopK(self.k)(batch, episodes, scorers)
         weight_N = np.ones(batch.tokens)
-        if self.confidence:
+        if self.confidence and targets.topk_logp_NK is not None:
             weight_N = np.exp(targets.topk_logp_NK.max(axis=1).astype(np.float64))
         for _, turn, tokens in batch_turns(batch, episodes):
             weight_N[tokens] *= gate(turn, self.weak)
-        return replace(targets, extra={**targets.extra, FACTOR: normalized(weight_N).astype(np.float32)})
+        # all 0 stay 0: the teacher has nothing to say
+        factor_N = weight_N / (weight_N.mean() or 1.0)
+        return replace(targets, extra={FACTOR: factor_N.astype(np.float32)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +120,7 @@ def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     return Algorithm(
         name="sage-opd",
         depth=FixedDepth(h_max=run.full_depth),
-        target_fn=Intervention(target_fn=TeacherTopK(distill.top_k), weak=config.weak, confidence=config.confidence),
+        target_fn=Intervention(k=distill.top_k, weak=config.weak, confidence=config.confidence),
         weight=WEIGHTS[config.weight],
         token_loss=Reweighted(loss=SupportKL(tail=TAILS[distill.tail], importance=distill.importance)),
         judge="score",

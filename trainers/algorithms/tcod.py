@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthController, DepthPlan, DepthState, DepthStats
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState, DepthStats
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
@@ -65,42 +65,29 @@ class DepthSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontToBack:
-    """TCOD F2B as a depth controller: the student plays the first k turns, then the episode ends."""
+class Curriculum:
+    """TCOD as a depth controller, whose k turns follow the step alone.
+
+    F2B: the student plays the first k turns, then the episode ends. B2F: a demonstration plays the first L - k turns
+    (masked), the student the rest.
+    """
 
     schedule: DepthSchedule = DepthSchedule()
-
-    def start(self) -> DepthState:
-        """The state before step 1."""
-        return DepthState(hbar=float(self.schedule.k_start))
-
-    def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """k turns at `step`, 1-based."""
-        return DepthPlan(cap=self.schedule.depth(step - 1))
-
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
-        """The schedule looks at the step alone."""
-        return state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackToFront:
-    """TCOD B2F as a depth controller: a demonstration plays the first L - k turns (masked), the student the rest."""
-
-    schedule: DepthSchedule = DepthSchedule()
+    back_to_front: bool = False
     h_max: int = 50
-    """Limit of turns, the demonstration's included."""
+    """Of B2F: limit of turns, the demonstration's included."""
 
     def start(self) -> DepthState:
         """The state before step 1."""
         return DepthState(hbar=float(self.schedule.k_start))
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """The student takes over k turns before the demonstration's end at `step`, 1-based."""
-        return DepthPlan(cap=self.h_max, demonstration_turns=self.schedule.depth(step - 1))
+        """What to play at `step`, 1-based."""
+        turns = self.schedule.depth(step - 1)
+        return DepthPlan(cap=self.h_max, demonstration_turns=turns) if self.back_to_front else DepthPlan(cap=turns)
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
-        """The schedule looks at the step alone."""
+        """Nothing is learned."""
         return state
 
 
@@ -126,13 +113,9 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig, env_id: st
     """
     signal, token_loss = distillation(distill)
     schedule = config.schedule.for_env(env_id)
-    depths: dict[str, DepthController] = {
-        "f2b": FrontToBack(schedule=schedule),
-        "b2f": BackToFront(schedule=schedule, h_max=run.full_depth),
-    }
     return Algorithm(
         name="tcod",
-        depth=depths[config.direction],
+        depth=Curriculum(schedule=schedule, back_to_front=config.direction == "b2f", h_max=run.full_depth),
         target_fn=signal,
         weight=Static(trajectory_weights),
         token_loss=token_loss,

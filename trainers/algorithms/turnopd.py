@@ -75,8 +75,6 @@ class DepthConfig:
             raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
         if not 0.0 < self.probe_share <= 1.0:
             raise ValueError(f"probe_share is {self.probe_share}; valid is above 0 and at most 1")
-        if self.cov_base not in (0, 1):
-            raise ValueError(f"cov_base is {self.cov_base}; valid is 0 (last turn index) or 1 (number of turns)")
 
 
 @dataclass(frozen=True, slots=True)

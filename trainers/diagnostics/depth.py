@@ -33,19 +33,6 @@ ROUNDING = 1e-9
 """Turns by which a replayed Hbar may differ from the recorded one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """A replay against what the run wrote."""
-
-    steps: int
-    differing: int
-    """Steps with another cap, probe, H_eff or H_cov, or with Hbar off by more than rounding."""
-    first: str
-    """The first such step in words; empty without one."""
-    hbar_error: float
-    """Greatest |difference| of Hbar, turns."""
-
-
 def probe_stats_of(row: Row) -> DepthStats | None:
     """The controller's statistics from a recorded probe; None where a column is missing or contradicts another.
 
@@ -71,7 +58,11 @@ def probe_stats_of(row: Row) -> DepthStats | None:
 
 
 class Replay:
-    """A controller led along the rows of a run; a probe without statistics measures nothing."""
+    """A controller led along the rows of a run; a probe without statistics measures nothing.
+
+    `compared` steps were recorded; in `differing` ones cap, probe, H_eff or H_cov differ, or Hbar by more than
+    rounding. `first` is the first of them in words, `hbar_error` the greatest |difference| of Hbar, turns.
+    """
 
     def __init__(self, config: DepthConfig, bins: NDArray[np.int64] | None = None) -> None:
         self.controller = AdaptiveDepth(config)
@@ -79,8 +70,8 @@ class Replay:
         self.caps: Counter[int] = Counter()
         self.bins = np.zeros(0, np.int64) if bins is None else bins
         self.hbar_B = np.full(len(self.bins), np.nan)
-        self.probes = self.steps = self.differing = 0
-        self.first, self.error = "", 0.0
+        self.probes = self.compared = self.differing = 0
+        self.first, self.hbar_error = "", 0.0
 
     def add(self, row: Row) -> None:
         """Take in the step of `row`; evaluations are passed over."""
@@ -104,12 +95,9 @@ class Replay:
         pairs = {"cap": plan.cap, "probe": int(plan.probe), "h_eff": self.state.h_eff, "h_cov": self.state.h_cov}
         wrong = [f"{n} {value} for {row[f'depth/{n}']}" for n, value in pairs.items() if value != row[f"depth/{n}"]]
         wrong += [f"hbar {hbar:.6g} for {recorded:.6g}"] if error > ROUNDING else []
-        self.steps, self.error, self.differing = self.steps + 1, max(self.error, error), self.differing + bool(wrong)
+        self.compared, self.differing = self.compared + 1, self.differing + bool(wrong)
+        self.hbar_error = max(self.hbar_error, error)
         self.first = self.first or (f"step {row['step']}: {', '.join(wrong)}" if wrong else "")
-
-    def agreement(self) -> Agreement:
-        """How what was said compares with what the run recorded."""
-        return Agreement(steps=self.steps, differing=self.differing, first=self.first, hbar_error=self.error)
 
     def turns_played(self, survivors_T: Column) -> float:
         """Turns that these caps play, as a share of full depth, if episodes last as `survivors_T` says: in (0, 1].
