@@ -61,7 +61,8 @@ def _controller(runs: Sequence[Diagnosed]) -> Figure:
         if found is None or not run.diagnosis.variants:
             said.append(f"{run.name}: probes not recorded, so nothing is replayed")
         elif found.differing:
-            said.append(f"{run.name}: replay differs in {found.differing} of {found.compared} steps, first {found.first}")
+            of = f"{found.differing} of {found.compared} steps"
+            said.append(f"{run.name}: replay differs in {of}, first {found.first}")
         else:
             said.append(f"{run.name}: replay equals the run in all {found.compared} steps")
     caption = (
