@@ -1,10 +1,9 @@
-"""What users say of turns: which turn they mean, that it is written down, and what the judge is then not asked."""
+"""What users say of turns: which turn they mean, and that it is written down."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,12 @@ import proxy_tools as tools
 import pytest
 
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("torch", reason="judging is part of training")
 
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ApiError
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import read_records
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Judgment
-from turngym.trainers.judged import ScoredTurns
-from turngym.trainers.live.judging import SessionJudge, TurnJudging
-from turngym.trainers.live.sessions import SessionBuffer
 
 user = tools.user
 UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")
@@ -165,88 +158,3 @@ def test_who_asks_wrongly_is_told_what(start: Any) -> None:
     assert good.json == {"object": "feedback", "score": -1, "status": "counted"}
     served.service.drain()
     assert client.post("/v1/feedback", json={"score": 1, "session_id": "s"}, headers=key).status_code == 503
-
-
-class Judge:
-    """Says 1 of every turn and keeps what it was asked; while `down` all votes fail."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.down = False
-
-    def judge(self, requests: Any) -> list[Judgment]:
-        self.asked += [request.turn for request in requests]
-        return [Judgment(votes=(None,) if self.down else ("\\boxed{1}",)) for _ in requests]
-
-
-class Desk:
-    """A service in front of a judge, as `turngym serve proxy` connects them."""
-
-    def __init__(self, tokenizer: Any, folder: Path, judge: Judge) -> None:
-        self.done: list[Episode] = []
-        self.bench = tools.Bench(tokenizer, folder)
-        self.desk = TurnJudging(
-            SessionJudge(judge=judge, kind="score"), on_votes=lambda *what: None, on_judged=self.done.append
-        )
-        self.bench.service.on_session, self.bench.service.heard.tell = self.desk.put, self.hear
-
-    def hear(self, *what: Any) -> Any:
-        return "counted" if self.desk.hear(*what) else "late"
-
-    def close(self) -> None:
-        self.desk.close()
-        self.bench.service.close()
-
-
-def test_a_thumb_takes_the_judges_place(make_tokenizer: Any, tmp_path: Path) -> None:
-    judge = Judge()
-    desk = Desk(make_tokenizer(), tmp_path, judge)
-    messages = desk.bench.talk("s", 1)
-    desk.bench.service.feedback(DOWN, session_id="s", turn=0)
-    desk.bench.ask([*messages, user("next")], "s")
-    desk.bench.service.feedback(UP, session_id="s", turn=1)
-    desk.bench.service.end("s")
-    tools.until(lambda: desk.done)
-    # the last turn has no next state, and teaches all the same
-    assert [turn.judge_scores for turn in desk.done[0].turns] == [(-1.0,), (1.0,)]
-    assert judge.asked == []
-    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "late"
-    desk.close()
-
-
-def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make_tokenizer: Any, tmp_path: Path) -> None:
-    judge = Judge()
-    judge.down = True
-    desk = Desk(make_tokenizer(), tmp_path, judge)
-    desk.bench.talk("s", 2)
-    tools.until(lambda: desk.desk.as_json().get("judge_failed"))
-    desk.bench.service.end("s")
-    assert not desk.done
-    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "counted"
-    tools.until(lambda: desk.done)
-    assert desk.done[0].turns[0].judge_scores == (1.0,)
-    assert desk.desk.as_json()["to_judge"] == 0
-    desk.close()
-
-
-def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_bench: Any) -> None:
-    bench = make_bench()
-    bench.talk("s", 2)
-    bench.service.end("s")
-    episode = bench.episodes[0]
-    # judged before the user's word, and no next state: the second turn is not trained on
-    judged = replace(episode.turns[0], judge_votes=("\\boxed{1}",), judge_scores=(1.0,))
-    episode = replace(episode, turns=(judged, episode.turns[1]))
-    buffer = SessionBuffer(
-        engine=bench.service.engine,
-        publish=lambda version: None,
-        select=ScoredTurns(),
-        record=bench.service.recorder.write,
-    )
-    buffer.put_judged([episode])
-    assert buffer.as_json()["ready_turns"] == 1
-    judge = SessionJudge(judge=Judge(), kind="score")
-    assert buffer.amend(episode.task.task_id, lambda one: judge.amended(one, 1, UP))
-    assert buffer.as_json()["ready_turns"] == 2
-    assert not buffer.amend("nobody-7", lambda one: one)
-    buffer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 pytest.importorskip("torch", reason="judging is part of training")
 
 from turngym.agents.proxy.restore import votes_record
+from turngym.agents.proxy.sessions import Feedback
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, Judgment
-from turngym.trainers.judged import UnreadVotes
+from turngym.trainers.judged import ScoredTurns, UnreadVotes
 from turngym.trainers.live import judging as turn_judging
 from turngym.trainers.live.judging import SessionJudge, TurnJudging
+from turngym.trainers.live.sessions import SessionBuffer
 
 user, until = tools.user, tools.until
 
@@ -72,6 +75,7 @@ class Desk:
         for episode in (*self.bench.service.unused, *self.bench.service.open_episodes()):
             self.desk.put(episode)
         self.bench.service.on_session = self.desk.put
+        self.bench.service.heard.tell = lambda *what: "counted" if self.desk.hear(*what) else "late"
         self.talk = self.bench.talk
 
     def end(self, name: str, *final: str) -> None:
@@ -276,3 +280,58 @@ def test_votes_that_nobody_can_read_count_as_failed_after_a_while() -> None:
         episode = judge.finished(tools.session(number, 0, judge_votes=("hm",), judge_scores=()))
         scores.append(episode.turns[0].judge_scores)
     assert scores == [(), (), None, None]
+
+
+UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")
+
+
+def test_a_thumb_takes_the_judges_place(make: Any) -> None:
+    judge = Judge()
+    desk = make(judge)
+    messages = desk.talk("s", 1)
+    desk.bench.service.feedback(DOWN, session_id="s", turn=0)
+    desk.bench.ask([*messages, user("next")], "s")
+    desk.bench.service.feedback(UP, session_id="s", turn=1)
+    desk.end("s")
+    until(lambda: desk.done)
+    # the last turn has no next state, and teaches all the same
+    assert [turn.judge_scores for turn in desk.done[0].turns] == [(-1.0,), (1.0,)]
+    assert judge.asked == []
+    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "late"
+
+
+def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make: Any) -> None:
+    judge = Judge()
+    judge.down = True
+    desk = make(judge)
+    desk.talk("s", 2)
+    until(lambda: desk.desk.as_json().get("judge_failed"))
+    desk.end("s")
+    assert not desk.done
+    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "counted"
+    until(lambda: desk.done)
+    assert desk.done[0].turns[0].judge_scores == (1.0,)
+    assert desk.desk.as_json()["to_judge"] == 0
+
+
+def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.talk("s", 2)
+    bench.service.end("s")
+    episode = bench.episodes[0]
+    # judged before the user's word, and no next state: the second turn is not trained on
+    judged = replace(episode.turns[0], judge_votes=("\\boxed{1}",), judge_scores=(1.0,))
+    episode = replace(episode, turns=(judged, episode.turns[1]))
+    buffer = SessionBuffer(
+        engine=bench.service.engine,
+        publish=lambda version: None,
+        select=ScoredTurns(),
+        record=bench.service.recorder.write,
+    )
+    buffer.put_judged([episode])
+    assert buffer.as_json()["ready_turns"] == 1
+    judge = SessionJudge(judge=Judge(), kind="score")
+    assert buffer.amend(episode.task.task_id, lambda one: judge.amended(one, 1, UP))
+    assert buffer.as_json()["ready_turns"] == 2
+    assert not buffer.amend("nobody-7", lambda one: one)
+    buffer.close()
