@@ -100,6 +100,20 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
         json.dumps(refused.as_json())
 
 
+def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short to write and large to hold; the commas and brackets of a query are no values."""
+    defaults = ServerSettings()
+    queries = ['who, "when", [where] and {why}\\ ' * 30] * 2000
+    body = json.dumps({"queries": queries}).encode()
+    assert len(body) > 1 << 20
+    assert read_request(body, defaults).queries == tuple(queries)
+    monkeypatch.setattr("json.loads", lambda *_, **__: pytest.fail("it was parsed"))
+    for tiny in (b"[]", b"{}", b"1000", b'"ab", ', b'{"a":1}'):
+        with pytest.raises(BadRequest, match="too many values") as caught:
+            read_request(b'{"queries": [' + (tiny + b",") * 500_000 + b"1]}", defaults)
+        assert caught.value.status == 422
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
