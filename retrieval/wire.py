@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
