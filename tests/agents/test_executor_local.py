@@ -12,7 +12,7 @@ import pytest
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import ExecutorError, LocalWorkers
+from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.playing.environments import EnvSpec
 from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode
@@ -53,11 +53,6 @@ def test_a_workers_exception_arrives_with_its_traceback(workers: LocalWorkers) -
         ParallelRollout(workers)([replace(jobs(1)[0], sha256="0" * 64)], SPEC, EXPERT)
     assert "in a worker:\nTraceback" in caught.value.__notes__[0]
     assert workers.pids == ()
-
-
-def test_at_least_one_worker() -> None:
-    with pytest.raises(ExecutorError, match="0 workers"):
-        LocalWorkers(0)
 
 
 @pytest.mark.long

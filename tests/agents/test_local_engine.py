@@ -255,8 +255,3 @@ def test_a_row_that_ends_by_itself_is_not_aborted(qwen3: Any) -> None:
     engine = LocalEngine(qwen3)
     (found,) = engine.stream([drawn_by("a", 2)], [hearing([], "a", enough=2)])
     assert found.finish == "length"
-
-
-def test_one_watch_per_drawn_by(qwen3: Any) -> None:
-    with pytest.raises(ValueError, match="zip"):
-        LocalEngine(qwen3).stream([drawn_by("a", 2)], [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,9 +179,3 @@ def test_weights_of_a_training_run_are_not_those_of_the_folder() -> None:
         with pytest.raises(ServerError, match="a training run sent it"):
             check_names(fleet)
         fleet.close()
-
-
-def test_errors_survive_processes() -> None:
-    error = pickle.loads(pickle.dumps(ServerDown("http://x: gone")))
-    assert isinstance(error, ConnectionError)
-    assert str(error) == "http://x: gone"
