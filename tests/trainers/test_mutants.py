@@ -108,7 +108,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 """Every function of these modules is broken in every small way, and the literal tests of these files must notice."""
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
-    *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
+    *("make_optimizer", "update", "_return_freed_memory", "accumulate", "_forward", "_project", "_tensor"),
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "line_states", "packing_for"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
