@@ -177,6 +177,7 @@ class JudgeOptions:
     judge: str = "auto"
     """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
     default sees the hidden state), `attempts` (hints alone: what another attempt of the group did that succeeded),
+    `skill` (hints alone: what the finished episode itself teaches),
     `model:FOLDER`, the url of an OpenAI-compatible endpoint with its version
     (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as `package.module:name`.
     auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""

@@ -145,6 +145,9 @@ class RunConfig:
     reference_every: int = 0
     """Steps after which the reference of the KL is replaced by the student as it then is; 0: it stays the initial
     policy. It is the teacher, too, of opd-hints without one."""
+    reference_rate: float = 1.0
+    """What --reference-every mixes in: reference + rate (student - reference). Below 1, with --reference-every 1, the
+    reference is a moving average of the student."""
     seed: int = 0
     """Fixes tasks, sampling and shuffling."""
     eval_every: int = 10
@@ -180,6 +183,11 @@ class RunConfig:
             _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
         for name in ("eval_every", "checkpoint_every", "temperature", "reference_every"):
             _at_least(name, getattr(self, name), 0)
+        if not 0.0 < self.reference_rate <= 1.0 or (self.reference_rate < 1.0 and not self.reference_every):
+            raise ConfigError(
+                f"reference_rate is {self.reference_rate} with reference_every {self.reference_every}; valid: above 0 "
+                "to 1, and below 1 with reference_every of at least 1"
+            )
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
 

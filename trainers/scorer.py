@@ -171,7 +171,7 @@ FILE = "reference.pt"
 
 @dataclass(slots=True, kw_only=True)
 class ReferenceRefresh:
-    """After every `every`-th step the reference gets the student's weights; until then it is the initial policy.
+    """After every `every`-th step the reference, at first the initial policy, moves: w += rate (student - w).
 
     Its weights are part of checkpoints from the first replacement on, so that a resumed run has the same one.
     Source: [kd-rewards] Algorithm 1 (its optional last line); docs/algorithms.md#kl-estimators.
@@ -181,26 +181,43 @@ class ReferenceRefresh:
     reference: Any
     """The model that scores as reference: weights of a student without adapters."""
     student: Any
+    rate: float = 1.0
+    """1: the reference becomes the student. Below: a moving average."""
     _replaced: bool = False
+    _average: dict[str, Tensor] | None = None
+    """The average in float32: a reference in bfloat16 would lose small moves."""
 
     def after(self, step: int) -> None:
         """The student has finished `step` (1-based)."""
         if step % self.every == 0:
-            self.reference.load_state_dict(lora.merged(self.student, self.student.state_dict()))
+            weights = lora.merged(self.student, self.student.state_dict())
+            if self.rate < 1.0:
+                if self._average is None:
+                    self._average = {name: value.float().clone() for name, value in self.reference.state_dict().items()}
+                for name, value in self._average.items():
+                    value.lerp_(weights[name].to(value), self.rate)
+                weights = self._average
+            self.reference.load_state_dict(weights)
             self._replaced = True
 
     def save(self, folder: Path) -> None:
         if self._replaced:
-            torch.save(self.reference.state_dict(), folder / FILE)
+            torch.save(self._average or self.reference.state_dict(), folder / FILE)
 
     def load(self, folder: Path) -> None:
         if (folder / FILE).exists():
-            self.reference.load_state_dict(torch.load(folder / FILE, map_location="cpu", weights_only=True))
+            weights = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+            self.reference.load_state_dict(weights)
+            if self.rate < 1.0:
+                device = next(iter(self.reference.state_dict().values())).device
+                self._average = {name: value.to(device) for name, value in weights.items()}
             self._replaced = True
 
 
-def reference_refresh(every: int, reference: Scorer | None, student: Any, world: World) -> ReferenceRefresh | None:
-    """What `reference_every` asks for; None where it is 0. Raises ConfigError where it cannot be had."""
+def reference_refresh(
+    every: int, reference: Scorer | None, student: Any, world: World, rate: float = 1.0
+) -> ReferenceRefresh | None:
+    """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had."""
     if not every:
         return None
     if world.size > 1:
@@ -210,7 +227,7 @@ def reference_refresh(every: int, reference: Scorer | None, student: Any, world:
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
             "policy (kl_coef above 0)"
         )
-    return ReferenceRefresh(every=every, reference=reference.model, student=student)
+    return ReferenceRefresh(every=every, reference=reference.model, student=student, rate=rate)
 
 
 def in_turn(first: Callable[[int], None] | None, second: Callable[[int], None]) -> Callable[[int], None]:

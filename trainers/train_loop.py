@@ -141,7 +141,7 @@ class Trainer:
 
     def _train(self, resume: bool) -> RunResult:
         run = replace(self.run, packing=packing_for(self.run.packing, self.model))
-        refresh = reference_refresh(self.run.reference_every, self.reference, self.model, self.world)
+        refresh = reference_refresh(run.reference_every, self.reference, self.model, self.world, run.reference_rate)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.world.shard(self.model)
         # after sharding, which replaces the model's parameters

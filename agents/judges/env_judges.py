@@ -214,6 +214,44 @@ class AttemptJudge:
         return Judgment(votes=(f"[HINT_START]An attempt that solved this task did: {actions}[HINT_END] \\boxed{{1}}",))
 
 
+@dataclass(frozen=True, slots=True)
+class SkillJudge:
+    r"""A `Judge` of hints that draws a skill from the finished episode itself. One vote per request.
+
+    A success gives one skill to all of its turns: the valid actions that were rewarded or met a goal, in order, or all
+    valid ones where none was. A failed episode gives one to its critical step alone, the first turn that `RuleJudge`
+    scores -1: not to do it again. Where nothing was found the vote is `\boxed{-1}`: no hint. It gives no scores: such
+    votes fail. The two scopes are OPID's (arXiv 2606.26790), of which only the abstract could be read; there a model
+    draws the skills, the rules are ours.
+    """
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: JudgeRequest) -> Judgment:
+        if request.kind == "score" or request.episode is None:
+            return Judgment(votes=(None,), error=f"{request.name}: skills give hints, not scores")
+        skill = self.skill(request.episode, request.episode.turns[request.turn])
+        return Judgment(votes=("\\boxed{-1}" if skill is None else f"[HINT_START]{skill}[HINT_END] \\boxed{{1}}",))
+
+    def skill(self, episode: Episode, turn: Turn) -> str | None:
+        """What `turn` is told; None: nothing."""
+        if episode.success:
+            valid = [step for step in episode.turns if step.verdict is Verdict.OK and step.action is not None]
+            steps = [step.action for step in valid if _gained(episode, step)] or [step.action for step in valid]
+            return f"In tasks like this one these steps lead to success: {', then '.join(map(str, steps))}."
+        wrong = next((step for step in episode.turns if RuleJudge().score(episode, step)[0] < 0), None)
+        if wrong is None or wrong.index != turn.index:
+            return None
+        what = "This answer" if wrong.action is None else f"The action '{wrong.action}'"
+        return f"{what} was a mistake here: {RuleJudge().score(episode, wrong)[1]} Choose another one."
+
+
+def _gained(episode: Episode, turn: Turn) -> bool:
+    before = episode.turns[turn.index - 1].progress if turn.index else 0.0
+    return turn.reward > 0 or (turn.progress or 0.0) > (before or 0.0)
+
+
 def _repeated(episode: Episode, turn: Turn) -> bool:
     return any(
         earlier.action == turn.action
@@ -242,5 +280,6 @@ ENV_JUDGES: Mapping[str, MakeJudge] = {
     "rules": lambda _: RuleJudge(),
     "expert": _expert_judge,
     "attempts": lambda _: AttemptJudge(),
+    "skill": lambda _: SkillJudge(),
 }
 """The judges of `make_judge` where an environment is played."""

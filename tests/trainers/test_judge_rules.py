@@ -9,7 +9,7 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.env_judges import AttemptJudge, RuleJudge
+from turngym.agents.judges.env_judges import AttemptJudge, RuleJudge, SkillJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import judge_episodes, majority, read_score, requests
@@ -173,3 +173,26 @@ def test_a_failed_attempt_is_told_what_the_shortest_success_of_its_group_did(mak
     assert found[0].error.endswith("turn 0: other attempts give hints, not scores")
     chat = replace(requests(episodes[0], "hint")[0], episode=None)
     assert AttemptJudge().judge([chat])[0].votes == (None,)
+
+
+def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
+    def hints(episode: Episode) -> list[str | None]:
+        found, error = judge_episodes([episode], SkillJudge(), "hint")
+        assert error == ""
+        return [turn.hint for turn in found[0].turns]
+
+    actions, ok = ["open box", "look", "take egg"], [Verdict.OK] * 3
+    won = play(make_episode, 3, action=actions, verdict=ok, progress=[0.5, 0.5, 1.0], status=Status.COMPLETED)
+    told = "In tasks like this one these steps lead to success: open box, then take egg."
+    assert hints(replace(won, success=True)) == [told] * 3
+    # where nothing was recorded as gained, all valid actions are the skill
+    flat = play(make_episode, 3, action=actions, verdict=[Verdict.OK, Verdict.INADMISSIBLE, Verdict.OK])
+    assert hints(replace(flat, success=True)) == [told] * 3
+    # a failed episode: its critical step alone
+    wrong = play(make_episode, 3, action=actions, verdict=[Verdict.OK, Verdict.NO_EFFECT, Verdict.NO_EFFECT])
+    reason = "The action was no_effect."
+    assert hints(wrong) == [None, f"The action 'look' was a mistake here: {reason} Choose another one.", None]
+    assert hints(play(make_episode, 2, action=["a", "b"], verdict=[Verdict.OK] * 2)) == [None, None]
+    found = SkillJudge().judge(requests(won, "score"))
+    assert found[0].votes == (None,)
+    assert found[0].error.endswith("turn 0: skills give hints, not scores")

@@ -104,7 +104,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
     batch = pack(hinted)
     assert batch.label_N.tolist() == [10, 11, 13, 14, 15, 20, 21]
     teacher, student = Table(value=0.5), Table()
-    targets = HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=teacher))
+    targets = HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=teacher))
     assert teacher.asked == [
         ([1, 2, 7, 7, 10, 11], [4, 5]),
         ([1, 2, 10, 11, 3, 12, 4, 8, 13, 14, 15], [8, 9, 10]),
@@ -114,7 +114,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
     assert targets.advantage_N is not None
     expected = [0.5 - shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)]
     assert targets.advantage_N.tolist() == pytest.approx(expected, abs=1e-5)
-    alone = HintTargets(scored=False)(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
+    alone = HintTargets(own=None)(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
     assert alone.advantage_N is not None
     assert alone.advantage_N.tolist() == targets.advantage_N.tolist()
 
@@ -122,7 +122,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
 def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
-    found = HintTargets(scored=False, live=True)(batch, hinted, scorers).advantage_N
+    found = HintTargets(own=None, live=True)(batch, hinted, scorers).advantage_N
     assert found is not None
     # as above, without the half nat that the teacher has more
     assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)
@@ -132,11 +132,11 @@ def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> Non
 def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     with pytest.raises(TargetError, match=r"task/1 seed 0 sample 0, turn 0: .* 1 log-probabilities for .* 2 tokens"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
+        HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
+        HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
     with pytest.raises(TargetError, match="need a teacher or the frozen initial policy"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=student))
+        HintTargets(own=None)(batch, hinted, Scorers(student=student))
 
     class Silent(Table):
         def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
@@ -147,15 +147,15 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
             return [np.where(np.arange(len(part)) == 1, np.nan, part) for part in super().logprobs(ids, positions)]
 
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Holed()))
+        HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Holed()))
     with pytest.raises(TargetError, match="needs a student, and none was given"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
+        HintTargets(own=None)(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
     with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
-        HintTargets(scored=False)(batch, hinted, Scorers(student=student, teacher=Silent()))
+        HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Silent()))
 
 
 def test_top_k_targets_are_the_hinted_teachers(hinted: list[Episode]) -> None:
-    targets = HintTargets(k=4, scored=False)(pack(hinted), hinted, Scorers(student=Table(), teacher=Table()))
+    targets = HintTargets(k=4, own=None)(pack(hinted), hinted, Scorers(student=Table(), teacher=Table()))
     assert targets.topk_ids_NK is not None
     assert targets.topk_logp_NK is not None
     assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
@@ -187,13 +187,13 @@ def test_what_follows_a_rejected_token_teaches_nothing(hinted: list[Episode]) ->
 
     scorers = Scorers(student=Table(), teacher=Read())
     whole, cut = (
-        HintTargets(scored=False)(batch, hinted, scorers),
-        HintTargets(scored=False, reject_below=0.05)(batch, hinted, scorers),
+        HintTargets(own=None)(batch, hinted, scorers),
+        HintTargets(own=None, reject_below=0.05)(batch, hinted, scorers),
     )
     assert whole.advantage_N is not None
     assert cut.advantage_N is not None
     assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
-    targets = HintTargets(k=1, reject_below=0.05, scored=False)(batch, hinted, scorers)
+    targets = HintTargets(k=1, reject_below=0.05, own=None)(batch, hinted, scorers)
     assert targets.kl_mask_N is not None
     assert targets.kl_mask_N.tolist() == counts
     assert targets.topk_ids_NK is not None

@@ -23,7 +23,7 @@ from turngym.trainers.world import SINGLE, World
 torch.set_num_threads(1)
 
 
-def trainer(out: Path, every: int, steps: int = 5) -> Trainer:
+def trainer(out: Path, every: int, steps: int = 5, rate: float = 1.0) -> Trainer:
     run = RunConfig(
         steps=steps,
         episodes=12,
@@ -32,6 +32,7 @@ def trainer(out: Path, every: int, steps: int = 5) -> Trainer:
         checkpoint_every=1,
         tensorboard=False,
         reference_every=every,
+        reference_rate=rate,
     )
     made = toy.trainer(out, steps=steps)
     initial = toy.tiny(0)
@@ -62,10 +63,37 @@ def test_a_step_after_the_reference_became_the_student_has_no_divergence(tmp_pat
     assert told == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("stopped", [1, 3, 4])
-def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int) -> None:
-    trainer(tmp_path / "whole", 2).train()
-    made = trainer(tmp_path / "run", 2)
+def test_a_moving_average_by_hand() -> None:
+    student, reference = toy.tiny(2), toy.tiny(3).to(torch.bfloat16)
+    refresh = reference_refresh(1, LocalScorer(model=reference), student, SINGLE, 0.25)
+    assert refresh is not None
+    first, name = reference.state_dict(), "model.norm.weight"
+    before = first[name].float().clone()
+    with torch.no_grad():
+        student.state_dict()[name].add_(0.002)
+    for step in (1, 2):
+        refresh.after(step)
+    # 7/16 of the way; each move alone would be lost in bfloat16, whose next number after 1 is 1.0078
+    wanted = before + (1 - 0.75**2) * (student.state_dict()[name] - before)
+    assert refresh._average is not None
+    torch.testing.assert_close(refresh._average[name], wanted)
+    torch.testing.assert_close(reference.state_dict()[name].float(), wanted, rtol=0, atol=0.004)
+    for wrong in ({"reference_rate": 0.0}, {"reference_rate": 1.5}, {"reference_rate": 0.5}):
+        with pytest.raises(ConfigError, match="reference_rate is"):
+            RunConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_rate_of_a_run_reaches_its_reference(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", 1, steps=2, rate=0.25).train()
+    trainer(tmp_path / "whole", 1, steps=2).train()
+    # a quarter of the way to the student stays at a distance from it
+    assert untimed(tmp_path / "whole")[1]["kl_reference"] < 1e-6 < untimed(tmp_path / "run")[1]["kl_reference"]
+
+
+@pytest.mark.parametrize(("stopped", "every", "rate"), [(1, 2, 1.0), (3, 2, 1.0), (4, 2, 1.0), (3, 1, 0.25)])
+def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int, every: int, rate: float) -> None:
+    trainer(tmp_path / "whole", every, rate=rate).train()
+    made = trainer(tmp_path / "run", every, rate=rate)
     source = made.collect
 
     def interrupted(request: RolloutRequest) -> list[Episode]:
@@ -75,7 +103,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int) -> N
 
     with pytest.raises(KeyboardInterrupt):
         replace(made, collect=interrupted).train()
-    trainer(tmp_path / "run", 2).train(resume=True)
+    trainer(tmp_path / "run", every, rate=rate).train(resume=True)
     assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
 
 

@@ -16,7 +16,7 @@ from turngym.trainers.algorithms.grpo_opd import combined_advantage
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judged import majority, turn_name
 from turngym.trainers.losses import sampled_advantage
-from turngym.trainers.targets import TargetError, label_logprobs
+from turngym.trainers.targets import TargetError, grpo_advantage, label_logprobs, rewards
 
 Located = tuple[Episode, Turn, slice]
 """A supervised turn, and where its tokens are in the order of N."""
@@ -28,6 +28,11 @@ def turn_scores(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.
     for _, turn, tokens in batch_turns(batch, episodes):
         score_N[tokens] = 0.0 if turn.judge_scores is None else majority(turn.judge_scores)
     return score_N
+
+
+def group_advantages(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.float32]:
+    """`grpo_advantage` of each token's episode, by its return: float32 [N]."""
+    return grpo_advantage(rewards(batch, episodes, "return"), batch.group_E)[batch.episode_N].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class TurnScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintTargets:
-    """What a teacher that has read the hint says of the turns that have one, beside the judge's score of every turn.
+    """What a teacher that has read the hint says of the turns that have one, beside an advantage s_t of every turn.
 
     With h_t 1 where the turn has `hint_prompt_ids`, else 0, and p the student before the update, nats:
     A_i = w_reward s_t + w_hint h_t (log q(label_i | prompt with the hint) - log p(label_i | prompt)).
@@ -56,23 +61,23 @@ class HintTargets:
     k: int | None = None
     """None: log-ratios at the labels."""
     reject_below: float = 0.0
-    """Behind the first token of a response to which q gives less than this probability only the score counts."""
-    scored: bool = True
-    """Whether the judge's scores count."""
+    """Behind the first token of a response to which q gives less than this probability only s_t counts."""
+    own: Callable[[RolloutBatch, Sequence[Episode]], NDArray[np.float32]] | None = turn_scores
+    """s_t on each token: the judge's scores, or `group_advantages`; None: 0."""
     w_reward: float = 1.0
     w_hint: float = 1.0
     live: bool = False
     """Whether the student as it is before the update reads the hints: it teaches itself ([sdpo])."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        score_N = turn_scores(batch, episodes) if self.scored else np.zeros(batch.tokens, np.float32)
+        score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)
         hinted = [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
         where_N = np.zeros(batch.tokens, np.bool_)
         for _, _, tokens in hinted:
             where_N[tokens] = True
         if self.k is not None:
             found = self._support(self.k, batch, episodes, hinted, where_N, scorers)
-            return replace(found, advantage_N=score_N) if self.scored else found
+            return found if self.own is None else replace(found, advantage_N=score_N)
         if not hinted:
             return Targets(advantage_N=np.float32(self.w_reward) * score_N)
         student_logp_N = label_logprobs(scorers.student, batch, "student")

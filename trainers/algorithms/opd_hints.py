@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss
-from turngym.trainers.algorithms.judge_targets import HintTargets
+from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
-from turngym.trainers.targets import WithReference
+from turngym.trainers.targets import ComparableGroups, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -25,7 +25,10 @@ class OpdHintsConfig:
     """Episodes per task: one group. More than one where `--judge attempts` tells one attempt what another did."""
     teacher: Literal["initial", "live"] = "initial"
     """Who reads the hints where no other model teaches: the initial policy (with --reference-every K the student of up
-    to K steps before), or the student as it is."""
+    to K steps before; with --reference-rate a moving average of the student), or the student as it is."""
+    w_group: float = 0.0
+    """Weight of the episode's group-relative advantage beside the log-ratio (OPID; needs `n` of 2 or more). Turns
+    without a hint then count, too."""
     form: Literal["sampled", "topk"] = "sampled"
     """`sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the teacher's top-K."""
     clip: tuple[float, float] = (0.2, 0.28)
@@ -45,6 +48,11 @@ class OpdHintsConfig:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ConfigError(f"n is {self.n}; valid: at least 1")
+        if self.w_group < 0 or (self.w_group and (self.n < 2 or self.form != "sampled")):
+            raise ConfigError(
+                f"w_group is {self.w_group} with n {self.n} and form {self.form}; valid: 0, or above it with n of at "
+                "least 2 and form sampled"
+            )
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
@@ -54,9 +62,11 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     """Clipped policy gradient with A_i = log q(y_i | prompt + hint, y_<i) - log p(y_i | prompt, y_<i).
 
     l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
-    Turns without a hint are dropped. q is the frozen initial policy, the live student, or (`teacher`) a model of its
-    own.
-    Source: [openclaw-rl] section 4.2, Option B, [sdpo], [sdft]; docs/algorithms.md#opd-hints.
+    Turns without a hint are dropped. q is the frozen initial policy, its moving average, the live student, or
+    (`teacher`) a model of its own. With `w_group` all turns stay, and A_i = w_group (R_j - mean_g) / (std_g + 1e-6) +
+    h_t (log q - log p), h_t 1 on turns with a hint, else 0.
+    Source: [openclaw-rl] section 4.2, Option B, [sdpo], [sdft], OPID's abstract (arXiv 2606.26790);
+    docs/algorithms.md#opd-hints.
     Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
     offset; a failed request is an error, not zeros.
     """
@@ -67,7 +77,8 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     signal = HintTargets(
         k=distill.top_k if topk else None,
         reject_below=config.reject_below,
-        scored=False,
+        own=group_advantages if config.w_group else None,
+        w_reward=config.w_group,
         live=config.teacher == "live",
     )
     loss: TokenLoss = PolicyGradient(
@@ -82,7 +93,7 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
-        select=HintedTurns(),
+        select=ComparableGroups(spread=False) if config.w_group else HintedTurns(),
         group=config.n,
         needs_teacher=teacher,
         judge="hint",
@@ -99,5 +110,5 @@ ALGORITHM = AlgorithmSpec(
     name="opd-hints",
     config=OpdHintsConfig,
     build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
-    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+    uses=frozenset({"teacher", "distill", "judge", "expert", "reward"}),
 )
