@@ -180,7 +180,7 @@ class Episodes:
             raise SessionFailed(f"the environment failed, the episode does not count: {error}") from error
         finally:
             self.sessions.write_results()
-        return f"{stepped.observation}\n\nThe episode is over ({row.status})."
+        return f"{stepped.observation}\n\nThe episode is over ({row.status.value})."
 
 
 def server(episodes: Episodes) -> Any:

@@ -124,4 +124,4 @@ class PanelEnv(vf.Env[PanelEnvConfig]):  # type: ignore[misc, name-defined]
         trace.record_reward("success", float(row.success))
         for metric in ("score", "turns", "invalid"):
             trace.record_metric(metric, float(getattr(row, metric)))
-        trace.info["turngym"] = {"status": row.status, "sample": row.sample, "sha256": row.sha256}
+        trace.info["turngym"] = {"status": row.status.value, "sample": row.sample, "sha256": row.task.sha256}
