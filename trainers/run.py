@@ -12,9 +12,10 @@ builds a `Trainer` with its own `collect`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import RolloutSource, Scorer
+from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.settings import FILE, read_toml, write_config
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -40,8 +41,9 @@ from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, Synchronous, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_student
+from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs
 from turngym.trainers.targets import RewardedCollect
-from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
+from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher
 from turngym.trainers.train_config import TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer
 from turngym.trainers.world import World, on_all_ranks
@@ -160,29 +162,33 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer), weights=ModelWeights(own))
 
     # Who plays.
-    rollouts = StudentRollouts(
-        config.rollouts,
-        RunInfo(
-            folder=models.student,
-            out=models.out,
-            learner=learner,
-            actor=actor,
-            seed=run.seed,
-            episodes=run.steps * run.episodes,
-            max_turns=run.full_depth,
-            explicit_turns=config.run.max_turns is not None,
-            device=models.device,
-            reward=run.reward,
-            collects=algorithm.collects,
-            judge=algorithm.judge,
-            hint_position=algorithm.hint_position,
-        ),
+    info = RunInfo(
+        folder=models.student,
+        out=models.out,
+        learner=learner,
+        actor=actor,
+        seed=run.seed,
+        episodes=run.steps * run.episodes,
+        max_turns=run.full_depth,
+        explicit_turns=config.run.max_turns is not None,
+        device=models.device,
+        reward=run.reward,
+        collects=algorithm.collects,
+        judge=algorithm.judge,
+        hint_position=algorithm.hint_position,
     )
+    further = further_envs(config, algorithm)
+    rollouts = StudentRollouts(config.rollouts, info)
     # at once: what fails from here on must not leave workers or servers running
     opened.callback(rollouts.close)
+    others: dict[str, StudentRollouts] = {}
+    for item in further:
+        others[item.name] = StudentRollouts(item.rollouts(config.rollouts), replace(info, out=models.out / item.name))
+        opened.callback(others[item.name].close)
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
-        rollouts.learner_changed(read_state(latest_checkpoint(models.out))["step"])
+        for each in (rollouts, *others.values()):
+            each.learner_changed(read_state(latest_checkpoint(models.out))["step"])
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it.
     scoring: dict[str, Any] = {
@@ -199,6 +205,27 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # Where a step gets its episodes: played or recorded, then judged, then rewarded.
     source = _judged(_played(config, algorithm, rollouts, teacher), algorithm, rollouts)
+    evaluate: Callable[[int], EvalPoint] | None = rollouts.evaluate
+    on_update: Callable[[int], None] = rollouts.learner_changed
+    identity = _identity(config, algorithm, rollouts, teacher)
+    if further:
+        source = SeveralSources(
+            sources={"": source, **{name: each.collect(None, 0.0) for name, each in others.items()}},
+            shares=[config.rollouts.play.share, *(item.share for item in further)],
+        )
+        teachers = further_teachers(algorithm, further, (model, tokenizer), vocab_size, **scoring)
+        if teachers:
+            algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
+        panels = {name: panel for name, each in others.items() if (panel := each.evaluate) is not None}
+        if evaluate is not None and panels:
+            evaluate = EachPanel(first=evaluate, others=panels)
+        on_update = partial(_all_changed, (rollouts, *others.values()))
+        identity["share"] = config.rollouts.play.share
+        for item in further:
+            identity |= {f"{item.name}.{key}": value for key, value in others[item.name].identity.items()}
+            identity[f"{item.name}.share"] = item.share
+            if item.name in teachers and item.teacher is not None:
+                identity[f"{item.name}.teacher"] = weights_hash(item.teacher)
     source = _rewarded(source, config)
     order: RolloutSchedule = Synchronous()
     if actor is not None:
@@ -222,16 +249,22 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         optimizer=config.optimizer,
         teacher=teacher,
         reference=reference,
-        evaluate=rollouts.evaluate,
-        on_update=rollouts.learner_changed,
+        evaluate=evaluate,
+        on_update=on_update,
         save_extra=save_extra,
         vocab_size=vocab_size,
-        identity=_identity(config, algorithm, rollouts, teacher),
+        identity=identity,
         progress=LiveProgress(config.algorithm, run.steps),
         order=order,
         servers=rollouts.servers,
         players=rollouts.players,
     )
+
+
+def _all_changed(rollouts: Sequence[StudentRollouts], version: int) -> None:
+    """The student has new weights, for all who play with them."""
+    for each in rollouts:
+        each.learner_changed(version)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.config import ConfigError
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.scorer import LocalScorer, load_scorer
+from turngym.trainers.several import FurtherEnv
 
 
 def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None:
@@ -37,6 +40,29 @@ def open_teacher(
         return None, None
     scorer = open_scorer(algorithm, folder, student=student, **scoring)
     return scorer, scorer.vocab_size
+
+
+def further_teachers(
+    algorithm: Algorithm, further: Sequence[FurtherEnv], student: tuple[Any, Any], vocab_size: Any, **scoring: Any
+) -> dict[str, Scorer]:
+    """Returns the teachers of those environments of `--also` that name one, by the environment's name.
+
+    Raises ConfigError for one without a run's teacher beside it, or that shares other ids with the student.
+    """
+    found: dict[str, Scorer] = {}
+    for item in further:
+        if item.teacher is None:
+            continue
+        if not algorithm.needs_teacher:
+            raise ConfigError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
+        scorer = open_scorer(algorithm, item.teacher, student=student, **scoring)
+        if scorer.vocab_size != vocab_size:
+            raise ConfigError(
+                f"--also {item.env}: {item.teacher} shares {scorer.vocab_size} ids with the student, --teacher "
+                f"{vocab_size}; teachers of one run share the same"
+            )
+        found[item.name] = scorer
+    return found
 
 
 def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:

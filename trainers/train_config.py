@@ -28,6 +28,11 @@ class PlayConfig:
 
     env: str = "turngym/ALFWorld-v0"
     """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
+    also: tuple[str, ...] = ()
+    """Further environments that the student is trained in within the same run, each as
+    ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER; only ENV must be there (docs/several_envs.md)."""
+    share: float = 1.0
+    """Share of --env in a step's tasks, beside those of --also."""
     split: str = "generated"
     """Split to train on."""
     data: str | None = None

@@ -1,0 +1,170 @@
+"""One student in three environments in one run: shares, whose teacher scores what, panels, and a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scorers import Slope
+from tiny_runs import break_off, save_tiny, untimed
+
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest
+from turngym.scripts import train
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.batch import pack
+from turngym.trainers.config import ConfigError
+from turngym.trainers.run import build_trainer
+from turngym.trainers.scorer import load_student
+from turngym.trainers.several import (
+    WORLD,
+    EachPanel,
+    FurtherEnv,
+    RoutedTeachers,
+    SeveralSources,
+    further_env,
+    shared_groups,
+)
+from turngym.trainers.targets import SampledAdvantage, TeacherTopK
+
+torch.set_num_threads(1)
+Make = Callable[..., Episode]
+ALSO = ("turngym/WebShop-v0,share=0.5,split=train", "turngym/Search-v0,share=0.5,split=train")
+
+
+def test_shares_are_whole_groups() -> None:
+    assert shared_groups([1.0, 1.0, 1.0], 8) == [3, 2, 3]
+    assert shared_groups([2.0, 1.0, 1.0], 8) == [4, 2, 2]
+    assert shared_groups([1.0, 0.25], 5) == [4, 1]
+    with pytest.raises(ConfigError, match="without one"):
+        shared_groups([1.0, 0.1], 4)
+
+
+def test_what_an_environment_says_of_itself() -> None:
+    found = further_env("p:turngym/WebShop-v0,share=2,split=s,panel=p,data=d,teacher=t/u")
+    assert found == FurtherEnv(
+        env="p:turngym/WebShop-v0", share=2.0, split="s", panel="p", data="d", teacher=Path("t/u")
+    )
+    assert found.name == "WebShop-v0"
+    for wrong, why in (("a/b,shares=2", "shares"), ("a/b,share=0", "above 0"), ("", "no environment")):
+        with pytest.raises(ConfigError, match=why):
+            further_env(wrong)
+
+
+def test_groups_of_two_environments_never_meet(make_episode: Make) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def source(name: str, first: int) -> Any:
+        def collect(request: RolloutRequest) -> list[Episode]:
+            asked.append((name, request.episodes))
+            before = first * (request.episodes // request.group)
+            return [make_episode([([1], [2])], number=n, group=before + n // 2) for n in range(request.episodes)]
+
+        return collect
+
+    request = RolloutRequest(step=1, episodes=8, max_turns=2, group=2)
+    # in its first round a step numbers groups from 0, in the second from their number on
+    for later in (0, 1):
+        found = SeveralSources(sources={"": source("a", later), "B": source("b", later)}, shares=[1.0, 3.0])(request)
+        assert [e.group - 4 * later for e in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert [e.meta.get(WORLD) for e in found] == [None] * 2 + ["B"] * 6
+    assert asked == [("a", 2), ("b", 6)] * 2
+
+
+def test_each_row_is_scored_by_its_environments_teacher(make_episode: Make) -> None:
+    played = [make_episode([([1, 2], [10, 11]), ([3], [12])], number=0), make_episode([([5], [20])], number=1)]
+    played += [make_episode([([5, 6], [30, 31])], number=2)]
+    marked = [played[0], _in(played[1], "B"), _in(played[2], "C")]
+    own, b = Slope(-0.1), Slope(-0.2, first=5)
+    scorers: Any = Scorers(student=Slope(0.0), teacher=own)
+    routed = RoutedTeachers(target_fn=SampledAdvantage(), teachers={"B": b})  # type: ignore[dict-item]
+    # an environment without a teacher of its own has the run's
+    found = routed(pack(marked), marked, scorers).advantage_N
+    np.testing.assert_allclose(found, [-1.0, -1.1, -1.2, -4.0, -3.0, -3.1], rtol=1e-6)
+    assert [len(rows) for rows, _ in own.asked + b.asked] == [2, 1]
+    top = RoutedTeachers(target_fn=TeacherTopK(2), teachers={"B": b})(pack(marked), marked, scorers)  # type: ignore[dict-item]
+    assert top.topk_ids_NK is not None
+    assert top.topk_ids_NK.tolist() == [[2, 3], [3, 4], [5, 6], [6, 7], [2, 3], [3, 4]]
+
+
+def _in(episode: Episode, world: str) -> Episode:
+    return replace(episode, meta={WORLD: world})
+
+
+def test_each_panel_has_its_numbers() -> None:
+    first, other = (EvalPoint(avg=avg, low=0.0, high=1.0, extra={"turns": 9.0}) for avg in (0.25, 0.75))
+    point = EachPanel(first=lambda step: first, others={"B": lambda step: other})(3)
+    assert point.avg == 0.25
+    assert point.extra == {"turns": 9.0, "B/avg": 0.75, "B/low": 0.0, "B/high": 1.0, "B/turns": 9.0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student and two teachers that read and write single bytes: one vocabulary for all three environments."""
+    folder, words = tmp_path_factory.mktemp("models"), ("<action>", "</action>", "Do the task.")
+    for seed, name in enumerate(("student", "one", "two")):
+        save_tiny(folder / name, seed=seed, words=words, width=16, length=16384, new_tokens=2)
+    return folder
+
+
+def trainer(models: Path, out: Path, *more: str, also: tuple[str, ...] = ALSO) -> Any:
+    words = ["--algorithm", "opd", "--student", str(models / "student"), "--teacher", str(models / "one")]
+    words += ["--out", str(out), "--episodes", "4", "--max-turns", "2", "--steps", "3", "--eval-every", "0"]
+    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--checkpoint-every", "1"]
+    words += ["--optimizer.lr", "0.01", "--also", *also]
+    return build_trainer(train.parse([*words, *more]))
+
+
+def weights(made: Any) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in made.model.state_dict().values()])
+
+
+def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
+    also = (f"{ALSO[0]},teacher={models / 'two'}", ALSO[1])
+    whole = trainer(models, tmp_path / "whole", also=also)
+    (name,) = whole.algorithm.target_fn.teachers
+    assert name == "WebShop-v0"
+    two, routed = load_student(models / "two", "float32", "cpu")[0], whole.algorithm.target_fn.teachers[name].model
+    assert all(torch.equal(value, two.state_dict()[key]) for key, value in routed.state_dict().items())
+    seen: list[str] = []
+    source = whole.collect
+
+    def watched(request: RolloutRequest) -> list[Episode]:
+        found: list[Episode] = source(request)
+        seen.extend(episode.task.env_id for episode in found)
+        return found
+
+    whole.collect = watched
+    whole.train()
+    assert [name.rpartition("/")[2] for name in seen] == ["ALFWorld-v0", "ALFWorld-v0", "WebShop-v0", "Search-v0"] * 3
+    stopped = trainer(models, tmp_path / "stopped", also=also)
+    break_off(stopped, 3)
+    again = trainer(models, tmp_path / "stopped", "--resume", also=also)
+    again.train(resume=True)
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
+    assert torch.equal(weights(again), weights(whole))
+    # another teacher of one environment alone is another run, and is refused for this one
+    other = trainer(models, tmp_path / "other")
+    other.train()
+    assert not torch.equal(weights(other), weights(whole))
+    with pytest.raises(Exception, match=r"WebShop-v0\.teacher"):
+        trainer(models, tmp_path / "stopped", "--resume").train(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("also", "more", "why"),
+    [
+        (("turngym/ALFWorld-v0",), (), "each environment may stand there once"),
+        (ALSO, ("--staleness", "1"), "--staleness plays a single environment"),
+        (("turngym/Search-v0,panel=x",), (), "name that of --env"),
+        (ALSO, ("--episodes", "2"), "without one"),
+    ],
+)
+def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any, more: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        trainer(models, tmp_path / "run", *more, also=also)

@@ -1,0 +1,197 @@
+"""One student in several environments: whose episodes a step has, which teacher scores them, how each is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, TopK
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError
+from turngym.trainers.targets import TargetError
+from turngym.trainers.train_config import RolloutConfig, TrainConfig
+
+WORLD = "world"
+"""In `meta` of an episode of a further environment: its name in the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherEnv:
+    """An environment that a run plays beside its `--env`."""
+
+    env: str
+    share: float = 1.0
+    """Of a step's tasks, relative to `--share` and the other environments."""
+    split: str = "train"
+    panel: str | None = None
+    data: str | None = None
+    teacher: Path | None = None
+    """Who scores its episodes; None: the run's teacher."""
+
+    @property
+    def name(self) -> str:
+        """`WebShop-v0` of `package:turngym/WebShop-v0`: its folder in the run, and its metrics."""
+        return self.env.rpartition("/")[2]
+
+    def rollouts(self, config: RolloutConfig) -> RolloutConfig:
+        """The run's settings of `config`, for this environment."""
+        play = replace(config.play, env=self.env, split=self.split, panel=self.panel, data=self.data, also=())
+        return replace(config, play=play)
+
+
+def further_env(text: str) -> FurtherEnv:
+    """Reads `ENV,share=2,split=train,panel=NAME,data=FOLDER,teacher=FOLDER`; raises ConfigError for anything else."""
+    env, *parts = text.split(",")
+    given: dict[str, Any] = dict(part.partition("=")[::2] for part in parts)
+    valid = ("share", "split", "panel", "data", "teacher")
+    unknown = sorted(given.keys() - set(valid))
+    if not env or unknown:
+        raise ConfigError(f"--also {text!r}: {unknown[0] if unknown else 'no environment'}; valid: ENV, then {valid}")
+    try:
+        share = float(given.pop("share", 1.0))
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < float("inf"):
+        raise ConfigError(f"--also {text!r}: share must be a number above 0")
+    teacher = given.pop("teacher", None)
+    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else Path(teacher), **given)
+
+
+def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
+    """The environments of `--also`; ConfigError where they cannot be played in one run."""
+    play = config.rollouts.play
+    found = [further_env(text) for text in play.also]
+    if not found:
+        return found
+    names = [play.env.rpartition("/")[2], *(item.name for item in found)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
+    if play.panel is None and any(item.panel for item in found):
+        raise ConfigError("--also has a panel and the run has none: name that of --env, too, with --panel")
+    refused = {
+        "--staleness": bool(config.stale.staleness),
+        "--traces": bool(play.traces),
+        "a policy server": bool(config.rollouts.servers.policy_server),
+        "a judge": algorithm.judge is not None,
+        "demonstrations or an expert": algorithm.prefix is not None or algorithm.collects == "expert",
+        "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,
+    }
+    if wrong := [what for what, here in refused.items() if here]:
+        raise ConfigError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
+    shared_groups([play.share, *(item.share for item in found)], config.run.episodes // algorithm.group)
+    return found
+
+
+def shared_groups(shares: Sequence[float], groups: int) -> list[int]:
+    """How many of a step's groups each environment plays: whole numbers as near to `shares` as they can be.
+
+    Raises ConfigError where one of them would play none.
+    """
+    ends = np.rint(np.cumsum(shares) / np.sum(shares) * groups).astype(int)
+    counts: list[int] = np.diff(ends, prepend=0).tolist()
+    if min(counts) < 1:
+        raise ConfigError(
+            f"{groups} tasks a step in shares of {list(shares)} leave an environment without one; raise --episodes"
+        )
+    return counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralSources:
+    """Implements `RolloutSource`: every step has episodes of each environment, in fixed shares."""
+
+    sources: Mapping[str, RolloutSource]
+    """By the environment's name; the run's own has the name ""."""
+    shares: Sequence[float]
+
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
+        total, first, found = request.episodes // request.group, 0, []
+        for (name, source), groups in zip(self.sources.items(), shared_groups(self.shares, total), strict=True):
+            for episode in source(replace(request, episodes=groups * request.group)):
+                # rounds of a step number their groups on: two environments must not meet in one
+                later, number = divmod(episode.group, groups)
+                meta = {**episode.meta, WORLD: name} if name else episode.meta
+                found.append(replace(episode, group=later * total + first + number, meta=meta))
+            first += groups
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedTeachers:
+    """Another target function's targets, each row scored by the teacher of its environment.
+
+    Source: routed teachers of multi-teacher distillation; docs/several_envs.md.
+    """
+
+    target_fn: TargetFn
+    teachers: Mapping[str, Scorer]
+    """By the environment's name, where it has a teacher of its own; the run's scores all others."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        if scorers.teacher is None:
+            raise TargetError("teachers by environment need the run's teacher, and none was given")
+        row_E = np.zeros(batch.rows, np.int64)
+        row_E[batch.row_N] = batch.episode_N
+        names = [episodes[batch.source_E[episode]].meta.get(WORLD, "") for episode in row_E]
+        by_row = [self.teachers.get(name, scorers.teacher) for name in names]
+        return self.target_fn(batch, episodes, replace(scorers, teacher=_ByRow(by_row)))
+
+
+@dataclass(frozen=True, slots=True)
+class _ByRow:
+    """A `Scorer` whose n-th row is scored by the n-th of `scorers`."""
+
+    scorers: Sequence[Scorer]
+
+    def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]], k: int) -> list[TopK]:
+        return self._each(lambda scorer, rows: scorer.topk([ids[r] for r in rows], [positions[r] for r in rows], k))
+
+    def logprobs(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        return self._each(lambda scorer, rows: scorer.logprobs([ids[r] for r in rows], [positions[r] for r in rows]))
+
+    def gather(
+        self,
+        ids: Sequence[NDArray[np.int32]],
+        positions: Sequence[NDArray[np.int64]],
+        support: Sequence[NDArray[np.int64]],
+    ) -> list[NDArray[np.float32]]:
+        return self._each(
+            lambda scorer, rows: scorer.gather(
+                [ids[r] for r in rows], [positions[r] for r in rows], [support[r] for r in rows]
+            )
+        )
+
+    def _each(self, ask: Callable[[Scorer, list[int]], list[Any]]) -> list[Any]:
+        """Every scorer is asked once, about all of its rows."""
+        found: list[Any] = [None] * len(self.scorers)
+        for scorer in {id(scorer): scorer for scorer in self.scorers}.values():
+            rows = [row for row, own in enumerate(self.scorers) if own is scorer]
+            for row, answer in zip(rows, ask(scorer, rows), strict=True):
+                found[row] = answer
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EachPanel:
+    """Evaluates every environment on its own panel: `eval/avg` is the first's, `eval/NAME/avg` a further one's."""
+
+    first: Callable[[int], EvalPoint]
+    others: Mapping[str, Callable[[int], EvalPoint]]
+
+    def __call__(self, step: int) -> EvalPoint:
+        point = self.first(step)
+        extra = dict(point.extra)
+        for name, evaluate in self.others.items():
+            found = evaluate(step)
+            numbers = {"avg": found.avg, "low": found.low, "high": found.high, **found.extra}
+            extra |= {f"{name}/{key}": value for key, value in numbers.items()}
+        return replace(point, extra=extra)
