@@ -125,10 +125,7 @@ class SeveralSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedTeachers:
-    """Another target function's targets, each row scored by the teacher of its environment.
-
-    Source: routed teachers of multi-teacher distillation; docs/several_envs.md.
-    """
+    """Another target function's targets, each row scored by the teacher of its environment."""
 
     target_fn: TargetFn
     teachers: Mapping[str, Scorer]
