@@ -17,7 +17,6 @@ thread, and with 64 clients it answered a third to a half of the searches that w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import resource
@@ -123,20 +122,6 @@ def room(connections: int) -> int:
     return max(min(connections, soft - 2 * BURST - SPARE_FILES), 16)
 
 
-M_ARENA_MAX, ARENAS = -8, 2
-"""mallopt's name for the number of heaps, and how many a server gets."""
-
-
-def few_heaps() -> None:
-    """Give all threads of this process a few heaps together, where the C library is glibc.
-
-    By default each of many threads gets a heap of its own (up to eight for each core), which keeps the memory of the
-    largest bodies that it has read: thirty refused bodies of 8 MB left 270 MB.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
-
-
 def url_of(host: str, port: int, path: str = "") -> str:
     return f"http://[{host}]:{port}{path}" if ":" in host else f"http://{host}:{port}{path}"
 
@@ -161,7 +146,6 @@ class DrainingServer:
         """
         self._front, self._drain = front, drain
         need("waitress", "the server", "serve")
-        few_heaps()
         self._server = _listen_waitress(front, host, port, hosts)
         self.host, self.port = host, int(self._server.effective_port)
         self._wishes: SimpleQueue[str] = SimpleQueue()
