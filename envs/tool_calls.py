@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,48 @@ def read_json(text: str) -> tuple[Any, int] | None:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marked:
+    """Calls between two markers; without an opening one, a call begins where `bare` does."""
+
+    name: str
+    opening: str = ""
+    """Begins a call; if empty, the call itself does, perhaps after one of `prefixes`."""
+    closing: str = ""
+    """Ends a call; empty if the family writes nothing there."""
+    prefixes: tuple[str, ...] = ()
+    bare: ClassVar[re.Pattern[str]]
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return (self.closing,) if self.closing else ()
+
+    def find(self, text: str) -> int:
+        if self.opening:
+            return text.find(self.opening)
+        bare = self.bare.search(text)
+        places = [*map(text.find, self.prefixes), -1 if bare is None else bare.start()]
+        return min((place for place in places if place >= 0), default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Headed:
+    """Calls that begin with the tool's name among markers."""
+
+    name: str
+    starts: tuple[str, ...]
+    """Any of these begins a call."""
+    head: str
+    """Regular expression of everything before the arguments, with the group `name`, and `id` if calls have one."""
+    form: str
+    """The whole call: `%n` stands for the tool's name, `%s` for the JSON or the value, `%k` for the argument's name."""
+    stop_text: tuple[str, ...] = ()
+    thoughts: Thoughts = THINK
+
+    def find(self, text: str) -> int:
+        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
+
+
 _GEMMA_HEAD = re.compile(r"\s*call:\s*(?P<name>[^{\s]+)\s*\{")
 _GEMMA_KEY = re.compile(r"\s*,?\s*(?P<key>[^:{}\s]{1,80})\s*:\s*")
 _GEMMA_BARE = re.compile(r"[^,}]*")
@@ -157,21 +199,11 @@ MOST_ARGUMENTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmaCalls:
+class GemmaCalls(_Marked):
     """FunctionGemma, Gemma 4: a name and arguments in braces; strings stand between two equal marks."""
 
-    name: str
-    opening: str
-    closing: str
     quote: str
     thoughts: Thoughts = GEMMA
-
-    @property
-    def stop_text(self) -> tuple[str, ...]:
-        return (self.closing,)
-
-    def find(self, text: str) -> int:
-        return text.find(self.opening)
 
     def read(self, text: str) -> Call | str:
         rest = text.removeprefix(self.opening)
@@ -236,19 +268,12 @@ class HarmonyCalls:
 
 CALL_ID = "turngym00"
 """Mistral's templates accept only ids of nine letters and digits."""
-# bounded white space, because a search for any amount of it takes quadratic time in a long run
-_BARE_JSON = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCalls:
+class JsonCalls(_Marked):
     """Hermes, Llama, Mistral, Granite, Cohere: `OPENING {"name": ..., "arguments": {...}} CLOSING`, alone or listed."""
 
-    name: str
-    opening: str = ""
-    """Begins a call; if empty, the JSON itself does, perhaps after one of `prefixes`."""
-    closing: str = ""
-    """Must follow the JSON; empty if the family writes nothing there."""
     form: str = "%s"
     """The whole call around its JSON, white space included, as the template writes it."""
     keys: tuple[str, ...] = ("name", "arguments")
@@ -256,12 +281,9 @@ class JsonCalls:
     listed: bool = False
     """Whether the template writes a list of calls."""
     indent: int | None = None
-    prefixes: tuple[str, ...] = ()
     thoughts: Thoughts = THINK
-
-    @property
-    def stop_text(self) -> tuple[str, ...]:
-        return (self.closing,) if self.closing else ()
+    # bounded white space, because a search for any amount of it takes quadratic time in a long run
+    bare: ClassVar[re.Pattern[str]] = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
 
     @property
     def _name_key(self) -> str:
@@ -270,14 +292,6 @@ class JsonCalls:
     @property
     def _arguments_key(self) -> str:
         return next(key for key in self.keys if key in ("arguments", "parameters"))
-
-    def find(self, text: str) -> int:
-        if self.opening:
-            return text.find(self.opening)
-        places = [text.find(prefix) for prefix in self.prefixes]
-        bare = _BARE_JSON.search(text)
-        found = [place for place in (*places, -1 if bare is None else bare.start()) if place >= 0]
-        return min(found, default=-1)
 
     def read(self, text: str) -> Call | str:
         rest = text.removeprefix(self.opening).lstrip()
@@ -310,21 +324,8 @@ class JsonCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedCalls:
+class NamedCalls(_Headed):
     """DeepSeek, newer Mistral, Kimi: `OPENING NAME SEPARATOR {"argument": value} CLOSING`."""
-
-    name: str
-    starts: tuple[str, ...]
-    """Any of these begins a call."""
-    head: str
-    """Regular expression of everything before the JSON, with the group `name`, and `id` if calls have one."""
-    form: str
-    """The whole call, with `%n` for the name and `%s` for the JSON."""
-    stop_text: tuple[str, ...] = ()
-    thoughts: Thoughts = THINK
-
-    def find(self, text: str) -> int:
-        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
 
     def read(self, text: str) -> Call | str:
         head = _compiled(self.head).match(text)
@@ -345,29 +346,16 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 _PYTHONIC_HEAD = re.compile(r"\s*\[?\s*(?P<name>[A-Za-z_][\w./-]{0,80})\s*\(")
-_BARE_PYTHONIC = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonicCalls:
+class PythonicCalls(_Marked):
     """LFM2, Llama 3.2 and 4, Gemma 3 with a tool template: a list of Python calls with keyword arguments."""
 
-    name: str
-    opening: str = ""
-    closing: str = ""
     double_quotes: bool = False
     """Whether the family's template writes `"value"` rather than `'value'`."""
     thoughts: Thoughts = THINK
-
-    @property
-    def stop_text(self) -> tuple[str, ...]:
-        return (self.closing,) if self.closing else ()
-
-    def find(self, text: str) -> int:
-        if self.opening:
-            return text.find(self.opening)
-        bare = _BARE_PYTHONIC.search(text)
-        return -1 if bare is None else bare.start()
+    bare: ClassVar[re.Pattern[str]] = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
 
     def read(self, text: str) -> Call | str:
         head = _PYTHONIC_HEAD.match(text.removeprefix(self.opening))
@@ -419,27 +407,16 @@ def _value(node: ast.expr) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedCalls:
+class TaggedCalls(_Headed):
     """Qwen3-Coder, Qwen3.5, Nemotron 3, GLM: a name, then every argument without quotes between tags of its own."""
 
-    name: str
-    starts: tuple[str, ...]
-    """Any of these begins a call."""
-    head: str
-    """Regular expression of everything before the first argument, with the group `name`."""
     key: tuple[str, str]
     """The texts before and after the name of an argument."""
     value: tuple[str, str]
     """The texts before and after its value; white space around the value does not belong to it."""
     ends: tuple[str, ...]
     """Any of these ends the arguments, and a value that was never closed."""
-    form: str
-    """The whole call, with `%n` for the tool's name, `%k` for the argument's and `%s` for its value."""
     stop_text: tuple[str, ...] = ("</tool_call>",)
-    thoughts: Thoughts = THINK
-
-    def find(self, text: str) -> int:
-        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
 
     def read(self, text: str) -> Call | str:
         head = _compiled(self.head).match(text)

@@ -11,7 +11,7 @@ import math
 import warnings
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,86 +98,6 @@ def episode_from_json(line: str) -> Episode:
     )
 
 
-def _turn_to_record(turn: Turn) -> dict[str, Any]:
-    teacher, ids, votes = turn.teacher, turn.hint_prompt_ids, turn.judge_votes
-    record = {
-        "index": int(turn.index),
-        "observation": turn.observation,
-        "admissible": None if turn.admissible is None else list(turn.admissible),
-        "response": turn.response,
-        "action": turn.action,
-        "verdict": turn.verdict.value,
-        "reward": _number(turn.reward),
-        "segment": int(turn.segment),
-        "prompt_span": [int(end) for end in turn.prompt_span],
-        "response_span": [int(end) for end in turn.response_span],
-        "logprobs": None if turn.logprobs is None else _floats(turn.logprobs),
-        "finish": turn.finish,
-        "policy_version": int(turn.policy_version),
-        "origin": turn.origin,
-        "judge_scores": None if turn.judge_scores is None else [_number(score) for score in turn.judge_scores],
-        "hint": turn.hint,
-        "teacher": None
-        if teacher is None
-        else {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())},
-    }
-    # most turns have none of these, so a line has only those that are set
-    optional = {
-        "progress": None if turn.progress is None else _number(turn.progress),
-        "judge_votes": None if votes is None else list(votes),
-        "judge_cut": turn.judge_cut or None,
-        "hint_prompt_ids": None if ids is None else ids.tolist(),
-        "excluded": turn.excluded,
-        "begun": turn.begun or None,
-        "version_spans": [list(span) for span in turn.version_spans] or None,
-    }
-    return record | {name: value for name, value in optional.items() if value is not None}
-
-
-def _turn_from_record(record: Mapping[str, Any]) -> Turn:
-    admissible, scores, logprobs = record["admissible"], record["judge_scores"], record["logprobs"]
-    progress, votes, hint_ids = (record.get(name) for name in ("progress", "judge_votes", "hint_prompt_ids"))
-    return Turn(
-        index=record["index"],
-        observation=record["observation"],
-        admissible=None if admissible is None else tuple(admissible),
-        response=record["response"],
-        action=record["action"],
-        verdict=Verdict(record["verdict"]),
-        reward=float(record["reward"]),
-        segment=record["segment"],
-        prompt_span=_span(record["prompt_span"]),
-        response_span=_span(record["response_span"]),
-        logprobs=None if logprobs is None else _float_array(logprobs),
-        finish=record["finish"],
-        policy_version=record["policy_version"],
-        origin=record["origin"],
-        judge_scores=None if scores is None else tuple(float(score) for score in scores),
-        progress=None if progress is None else float(progress),
-        judge_votes=None if votes is None else tuple(votes),
-        judge_cut=record.get("judge_cut", 0),
-        hint=record["hint"],
-        hint_prompt_ids=None if hint_ids is None else np.array(hint_ids, dtype=np.int32),
-        excluded=record.get("excluded"),
-        begun=record.get("begun", 0),
-        version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
-        teacher=_teacher(record["teacher"]),
-    )
-
-
-def _span(pair: list[int]) -> Span:
-    start, stop = pair
-    return start, stop
-
-
-def _teacher(record: Mapping[str, Any] | None) -> TopK | None:
-    if record is None:
-        return None
-    shape = (-1, record["k"])
-    ids = np.array(record["ids"], dtype=np.int32).reshape(shape)
-    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
-
-
 def _number(value: float) -> float | str:
     # JSON has no infinities; float() reads these strings back
     return float(value) if math.isfinite(value) else str(float(value))
@@ -190,6 +110,79 @@ def _floats(values: NDArray[np.float32]) -> list[float | str]:
 
 def _float_array(values: list[float | str]) -> NDArray[np.float32]:
     return np.array([float(value) for value in values], dtype=np.float32)
+
+
+def _ints(values: Iterable[int]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _span(pair: Sequence[int]) -> Span:
+    start, stop = pair
+    return start, stop
+
+
+def _teacher_record(teacher: TopK) -> dict[str, Any]:
+    return {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())}
+
+
+def _teacher(record: Mapping[str, Any]) -> TopK:
+    ids = np.array(record["ids"], dtype=np.int32).reshape((-1, record["k"]))
+    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "index": (int, _as_it_is),
+    "observation": (_as_it_is, _as_it_is),
+    "admissible": (list, tuple),
+    "response": (_as_it_is, _as_it_is),
+    "action": (_as_it_is, _as_it_is),
+    "verdict": (str, Verdict),
+    "reward": (_number, float),
+    "segment": (int, _as_it_is),
+    "prompt_span": (_ints, _span),
+    "response_span": (_ints, _span),
+    "logprobs": (_floats, _float_array),
+    "finish": (_as_it_is, _as_it_is),
+    "policy_version": (int, _as_it_is),
+    "origin": (_as_it_is, _as_it_is),
+    "judge_scores": (lambda scores: [*map(_number, scores)], lambda scores: tuple(map(float, scores))),
+    "hint": (_as_it_is, _as_it_is),
+    "teacher": (_teacher_record, _teacher),
+}
+"""How each field of a turn is written and read, in the order of a line; None stays None."""
+_OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "progress": (_number, float),
+    "judge_votes": (list, tuple),
+    "judge_cut": (_as_it_is, _as_it_is),
+    "hint_prompt_ids": (_ints, lambda ids: np.array(ids, dtype=np.int32)),
+    "excluded": (_as_it_is, _as_it_is),
+    "begun": (_as_it_is, _as_it_is),
+    "version_spans": (lambda spans: [*map(list, spans)], lambda spans: tuple((v, a, b) for v, a, b in spans)),
+}
+"""The same for what most turns do not have: a line has only those that differ from their default."""
+_DEFAULTS = {name: Turn.__dataclass_fields__[name].default for name in _OPTIONAL}
+
+
+def _turn_to_record(turn: Turn) -> dict[str, Any]:
+    record = {
+        name: None if (value := getattr(turn, name)) is None else write(value) for name, (write, _) in _FIELDS.items()
+    }
+    for name, (write, _) in _OPTIONAL.items():
+        value = getattr(turn, name)
+        # an array is only compared with None
+        if value is not None and (_DEFAULTS[name] is None or value != _DEFAULTS[name]):
+            record[name] = write(value)
+    return record
+
+
+def _turn_from_record(record: Mapping[str, Any]) -> Turn:
+    values = {name: (record[name], read) for name, (_, read) in _FIELDS.items()}
+    values |= {name: (record[name], read) for name, (_, read) in _OPTIONAL.items() if name in record}
+    return Turn(**{name: None if value is None else read(value) for name, (value, read) in values.items()})
 
 
 _MARK, _END = b',"crc":"', b'"}'

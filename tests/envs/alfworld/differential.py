@@ -1,33 +1,22 @@
 """The differential test: the native engine and TextWorld play the same games and must agree in every byte.
 
 Scripts say what is played: walkthroughs, random and broken commands, and short scripts for the rare rules.
-
-    python tests/envs/alfworld/differential.py --games 324 --data ~/alfworld --log differential.jsonl
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import tyro
 
 from turngym.envs.alfworld.engine import NativeEngine
-from turngym.envs.alfworld.env import open_split
 from turngym.envs.alfworld.game import Game
-from turngym.envs.alfworld.games import SPLITS, VARIABLE, GameSource
 from turngym.envs.alfworld.textworld import Reference
-from turngym.envs.core.errors import TaskError
 
 # --- Scripts
 
@@ -270,71 +259,44 @@ class Play:
     shuffle: int | None
     steps: int
 
-    @property
-    def key(self) -> str:
-        return f"{self.task_id} {self.script} {self.seed} {self.shuffle} {self.steps}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of one play. `native_s` and `reference_s` are CPU seconds: load and reset, then all steps."""
+    """What came of one play."""
 
     play: Play
     category: str
-    steps: int
     won: bool
     verbs: Mapping[str, int]
     """Steps by what the command meant; `nothing` where it was not possible."""
     mismatches: tuple[str, ...]
-    native_s: tuple[float, float]
-    reference_s: tuple[float, float]
-    extras: Mapping[str, int] = field(default_factory=dict)
-    """Situations met: objects listed beside a receptacle, objects inside objects."""
 
 
-def compare(reference: Reference, data: Mapping[str, Any], play: Play, category: str = "") -> Comparison:
+def compare(reference: Reference, data: Mapping[str, Any], play: Play) -> Comparison:
     """Play one game in both engines; every difference becomes a line in `mismatches`."""
-    clock = time.process_time
-    start = clock()
+
+    def differences(where: str, native: tuple[Any, ...], text: str) -> list[str]:
+        seen = (text, reference.admissible(), reference.score, reference.won, reference.done)
+        pairs = zip(FIELDS, native, seen, strict=True)
+        return [f"{where}: {name} is {a!r}, TextWorld has {b!r}" for name, a, b in pairs if a != b]
+
     engine = NativeEngine(Game(data, source=play.task_id, shuffle=play.shuffle))
     first = engine.reset()
-    native = clock() - start
-    start = clock()
     reference.load(data, shuffle=play.shuffle)
-    expected = reference.reset()
-    loads = native, clock() - start
-    found = _differences("reset", (first, engine.admissible(), 0, engine.won, False), _seen(reference, expected))
+    found = differences("reset", (first, engine.admissible(), 0, engine.won, False), reference.reset())
     rng = np.random.default_rng(play.seed)
+    script = SCRIPTS[play.script](engine, rng)
+    commands = script if play.script == "walkthrough" else islice(chain(script, wander(engine, rng)), play.steps)
     verbs: Counter[str] = Counter()
-    extras: Counter[str] = Counter()
-    times = [0.0, 0.0]
-    for number, command in enumerate(_commands(engine, rng, play)):
+    for number, command in enumerate(commands):
         meaning = engine.find(command.strip())
         verbs["nothing" if meaning is None else meaning[0]] += 1
-        start = clock()
         observation, won = engine.step(command)
-        possible = engine.admissible()
-        middle = clock()
-        expected, _ = reference.step(command)
-        times[0] += middle - start
-        times[1] += clock() - middle
-        seen = (observation, possible, int(won), won, won)
-        found += _differences(f"step {number} {command!r}", seen, _seen(reference, expected))
-        extras["beside"] += observation.startswith("You are facing") and not observation.endswith("see nothing.")
-        extras["inside"] += observation.startswith("This is a normal") and not observation.endswith("see nothing.")
+        seen = (observation, engine.admissible(), int(won), won, won)
+        found += differences(f"step {number} {command!r}", seen, reference.step(command)[0])
         if won:
             break
-    return Comparison(
-        play=play,
-        category=category or engine.game.category,
-        steps=sum(verbs.values()),
-        won=engine.won,
-        verbs=dict(verbs),
-        mismatches=tuple(found),
-        native_s=(loads[0], times[0]),
-        reference_s=(loads[1], times[1]),
-        extras=dict(extras),
-    )
+    return Comparison(play=play, category=engine.game.category, won=engine.won, verbs=verbs, mismatches=tuple(found))
 
 
 def plan(
@@ -365,149 +327,3 @@ def plan(
         shuffle = number if number % 3 == 2 else None
         plays.append(Play(task_id=task_id, script=script, seed=number, shuffle=shuffle, steps=steps))
     return plays
-
-
-def run(
-    plays: Sequence[Play],
-    load: Callable[[str], Mapping[str, Any]],
-    log: Path | None = None,
-    progress: Callable[[Comparison, int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Compare all plays; with `log`, one JSON line each, and plays that are there already are not repeated."""
-    done = _read(log)
-    reference: Reference | None = None
-    rows = []
-    for number, play in enumerate(plays):
-        row = done.get(play.key)
-        if row is None:
-            reference = reference or Reference()
-            result = compare(reference, load(play.task_id), play)
-            row = {"key": play.key, **asdict(result)}
-            if log is not None:
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            if progress is not None:
-                progress(result, number)
-        rows.append(row)
-    return rows
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts and CPU-time ratios over `run`'s rows."""
-    total: Counter[str] = Counter()
-    verbs: Counter[str] = Counter()
-    for row in rows:
-        verbs.update(row["verbs"])
-        total["steps"] += row["steps"]
-        total["mismatches"] += len(row["mismatches"])
-        total["won"] += row["won"]
-        total["shuffled"] += row["play"]["shuffle"] is not None
-        total.update(row["extras"])
-    native, reference = (np.array([row[key] for row in rows]).sum(axis=0) for key in ("native_s", "reference_s"))
-    return {
-        "games": len(rows),
-        "by category": dict(sorted(Counter(row["category"] for row in rows).items())),
-        "by script": dict(sorted(Counter(row["play"]["script"] for row in rows).items())),
-        **total,
-        "by verb": dict(sorted(verbs.items())),
-        "reference / native, reset": float(reference[0] / native[0]),
-        "reference / native, step": float(reference[1] / native[1]),
-        "first mismatches": [line for row in rows for line in row["mismatches"]][:5],
-    }
-
-
-def _commands(engine: NativeEngine, rng: np.random.Generator, play: Play) -> Iterator[str]:
-    script = SCRIPTS[play.script](engine, rng)
-    if play.script == "walkthrough":
-        return script
-    return islice(chain(script, wander(engine, rng)), play.steps)
-
-
-def _seen(reference: Reference, observation: str) -> tuple[Any, ...]:
-    return observation, reference.admissible(), reference.score, reference.won, reference.done
-
-
-def _differences(where: str, native: tuple[Any, ...], reference: tuple[Any, ...]) -> list[str]:
-    pairs = zip(FIELDS, native, reference, strict=True)
-    return [f"{where}: {name} is {a!r}, TextWorld has {b!r}" for name, a, b in pairs if a != b]
-
-
-def _read(log: Path | None) -> dict[str, dict[str, Any]]:
-    if log is None or not log.exists():
-        return {}
-    rows: dict[str, dict[str, Any]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line that was being written when the run was stopped is played again
-        rows[row["key"]] = row
-    return rows
-
-
-# --- The command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Which games are compared."""
-
-    data: str | None = None
-    """Folder of the real games; generated ones without it and without $ALFWORLD_DATA."""
-    games: int = 324
-    """Games to play in both engines, about 5 CPU seconds each."""
-    log: Path | None = None
-    """File with one JSON line per play; plays that are in it are not repeated."""
-    part: tuple[int, int] = (0, 1)
-    """Plays only every N-th game, from the K-th: `--part K N`, for N processes with one log."""
-    seed: int = 0
-    """Seed of the plays."""
-
-
-def open_sources(data: str | None) -> dict[str, GameSource]:
-    """Every split that is there; the generated `full` games if none is."""
-    if data is None and not os.environ.get(VARIABLE):
-        print(f"no real games (set {VARIABLE} or pass --data): playing generated ones")
-        return {"generated": open_split("generated", config="full")}
-    found: dict[str, GameSource] = {}
-    missing: TaskError | None = None
-    for split in SPLITS:
-        try:
-            found[split] = open_split(split, data=data)
-        except TaskError as error:
-            missing = error
-    if not found and missing is not None:
-        raise missing
-    return found
-
-
-def by_category(sources: dict[str, GameSource], most: int) -> dict[str, list[str]]:
-    """Task ids by category; only the first `most` generated ones, because those must be made to know their category."""
-    ids: dict[str, list[str]] = {}
-    for name, source in sources.items():
-        for task_id in source.task_ids[:most] if name == "generated" else source.task_ids:
-            ids.setdefault(source.category(task_id) or "?", []).append(task_id)
-    return ids
-
-
-def loader(sources: dict[str, GameSource]) -> Any:
-    """`task_id -> game content`, whichever split it is of."""
-    return lambda task_id: sources[task_id.split("/")[0]].data(task_id)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Compares the games and prints a summary; the exit status is 1 if anything differs."""
-    about = (__doc__ or "").strip().split("\n")[0]
-    options = tyro.cli(Options, args=list(argv), prog="python tests/envs/alfworld/differential.py", description=about)
-    sources = open_sources(options.data)
-    load = loader(sources)
-    first, every = options.part
-    plays = plan(by_category(sources, 600), options.games, 14, load, options.seed)[first::every]
-    rows = run(plays, load, options.log, lambda _, n: print(f"  {n + 1} of {len(plays)}", end="\r"))
-    found = summary(rows)
-    print(json.dumps(found, indent=1))
-    return 1 if found["mismatches"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
