@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -142,8 +143,11 @@ class HttpRetriever:
         if self._fingerprint is None:
             until = self._clock() + self.settings.deadline
             status, body, _ = self._attempts("GET", "/health", b"", until)
-            self._fingerprint = _served(body) if status == 200 else None
-            self._fingerprint = self._fingerprint or f"url:{self.url}"
+            served: Any = None
+            with suppress(BadReply):
+                reply = read_json(body) if status == 200 else None
+                served = reply.get("fingerprint") if isinstance(reply, dict) else None
+            self._fingerprint = served if isinstance(served, str) and served else f"url:{self.url}"
         return self._fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -187,7 +191,11 @@ class HttpRetriever:
         # called within the attempt, because an answer that cannot be read is retried like a missing one
         def check(status: int, body: bytes, fingerprint: str | None) -> None:
             if status == 200:
-                self._same_index(fingerprint)
+                known = self._fingerprint = self._fingerprint or fingerprint
+                if fingerprint not in (None, known):
+                    raise WireError(
+                        f"the server now serves another index, {fingerprint}; this client began with {known}"
+                    )
                 found[:] = read_reply(body, len(queries), k)
 
         try:
@@ -201,16 +209,6 @@ class HttpRetriever:
             said = body[:300].decode("utf-8", "replace")
             raise RetrieverUnavailable(f"{self.url} refused the request with status {status}: {said}")
         return found
-
-    def _same_index(self, fingerprint: str | None) -> None:
-        """Refuses the answer of a server that came back with another index."""
-        if fingerprint is None:
-            return
-        known = self._fingerprint
-        if known is None:
-            self._fingerprint = fingerprint
-        elif known != fingerprint:
-            raise WireError(f"the server now serves another index, {fingerprint}; this client began with {known}")
 
     def _attempts(
         self, method: str, path: str, body: bytes, until: float, check: Callable[..., None] | None = None
@@ -228,7 +226,9 @@ class HttpRetriever:
                     check(status, answer, fingerprint)
                 return status, answer, fingerprint
             except Exception as error:
-                wait = self._wait(attempt)
+                with self._lock:
+                    # jitter, because clients that failed together must not come back together
+                    wait = self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
                 left = until - self._clock()
                 if self._closed or attempt > self.settings.retries or wait >= left:
                     took = self._clock() - began
@@ -239,26 +239,18 @@ class HttpRetriever:
                     ) from error
                 self._sleep(wait)
 
-    def _wait(self, attempt: int) -> float:
-        with self._lock:
-            # jitter, because clients that failed together must not come back together
-            return self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
-
     def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:
         left = max(0.001, until - self._clock())
-        loop, http = self._connected()
-        seconds = min(self.settings.attempt, left)
-        sent = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
-        reply = loop.run(sent)
-        return reply.status, reply.body, reply.headers.get(FINGERPRINT_HEADER)
-
-    def _connected(self) -> tuple[LoopThread, HttpClient]:
         with self._lock:
             if self._closed:
                 raise RetrieverUnavailable(f"the client of {self.url} is closed")
             if self._connection is None:
                 self._connection = LoopThread("turngym-retriever"), HttpClient(connect=self.settings.connect)
-            return self._connection
+            loop, http = self._connection
+        seconds = min(self.settings.attempt, left)
+        sent = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
+        reply = loop.run(sent)
+        return reply.status, reply.body, reply.headers.get(FINGERPRINT_HEADER)
 
 
 def _base(url: str) -> str:
@@ -274,13 +266,3 @@ def _settings(settings: ClientSettings, overrides: dict[str, Any]) -> ClientSett
     if unknown:
         raise RetrievalError(f"unknown client setting {unknown[0]!r}; valid: {', '.join(names)}")
     return replace(settings, **overrides)
-
-
-def _served(body: bytes) -> str | None:
-    """The fingerprint in a /health reply, if there is one."""
-    try:
-        reply = read_json(body)
-    except BadReply:
-        return None
-    found = reply.get("fingerprint") if isinstance(reply, dict) else None
-    return found if isinstance(found, str) and found else None

@@ -167,7 +167,13 @@ def parse_row(row: Any, where: str) -> Passage:
     if "\0" in str(name):
         raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
     if "contents" in row:
-        title, text = _split_contents(_string(row, "contents", where))
+        # the first line is the title; a single line is one only in quotation marks
+        contents = _string(row, "contents", where)
+        head, newline, text = contents.partition("\n")
+        quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
+        title = head[1:-1] if quoted else head
+        if not newline and not quoted:
+            title, text = "", contents
     elif "text" in row:
         title = _string(row, "title", where) if row.get("title") is not None else ""
         text = _string(row, "text", where)
@@ -243,14 +249,6 @@ def _check_text(value: str, what: str) -> None:
             f"{what} has half a surrogate pair (\\u{ord(value[error.start]):04x}) at character {error.start}, which is "
             "no text; remove it"
         ) from None
-
-
-def _split_contents(contents: str) -> tuple[str, str]:
-    head, newline, text = contents.partition("\n")
-    quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
-    if not newline and not quoted:
-        return "", contents
-    return (head[1:-1] if quoted else head), text
 
 
 def _show(value: Any, limit: int = 80) -> str:

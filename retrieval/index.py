@@ -296,13 +296,6 @@ class BuildPlan:
     shard_rows: int = 65_536
     """Passages per shard: what a kill can cost."""
 
-    def same_build(self) -> dict[str, Any]:
-        """What must be equal for an unfinished build to continue."""
-        stat = self.corpus.stat()
-        # a corpus that was moved or another device gives the same index
-        plan = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("corpus", "out", "device")}
-        return {**plan, "corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
-
 
 def build_index(
     plan: BuildPlan,
@@ -331,7 +324,17 @@ def build_index(
     with build_lock(work, IndexFolderError):
         _prepare(work, plan, restart)
         manifest = _Build(plan, work, report, encoder).run()
-        _move_into_place(work, plan.out)
+        for name in (VECTORS, LOCK):
+            _remove(work / name)
+        # an older index stays whole until the new one is in its place
+        old = plan.out.with_name(plan.out.name + ".old")
+        _remove(old)
+        if plan.out.exists():
+            os.replace(plan.out, old)
+        os.replace(work, plan.out)
+        # the state goes last: until the folder has moved, it says that this is a build to continue
+        _remove(plan.out / STATE)
+        _remove(old)
     return manifest
 
 
@@ -351,7 +354,9 @@ class _Build:
             return read_manifest(work)
         wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"
         if wants_vectors:
-            self._early_checks()
+            # a wrong factory string, setting or model fails now, and not after hours
+            dim = plan.dim if plan.encoder == "hashing" else self._encoder()[0].dim
+            set_parameters(make_index(plan.factory, dim), plan.parameters)
         with self._passages() as store:
             manifest = IndexManifest(kind=plan.kind, passages=len(store), corpus_sha256=store.sha256)
             if wants_vectors:
@@ -362,18 +367,17 @@ class _Build:
                 faiss = FaissRecord(factory=plan.factory, parameters=parameters)
                 manifest = dataclasses.replace(manifest, encoder=record, faiss=faiss)
             if wants_words:
-                self._words(store)
+                if not (work / LUCENE).is_dir():
+                    docs = indexed_documents(store)
+                    # the folder appears whole or not at all, and a BM25 build goes on by itself where it was killed
+                    LuceneIndex.build(
+                        docs, work / LUCENE, progress=lambda done: self.report("words", done, len(store))
+                    ).close()
+                self.report("words", len(store), len(store))
         verify_index(work, manifest, self.encoder, work / VECTORS, self.report)
         manifest = dataclasses.replace(manifest, files=record_files(work, without=(LOCK, STATE, VECTORS)))
         manifest.save(work)
         return manifest
-
-    def _early_checks(self) -> None:
-        """Lets a wrong factory string, setting or model fail now, and not after hours."""
-        dim = self.plan.dim
-        if self.plan.encoder != "hashing":
-            dim = self._encoder()[0].dim
-        set_parameters(make_index(self.plan.factory, dim), self.plan.parameters)
 
     def _passages(self) -> PassageStore:
         folder, encoder = self.work / PASSAGES, self.work / ENCODER
@@ -419,14 +423,6 @@ class _Build:
         )
         return self.encoder, record
 
-    def _words(self, store: PassageStore) -> None:
-        folder = self.work / LUCENE
-        if not folder.is_dir():
-            docs = indexed_documents(store)
-            # the folder appears whole or not at all, and the BM25 build continues by itself where it was killed
-            LuceneIndex.build(docs, folder, progress=lambda done: self.report("words", done, len(store))).close()
-        self.report("words", len(store), len(store))
-
 
 def _check(plan: BuildPlan, force: bool) -> None:
     if plan.kind not in KINDS:
@@ -447,7 +443,10 @@ def _check(plan: BuildPlan, force: bool) -> None:
 
 def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
     """Leaves `work` either empty or with an unfinished build of the same plan."""
-    state, wanted = work / STATE, plan.same_build()
+    state, stat = work / STATE, plan.corpus.stat()
+    # a corpus that was moved or another device gives the same index
+    wanted = {key: value for key, value in dataclasses.asdict(plan).items() if key not in ("corpus", "out", "device")}
+    wanted |= {"corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
     if restart or not state.is_file():
         for path in work.iterdir():
             if path.name != LOCK:
@@ -464,20 +463,6 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
             f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with it, "
             "or --restart to throw it away"
         )
-
-
-def _move_into_place(work: Path, out: Path) -> None:
-    """Renames the finished folder. An older index stays whole until the new one is in its place."""
-    for name in (VECTORS, LOCK):
-        _remove(work / name)
-    old = out.with_name(out.name + ".old")
-    _remove(old)
-    if out.exists():
-        os.replace(out, old)
-    os.replace(work, out)
-    # the state goes last: until the folder has moved, it says that this is a build to continue
-    _remove(out / STATE)
-    _remove(old)
 
 
 def _remove(path: Path) -> None:

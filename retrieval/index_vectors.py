@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -148,9 +149,29 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
     for start in range(0, len(store), shard_rows):
         rows = min(shard_rows, len(store) - start)
         path = folder / f"{start // shard_rows:05d}.npy"
-        if not _whole(path, rows, encoder.dim):
-            _write_shard(path, store, encoder, start, rows, lambda done: report("vectors", done, len(store)))
-        report("vectors", start + rows, len(store))
+        with suppress(OSError, ValueError):
+            if np.load(path, mmap_mode="r").shape == (rows, encoder.dim):
+                report("vectors", start + rows, len(store))
+                continue
+        scratch = path.with_suffix(".tmp")
+        with scratch.open("wb") as file:
+            head = {"descr": "<f4", "fortran_order": False, "shape": (rows, encoder.dim)}
+            np.lib.format.write_array_header_1_0(file, head)
+            for place in range(start, start + rows, _BLOCK):
+                block = store[place : min(place + _BLOCK, start + rows)]
+                vectors = np.ascontiguousarray(encoder.encode_passages(block), "<f4")
+                if vectors.shape != (len(block), encoder.dim) or not np.isfinite(vectors).all():
+                    raise RetrievalError(
+                        f"the encoder gave shape {vectors.shape} or values that are not finite for passages {place} to "
+                        f"{place + len(block) - 1}; [{len(block)}, {encoder.dim}] finite floats are needed"
+                    )
+                file.write(vectors.data)
+                report("vectors", place + len(block), len(store))
+            file.flush()
+            # before the rename, which may reach the disk first: a shard with a final name but lost content would be
+            # skipped
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
 
 
 def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, report: Progress) -> None:
@@ -235,34 +256,3 @@ def sample(shards: Sequence[NDArray[np.float32]], rows: int, seed: int = 0) -> N
         np.asarray(shard[chosen[bounds[i] : bounds[i + 1]] - starts[i]], np.float32) for i, shard in enumerate(shards)
     ]
     return np.concatenate(parts)
-
-
-def _whole(path: Path, rows: int, dim: int) -> bool:
-    try:
-        return bool(np.load(path, mmap_mode="r").shape == (rows, dim))
-    except (OSError, ValueError):
-        return False
-
-
-def _write_shard(
-    path: Path, store: Sequence[Passage], encoder: Encoder, start: int, rows: int, done: Callable[[int], None]
-) -> None:
-    scratch = path.with_suffix(".tmp")
-    with scratch.open("wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<f4", "fortran_order": False, "shape": (rows, encoder.dim)}
-        )
-        for place in range(start, start + rows, _BLOCK):
-            block = store[place : min(place + _BLOCK, start + rows)]
-            vectors = np.ascontiguousarray(encoder.encode_passages(block), "<f4")
-            if vectors.shape != (len(block), encoder.dim) or not np.isfinite(vectors).all():
-                raise RetrievalError(
-                    f"the encoder gave shape {vectors.shape} or values that are not finite for passages {place} to "
-                    f"{place + len(block) - 1}; [{len(block)}, {encoder.dim}] finite floats are needed"
-                )
-            file.write(vectors.data)
-            done(place + len(block))
-        file.flush()
-        # before the rename, which may reach the disk first: a shard with a final name but lost content would be skipped
-        os.fsync(file.fileno())
-    os.replace(scratch, path)

@@ -57,16 +57,43 @@ def stem(word: str) -> str:
     # Lucene counts UTF-16 units: two letters beyond the first plane are four
     if len(word) <= 2 and len(word.encode("utf-16-le", "surrogatepass")) <= 4:
         return word
-    word = _without_ed_ing(_without_plural(word))
+    # step 1a: plurals
+    if word.endswith(("sses", "ies")):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    # step 1b: -eed, -ed, -ing; what these leave is mended
+    if word.endswith("eed"):
+        word = word[:-1] if _measure(word[:-3]) else word
+    elif word.endswith(("ed", "ing")):
+        bare = word[: -2 if word.endswith("ed") else -3]
+        if "v" in _shape(bare):
+            word = bare
+            if word.endswith(("at", "bl", "iz")) or (not _doubled(word) and _measure(word) == 1 and _short(word)):
+                word += "e"
+            elif _doubled(word) and word[-1] not in "lsz":
+                word = word[:-1]
+    # step 1c: -y
     if word.endswith("y") and "v" in _shape(word[:-1]):
         word = word[:-1] + "i"
+    # steps 2 to 4: suffixes after enough of a stem
     if word.endswith(_ENDS_2):
         word = _replaced(word, _STEP_2)
     if word.endswith(_ENDS_3):
         word = _replaced(word, _STEP_3)
     if word.endswith(_STEP_4):
-        word = _stripped(word)
-    return _trimmed(word) if word.endswith(("e", "l")) else word
+        suffix = next(suffix for suffix in _STEP_4 if word.endswith(suffix))
+        bare = word[: -len(suffix)]
+        if _measure(bare) > 1 and (suffix != "ion" or bare.endswith(("s", "t"))):
+            word = bare
+    # step 5: -e and -ll
+    if word.endswith(("e", "l")):
+        whole = _measure(word)
+        if word.endswith("e") and (whole > 1 or (whole == 1 and not _short(word[:-1]))):
+            word = word[:-1]
+        if word.endswith("l") and _doubled(word) and whole > 1:
+            word = word[:-1]
+    return word
 
 
 def _shape(word: str) -> str:
@@ -91,53 +118,12 @@ def _short(word: str) -> bool:
     return _shape(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _without_plural(word: str) -> str:
-    if word.endswith(("sses", "ies")):
-        return word[:-2]
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
-
-
-def _without_ed_ing(word: str) -> str:
-    if word.endswith("eed"):
-        return word[:-1] if _measure(word[:-3]) else word
-    for suffix in ("ed", "ing"):
-        if word.endswith(suffix):
-            bare = word[: -len(suffix)]
-            return _mended(bare) if "v" in _shape(bare) else word
-    return word
-
-
-def _mended(word: str) -> str:
-    if word.endswith(("at", "bl", "iz")):
-        return word + "e"
-    if _doubled(word):
-        return word if word[-1] in "lsz" else word[:-1]
-    return word + "e" if _measure(word) == 1 and _short(word) else word
-
-
 def _replaced(word: str, suffixes: tuple[tuple[str, str], ...]) -> str:
     for suffix, instead in suffixes:
         if word.endswith(suffix):
             bare = word[: -len(suffix)]
             return bare + instead if _measure(bare) else word
     return word
-
-
-def _stripped(word: str) -> str:
-    for suffix in _STEP_4:
-        if word.endswith(suffix):
-            bare = word[: -len(suffix)]
-            if suffix == "ion" and not bare.endswith(("s", "t")):
-                return word
-            return bare if _measure(bare) > 1 else word
-    return word
-
-
-def _trimmed(word: str) -> str:
-    whole = _measure(word)
-    if word.endswith("e") and (whole > 1 or (whole == 1 and not _short(word[:-1]))):
-        word = word[:-1]
-    return word[:-1] if word.endswith("l") and _doubled(word) and whole > 1 else word
 
 
 # The grammar of Lucene 8's StandardTokenizer for any script, with the character classes of Unicode 9.0. They come from
@@ -188,7 +174,14 @@ def word_pattern() -> Any:
     """
     import regex
 
-    return regex.compile(f"{_word()}|{_emoji()}|{_others()}", regex.VERSION1)
+    flags = _each(r"\p{WB=Regional_Indicator}")
+    asian = rf"\p{{Line_Break=Complex_Context}}{_ranges(_SOUTH_EAST_ASIAN)}"
+    single = "|".join(_each(rf"\p{{Script={name}}}") for name in ("Han", "Hiragana"))
+    # runs that start no word; without this, each of their characters would be tried as a start, all to the end
+    no_picture = rf"{_ZWJ}(?!{_ZWJ}*+[{_ranges(_PICTOGRAPHS)}])"
+    junk = rf"(?:\p{{WB=ExtendNumLet}}(?:[{_IGNORED}--[{asian}{_ZWJ}]]|{no_picture})*+)++|{_ZWJ}++"
+    others = f"{flags}{{2}}|{_each(asian)}++|{single}|(?P<junk>{junk})"
+    return regex.compile(f"{_word()}|{_emoji()}|{others}", regex.VERSION1)
 
 
 @cache
@@ -247,19 +240,6 @@ def _emoji() -> str:
     no_cap = rf"[{_IGNORED}--[\ufe0e\ufe0f{_KEYCAP}]]*+"
     keycap = rf"[0-9#*](?:{marks}{_AS_EMOJI}{_KEYCAP}{marks}|{no_cap}{_KEYCAP}{marks})"
     return f"{sequence}|{keycap}"
-
-
-def _others() -> str:
-    flags = _each(r"\p{WB=Regional_Indicator}")
-    asian = rf"\p{{Line_Break=Complex_Context}}{_ranges(_SOUTH_EAST_ASIAN)}"
-    single = "|".join(_each(rf"\p{{Script={name}}}") for name in ("Han", "Hiragana"))
-    return f"{flags}{{2}}|{_each(asian)}++|{single}|(?P<junk>{_junk(asian)})"
-
-
-def _junk(asian: str) -> str:
-    """Runs that start no word; without this, each of their characters would be tried as a start, all to the end."""
-    no_picture = rf"{_ZWJ}(?!{_ZWJ}*+[{_ranges(_PICTOGRAPHS)}])"
-    return rf"(?:\p{{WB=ExtendNumLet}}(?:[{_IGNORED}--[{asian}{_ZWJ}]]|{no_picture})*+)++|{_ZWJ}++"
 
 
 LONGEST = 255

@@ -9,7 +9,8 @@ from pathlib import Path
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
-from turngym.retrieval.corpus import PassageStore, corpus_sha256, read_corpus
+from turngym.retrieval.corpus import PassageStore, read_corpus
+from turngym.retrieval.corpus import corpus_sha256 as hash_of
 from turngym.retrieval.dense import DenseRetriever
 from turngym.retrieval.encoders import EncoderStyle, HashingEncoder, HuggingFaceEncoder, find_encoder, is_hugging_face
 from turngym.retrieval.hybrid import HybridRetriever, Reranker, RerankingRetriever, open_reranker
@@ -63,11 +64,29 @@ def open_retriever(
     if text.startswith(("http://", "https://")):
         return HttpRetriever(text)
     kind, colon, path = text.partition(":")
-    if colon and kind in IN_MEMORY:
-        return _in_memory(kind, Path(path), encoder, corpus_sha256, parameters, device)
-    if colon and not Path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
-        raise RetrievalError(f"no retriever {text!r}; did you mean {close[0]}:{path}?")
-    return open_index(text, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+    if not colon or kind not in IN_MEMORY:
+        if colon and not Path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
+            raise RetrievalError(f"no retriever {text!r}; did you mean {close[0]}:{path}?")
+        return open_index(text, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+    # a corpus, which is indexed in memory
+    if kind == "bm25" and encoder is not None:
+        raise RetrievalError(f"bm25:{path} takes no encoder; write dense: or hybrid:")
+    passages = list(read_corpus(path))
+    if corpus_sha256 is not None:
+        _same_corpus(Path(path), hash_of(passages), corpus_sha256)
+    parts: list[Retriever] = []
+    if kind != "dense":
+        parts.append(BM25Retriever.from_passages(passages))
+    if kind != "bm25":
+        if encoder is None or encoder == "hashing":
+            encoder = HashingEncoder.fit(passages)
+        elif isinstance(encoder, str):
+            named = encoder.removeprefix("hf:")
+            encoder = (
+                HuggingFaceEncoder(named, device=device) if is_hugging_face(encoder) else find_encoder(named)(device)
+            )
+        parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
+    return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
 def open_index(
@@ -123,54 +142,24 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
         named = given or str(record.model)
         encoder = find_encoder(named)(device)
     else:
-        encoder, named = _hugging_face(record, folder, given, device)
+        if given is not None and not is_hugging_face(given):
+            raise IndexFolderError(
+                f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}"
+            )
+        named = given.removeprefix("hf:") if given is not None else str(record.model)
+        try:
+            style = EncoderStyle(**(record.style or {}))
+            encoder = HuggingFaceEncoder(named, style, passage_model=record.passage_model, device=device)
+        except (RetrievalError, TypeError) as error:
+            raise IndexFolderError(
+                f"{folder} needs the encoder {named!r}: {error}; name where it lies with encoder='hf:FOLDER'"
+            ) from error
     if encoder.fingerprint != record.fingerprint:
         raise IndexFolderError(
             f"{folder} was built with another encoder: it stores {record.fingerprint} ({record.model or record.kind}), "
             f"{named} is {encoder.fingerprint}; open it with the model and style it was built with, or build it again"
         )
     return encoder
-
-
-def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device: str) -> tuple[Encoder, str]:
-    if given is not None and not is_hugging_face(given):
-        raise IndexFolderError(f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}")
-    model = given.removeprefix("hf:") if given is not None else str(record.model)
-    try:
-        style = EncoderStyle(**(record.style or {}))
-        return HuggingFaceEncoder(model, style, passage_model=record.passage_model, device=device), model
-    except (RetrievalError, TypeError) as error:
-        raise IndexFolderError(
-            f"{folder} needs the encoder {model!r}: {error}; name where it lies with encoder='hf:FOLDER'"
-        ) from error
-
-
-def _in_memory(
-    kind: str,
-    path: Path,
-    encoder: Encoder | str | None,
-    wanted: str | None,
-    parameters: Mapping[str, float] | None,
-    device: str,
-) -> Retriever:
-    if kind == "bm25" and encoder is not None:
-        raise RetrievalError(f"bm25:{path} takes no encoder; write dense: or hybrid:")
-    passages = list(read_corpus(path))
-    if wanted is not None:
-        _same_corpus(path, corpus_sha256(passages), wanted)
-    parts: list[Retriever] = []
-    if kind != "dense":
-        parts.append(BM25Retriever.from_passages(passages))
-    if kind != "bm25":
-        if encoder is None or encoder == "hashing":
-            encoder = HashingEncoder.fit(passages)
-        elif isinstance(encoder, str):
-            named = encoder.removeprefix("hf:")
-            encoder = (
-                HuggingFaceEncoder(named, device=device) if is_hugging_face(encoder) else find_encoder(named)(device)
-            )
-        parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
-    return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
 def _same_corpus(where: Path, found: str, wanted: str | None) -> None:

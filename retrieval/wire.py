@@ -98,13 +98,6 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
     Raises:
         BadRequest: not UTF-8 or not JSON (400), unknown fields, wrong types, beyond the limits (422).
     """
-    fields = _fields(body, settings)
-    return SearchRequest(
-        queries=_queries(fields, settings), k=_topk(fields.get("topk"), settings), scores=_scores(fields)
-    )
-
-
-def _fields(body: bytes, settings: ServerSettings) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
         if len(text) > LARGE:
@@ -124,7 +117,20 @@ def _fields(body: bytes, settings: ServerSettings) -> dict[str, Any]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             valid = f"fields {', '.join(FIELDS)}"
             raise BadRequest(f"unknown field {_shorten(name)!r}{hint}", field=_shorten(name), valid=valid)
-    return fields
+    queries = _queries(fields, settings)
+    k = fields.get("topk")
+    if isinstance(k, bool) or not isinstance(k, int | None):
+        raise BadRequest(f"topk is {_type(k)}; it must be a whole number or null", field="topk")
+    # 0 is not given, too, as with the original server
+    k = k or settings.topk
+    if not 0 < k <= settings.max_topk:
+        valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
+        raise BadRequest(f"topk is {_shorten(str(k))}, out of range", field="topk", valid=valid)
+    scores = fields.get("return_scores", False)
+    if not isinstance(scores, bool):
+        what = f"return_scores is {_type(scores)}; it must be true or false"
+        raise BadRequest(what, field="return_scores", valid="true or false")
+    return SearchRequest(queries=queries, k=k, scores=scores)
 
 
 LARGE = 1 << 20
@@ -173,26 +179,6 @@ def _text(query: Any, field: str, settings: ServerSettings) -> str:
         what = f"{field} has half a surrogate pair at character {error.start}, which is no text"
         raise BadRequest(what, field=field, valid="any Unicode text") from None
     return query
-
-
-def _topk(topk: Any, settings: ServerSettings) -> int:
-    if isinstance(topk, bool) or not isinstance(topk, int | None):
-        raise BadRequest(f"topk is {_type(topk)}; it must be a whole number or null", field="topk")
-    # 0 too, which the original server treats as not given
-    if not topk:
-        return settings.topk
-    if not 0 < topk <= settings.max_topk:
-        valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
-        raise BadRequest(f"topk is {_shorten(str(topk))}, out of range", field="topk", valid=valid)
-    return topk
-
-
-def _scores(fields: dict[str, Any]) -> bool:
-    scores = fields.get("return_scores", False)
-    if not isinstance(scores, bool):
-        what = f"return_scores is {_type(scores)}; it must be true or false"
-        raise BadRequest(what, field="return_scores", valid="true or false")
-    return scores
 
 
 def _type(value: Any) -> str:
