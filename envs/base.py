@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import gymnasium as gym
@@ -228,7 +229,15 @@ class TextEnv(gym.Env[str, str], ABC):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begins `options["task"]`, or a task drawn with `self.np_random`. Raises TaskError for unknown ids."""
         super().reset(seed=seed)
-        task_id = self._chosen_task(options or {})
+        for name in options or {}:
+            if name != "task":
+                hint = did_you_mean(str(name), ["task"])
+                raise TurngymError(f"{self.env_id}: reset() has no option {name!r}; options are: 'task'.{hint}")
+        chosen = (options or {}).get("task")
+        ids = self.task_ids()
+        if chosen is None and not len(ids):
+            raise TaskError(f"{self.env_id}: there is no task to draw from")
+        task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self._require_task(chosen)
         self._open_again()
         observation = self._begin(task_id)
         self._phase = "playing"
@@ -360,7 +369,8 @@ class TextEnv(gym.Env[str, str], ABC):
         snapshot = self.get_state() if self._phase in ("playing", "over") else None
         names = ("_np_random", "_np_random_seed", "spec", "tool")
         kept = {name: vars(self)[name] for name in names if name in vars(self)}
-        return _remake, (type(self), *self._made_with), (self._phase, snapshot, kept)
+        args, kwargs = self._made_with
+        return partial(type(self), *args, **kwargs), (), (self._phase, snapshot, kept)
 
     def __setstate__(self, state: tuple[str, dict[str, Any] | None, dict[str, Any]]) -> None:
         phase, snapshot, kept = state
@@ -369,18 +379,6 @@ class TextEnv(gym.Env[str, str], ABC):
             self.set_state(snapshot)
         elif phase == "closed":
             self.close()
-
-    def _chosen_task(self, options: dict[str, Any]) -> str:
-        for name in options:
-            if name != "task":
-                hint = did_you_mean(str(name), ["task"])
-                raise TurngymError(f"{self.env_id}: reset() has no option {name!r}; options are: 'task'.{hint}")
-        if options.get("task") is not None:
-            return self._require_task(options["task"])
-        ids = self.task_ids()
-        if not len(ids):
-            raise TaskError(f"{self.env_id}: there is no task to draw from")
-        return ids[int(self.np_random.integers(len(ids)))]
 
     def _require_task(self, task_id: str) -> str:
         ids = self.task_ids()
@@ -396,10 +394,6 @@ class TextEnv(gym.Env[str, str], ABC):
         raise TaskError(
             f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{did_you_mean(str(task_id), ids)}"
         )
-
-
-def _remake(made: type[TextEnv], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TextEnv:
-    return made(*args, **kwargs)
 
 
 def quote(text: str, limit: int = 120) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.task import ToolSpec
@@ -161,10 +161,12 @@ class ToolChannel:
         if start < 0:
             spoken_too = "".join(f" and no <{tag}>...</{tag}>" for tag in spoken)
             return Parsed(thought=thought, reason=f"the response has no call of the tool {self.tool.name}{spoken_too}")
-        call = self.dialect.read(body[start:])
-        action, reason = self._judge(call, may_be_empty=bool(spoken))
+        action, reason = self._judge(self.dialect.read(body[start:]), may_be_empty=bool(spoken))
         if action is not None and spoken:
-            return self._with_verb(action, thought)
+            tag, argument = self.tool.tags[0], action
+            action = tagged(tag, argument)
+            if first_action(action, self.tool.tags) != (tag, argument):
+                action, reason = None, f'the argument "{self.tool.argument}" must not contain </{tag}>'
         return Parsed(action=action, thought=thought, reason=reason)
 
     def format(self, action: str, thought: str | None = None) -> str:
@@ -186,13 +188,6 @@ class ToolChannel:
     def _begins(self, text: str) -> bool:
         return self.dialect.find(text) >= 0 or any(f"<{tag}>" in text for tag in self.tool.tags)
 
-    def _with_verb(self, argument: str, thought: str | None) -> Parsed:
-        tag = self.tool.tags[0]
-        action = tagged(tag, argument)
-        if first_action(action, self.tool.tags) != (tag, argument):
-            return Parsed(thought=thought, reason=f'the argument "{self.tool.argument}" must not contain </{tag}>')
-        return Parsed(action=action, thought=thought)
-
     def _judge(self, call: Call | str, *, may_be_empty: bool) -> tuple[str | None, str | None]:
         """(the action, why there is none) of a call as it was read."""
         if isinstance(call, str):
@@ -202,10 +197,7 @@ class ToolChannel:
             # the guard adds the full stop
             reason = f"there is no tool {json.dumps(call.name[:80])}; the tool is {self.tool.name}.{hint}"
             return None, reason.rstrip(".")
-        return self._read_arguments(call.arguments, may_be_empty)
-
-    def _read_arguments(self, arguments: Any, may_be_empty: bool) -> tuple[str | None, str | None]:
-        wanted = f'"{self.tool.argument}"'
+        arguments, wanted = call.arguments, f'"{self.tool.argument}"'
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)

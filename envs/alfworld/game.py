@@ -250,10 +250,15 @@ def _phrases(template: str, with_help: bool) -> Wording:
     if missing:
         raise UnsupportedFacts(_difference("key 'grammar'", [], missing))
     rules = grammar.reachable(["#intro#", *(grammar.actions[name][1] for name in wanted)])
+    plain = {
+        name: str(rule[0].get("rhs", ""))
+        for name, rule in rules.items()
+        if len(rule) == 1 and "condition" not in rule[0]
+    }
     # these rules may have other words, as long as the words have no syntax of TextWorld's templates
     phrases = {
-        "GotoLocation.feedback": _ARRIVE.fullmatch(_text(rules.get("GotoLocation.feedback"))),
-        "PutObject.feedback": _PUT.fullmatch(_text(rules.get("PutObject.feedback"))),
+        "GotoLocation.feedback": _ARRIVE.fullmatch(plain.get("GotoLocation.feedback", "")),
+        "PutObject.feedback": _PUT.fullmatch(plain.get("PutObject.feedback", "")),
         "action putobject": _PUT_COMMAND.fullmatch(grammar.actions["putobject"][0]),
         "action help": _PLAIN.fullmatch(grammar.actions["help"][1]) if with_help else None,
     }
@@ -281,10 +286,6 @@ def _known() -> dict[str, dict[str, list[str]]]:
     """Digests by name of the rules that were compared with TextWorld: alfworld's and this package's own."""
     known: dict[str, dict[str, list[str]]] = json.loads(_data_file("known_rules.json"))
     return known
-
-
-def _text(rule: list[dict[str, Any]] | None) -> str:
-    return str(rule[0].get("rhs", "")) if rule is not None and len(rule) == 1 and "condition" not in rule[0] else ""
 
 
 def _difference(where: str, unknown: list[str], missing: list[str]) -> str:

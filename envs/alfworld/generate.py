@@ -199,24 +199,21 @@ def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator
 @lru_cache(maxsize=16)
 def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tuple[TaskRow, int]]]:
     """By task type, the tasks that the configuration's rooms, receptacles and objects allow, with their counts."""
-    rows: dict[str, list[tuple[TaskRow, int]]] = {}
-    for row in priors.tasks:
-        if _allowed(config, row):
-            rows.setdefault(row.task, []).append((row, row.count))
-    return rows
-
-
-def _allowed(config: GeneratorConfig, row: TaskRow) -> bool:
     kinds = {name for name, _ in config.receptacle_caps} if config.receptacle_caps is not None else None
     objects = config.object_types
-    if row.room not in config.rooms or (objects is not None and row.target not in objects):
-        return False
-    if row.task == LOOK:
-        return objects is None or row.destination in objects
-    needed = {row.destination, *TREATMENT.get(row.task, ())[:1]}
-    if kinds is not None and not needed <= kinds:
-        return False
-    return config.instances >= 2 or row.task != TWO
+    rows: dict[str, list[tuple[TaskRow, int]]] = {}
+    for row in priors.tasks:
+        if row.room not in config.rooms or (objects is not None and row.target not in objects):
+            continue
+        needed = {row.destination, *TREATMENT.get(row.task, ())[:1]}
+        # a look task needs its lamp, which is an object; all others need receptacles
+        if row.task == LOOK:
+            possible = objects is None or row.destination in objects
+        else:
+            possible = (kinds is None or needed <= kinds) and (config.instances >= 2 or row.task != TWO)
+        if possible:
+            rows.setdefault(row.task, []).append((row, row.count))
+    return rows
 
 
 def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: Draw) -> list[str]:

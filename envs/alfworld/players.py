@@ -128,7 +128,7 @@ class Knowledge:
         """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
         if self.complete or receptacle in self.contents or receptacle in here_now(engine):
             return not accessible(engine, receptacle)
-        return usually_closed(engine.problem.receptacle_types[receptacle])
+        return engine.problem.receptacle_types[receptacle] in usually_closed()
 
 
 def here_now(engine: NativeEngine) -> Indices:
@@ -142,9 +142,9 @@ def accessible(engine: NativeEngine, receptacle: int) -> bool:
 
 
 @cache
-def usually_closed(kind: str) -> bool:
-    """Whether most receptacles of a type (`cabinettype`) can be opened in real games."""
-    return any(share > 0.5 and f"{name.lower()}type" == kind for name, share in load_priors().openable.items())
+def usually_closed() -> frozenset[str]:
+    """The types (`cabinettype`) of which most receptacles can be opened in real games."""
+    return frozenset(f"{name.lower()}type" for name, share in load_priors().openable.items() if share > 0.5)
 
 
 APPLIANCES = {
@@ -176,7 +176,8 @@ class Planner:
         held, problem = self.state.held, self.problem
         if held < 0:
             targets = problem.objects_of(goal.object_type)
-            return self._fetch([(o, r) for o, r in self.known.places(targets) if self._movable(o)], goal.object_type)
+            movable = problem.unary["pickupable"].intersection(targets)
+            return self._fetch(self.known.places(movable), goal.object_type)
         if problem.object_types[held] != goal.object_type:
             return self._drop()
         lamps = [o for o in problem.objects_of(goal.lamp_type) if o in problem.unary["toggleable"]]
@@ -201,7 +202,8 @@ class Planner:
             spots = [max(spots, key=lambda r: (len(done[r]), -r))]
         if held < 0:
             placed = {(o, r) for r in spots for o in done[r]}
-            options = [(o, r) for o, r in self.known.places(targets) if (o, r) not in placed and self._movable(o)]
+            movable = problem.unary["pickupable"].intersection(targets)
+            options = [option for option in self.known.places(movable) if option not in placed]
             # the option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals
             return self._fetch(
                 sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1], goal.object_type
@@ -212,9 +214,6 @@ class Planner:
             if not self.known.has(held, flag):
                 return self._treat(held, flag)
         return self._put(held, [r for r in spots if self._fits(r, held)])
-
-    def _movable(self, thing: int) -> bool:
-        return thing in self.problem.unary["pickupable"]
 
     def _done(self, receptacle: int, targets: Collection[int], goal: PlaceGoal) -> list[int]:
         inside = self.known.contents.get(receptacle, ())
@@ -257,9 +256,17 @@ class Planner:
         return way or f"take {self._object(thing)} from {self._receptacle(receptacle)}"
 
     def _seek(self, kind: str) -> str | None:
-        receptacle = next_unseen(self.engine, self.known, kind)
-        if receptacle is None:
+        """On the way to the next receptacle to look into for an object of `kind` (`mugtype`)."""
+        problem, here, order = self.problem, here_now(self.engine), search_order(kind)
+        unseen = [r for r, at in enumerate(problem.receptacle_location) if at >= 0 and r not in self.known.contents]
+
+        def rank(receptacle: int) -> tuple[bool, int, int]:
+            place = order.get(problem.receptacle_types[receptacle], len(order))
+            return (receptacle not in here or place == len(order), place, receptacle)
+
+        if not unseen:
             return None
+        receptacle = min(unseen, key=rank)
         return self._approach(receptacle) or f"examine {self._receptacle(receptacle)}"
 
     def _treat(self, thing: int, flag: str) -> str | None:
@@ -301,20 +308,6 @@ class Planner:
 
     def _object(self, thing: int) -> str:
         return self.engine.game.object_names[thing]
-
-
-def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None:
-    """The next receptacle to look into for an object of `kind` (`mugtype`); None when all have been seen."""
-    problem = engine.problem
-    here = here_now(engine)
-    order = search_order(kind)
-    unseen = [r for r, location in enumerate(problem.receptacle_location) if location >= 0 and r not in known.contents]
-
-    def rank(receptacle: int) -> tuple[bool, int, int]:
-        place = order.get(problem.receptacle_types[receptacle], len(order))
-        return (receptacle not in here or place == len(order), place, receptacle)
-
-    return min(unseen, key=rank, default=None)
 
 
 @cache

@@ -204,7 +204,17 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _convert_union(inside, value, name)
+        if type(None) in inside and (value is None or value == NONE):
+            return None
+        first: SettingsError | None = None
+        for one in inside:
+            if one is not type(None):
+                try:
+                    return _convert(one, value, name)
+                except SettingsError as error:
+                    first = first or error
+        assert first is not None
+        raise first
     if origin is Literal:
         if value not in inside:
             names = ", ".join(map(str, inside))
@@ -229,20 +239,6 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if plain and kind is not float:
         return value
     raise SettingsError(f"{name} is {value!r}; valid: {type_name(kind)}")
-
-
-def _convert_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
-    if type(None) in kinds and (value is None or value == NONE):
-        return None
-    first: SettingsError | None = None
-    for kind in kinds:
-        if kind is not type(None):
-            try:
-                return _convert(kind, value, name)
-            except SettingsError as error:
-                first = first or error
-    assert first is not None
-    raise first
 
 
 def type_name(kind: Any) -> str:
