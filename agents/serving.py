@@ -387,8 +387,7 @@ class Channel(HTTPChannel):
     """Whether the last request was answered before all of it had come."""
     lingers: float | None = None
     """Until when what a refused client still sends is read and thrown away."""
-    _opened: float | None = None
-    _active: float = 0.0
+    _opened = _active = 0.0
 
     @property
     def last_activity(self) -> float:
@@ -398,7 +397,7 @@ class Channel(HTTPChannel):
     @last_activity.setter
     def last_activity(self, _: float) -> None:
         self._active = time.monotonic()
-        self._opened = self._active if self._opened is None else self._opened
+        self._opened = self._opened or self._active
 
     def handle_close(self) -> None:
         if self.refused and self.connected and self.lingers is None and not self.total_outbufs_len:
