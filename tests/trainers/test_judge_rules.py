@@ -182,9 +182,14 @@ def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
         return [turn.hint for turn in found[0].turns]
 
     actions, ok = ["open box", "look", "take egg"], [Verdict.OK] * 3
-    won = play(make_episode, 3, action=actions, verdict=ok, progress=[0.5, 0.5, 1.0], status=Status.COMPLETED)
+    longer, gains = ["go", "wait", *actions], [0.0, 0.0, 0.5, 0.5, 1.0]
+    won = play(make_episode, 5, action=longer, verdict=[Verdict.OK] * 5, progress=gains)
     told = "In tasks like this one these steps lead to success: open box, then take egg."
-    assert hints(replace(won, success=True)) == [told] * 3
+    assert hints(replace(won, success=True)) == [told] * 5
+    soon = play(make_episode, 3, action=actions, verdict=ok, progress=[0.5, 0.5, 1.0])
+    assert hints(replace(soon, success=True)) == [told] * 3
+    paid = play(make_episode, 3, action=actions, verdict=ok, reward=[0.5, 0.0, 0.5])
+    assert hints(replace(paid, success=True)) == [told] * 3
     # where nothing was recorded as gained, all valid actions are the skill
     flat = play(make_episode, 3, action=actions, verdict=[Verdict.OK, Verdict.INADMISSIBLE, Verdict.OK])
     assert hints(replace(flat, success=True)) == [told] * 3
@@ -192,6 +197,8 @@ def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
     wrong = play(make_episode, 3, action=actions, verdict=[Verdict.OK, Verdict.NO_EFFECT, Verdict.NO_EFFECT])
     reason = "The action was no_effect."
     assert hints(wrong) == [None, f"The action 'look' was a mistake here: {reason} Choose another one.", None]
+    silent = play(make_episode, 1, action=[None], verdict=[Verdict.MALFORMED])
+    assert hints(silent) == ["This answer was a mistake here: The action was malformed. Choose another one."]
     assert hints(play(make_episode, 2, action=["a", "b"], verdict=[Verdict.OK] * 2)) == [None, None]
     found = SkillJudge().judge(requests(won, "score"))
     assert found[0].votes == (None,)

@@ -77,6 +77,10 @@ def test_the_group_stands_in_for_the_judge(mixed: list[Episode]) -> None:
     own = np.where(np.arange(8) < 6, -1.0, 1.0) / 2**0.5
     ratio = RATIO - 0.5 * (RATIO != 0)  # the student itself reads the hint: half a nat less
     np.testing.assert_allclose(found, 0.5 * own + ratio, atol=1e-5)
+    # each alone in its group: the baseline is 0
+    apart = [pair[0], replace(pair[1], group=4)]
+    found = signal(pack(apart), apart, Scorers(student=Table())).advantage_N
+    np.testing.assert_allclose(found, 0.5 * (np.arange(8) >= 6) + ratio, atol=1e-5)
 
 
 def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:
@@ -88,6 +92,8 @@ def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:
     topk = HintTargets(k=2)(pack(bare), bare, Scorers(student=NOBODY, teacher=teacher))
     assert topk.kl_mask_N is not None
     assert not topk.kl_mask_N.any()
+    assert topk.topk_ids_NK is not None
+    assert topk.topk_ids_NK.tolist() == [[0, 1]] * 8
     np.testing.assert_allclose(topk.advantage_N, SCORE)
 
 
