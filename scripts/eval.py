@@ -44,8 +44,8 @@ class EvalOptions:
     """Play nothing: the table of this trace, or of the evaluation in this folder, computed again; with --out a
     results.json of it."""
     compare: tuple[Path, Path] | None = None
-    """Play nothing: two traces, results files or folders of evaluations of the same tasks, their differences paired by
-    task, and the settings that differ."""
+    """Play nothing: two traces, results files, packed results or folders of evaluations of the same tasks, their
+    differences paired by task, and the settings that differ."""
     different_settings: bool = False
     """--compare: also where settings differ that change the game and not the player (turns, arguments of gym.make,
     temperature, preset); by default that is refused."""

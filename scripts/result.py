@@ -16,7 +16,8 @@ from pathlib import Path
 
 import tyro
 
-from turngym.agents.evaluation.packed import SUFFIX, differences, pack_result, play_again, read_result
+from turngym.agents.evaluation.packed import differences, pack_result, play_again
+from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.options import run_verb
 from turngym.scripts.result_table import as_markdown, write_table

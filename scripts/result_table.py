@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
-from turngym.agents.evaluation.packed import SUFFIX, PackedResult, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import compare
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.envs.core.errors import TurngymError

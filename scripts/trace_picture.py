@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from turngym.agents.evaluation.packed import SUFFIX, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import iter_episodes

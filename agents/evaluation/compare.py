@@ -1,7 +1,7 @@
 """How two evaluations are compared: differences paired by task, and the settings in which they differ.
 
-`compare_recorded` reads two traces or results files. It refuses to compare if settings differ that change the game and
-not the player (`decisive`). `rescore` makes the whole result of an evaluation again from its trace.
+`compare_recorded` reads two traces, results files or packed results. It refuses to compare if settings differ that
+change the game and not the player (`decisive`). `rescore` makes the whole result of an evaluation again from its trace.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE
 from turngym.agents.evaluation.scores import (
@@ -274,24 +275,33 @@ class Comparison:
 
 
 def read_evaluation(path: str | Path) -> RecordedEvaluation:
-    """Read a trace, a results file (`*.json`), or the folder of an evaluation (its trace, else its results file).
+    """Read a trace, a results file (`*.json`), a packed result (`*.result.xz`), or the folder of an evaluation (its
+    trace, else its results file).
 
     Raises EvaluationError if there is none of these.
     """
     path = Path(path).expanduser()
+    if path.name.endswith(SUFFIX):
+        packed = read_result(path)
+        return _recorded(path, packed.settings, packed.episodes, packed.episodes)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
     if path.suffix == ".json":
         return _read_results(path)
     result = rescore(path)
+    return _recorded(path, result.settings, result.outcomes, result.episodes)
+
+
+def _recorded(
+    path: Path, settings: Mapping[str, Any], outcomes: Sequence[Episode | EpisodeOutcome], episodes: Iterable[Episode]
+) -> RecordedEvaluation:
     return RecordedEvaluation(
         path=str(path),
-        settings=dict(result.settings),
-        tasks={
-            one.task.task_id: (one.task.sha256, one.task.category) for one in result.outcomes if not one.status.is_error
-        },
-        means=task_means(result.outcomes),
-        said={(one.task.task_id, one.sample): _said(one) for one in result.episodes if not one.status.is_error},
+        settings=dict(settings),
+        tasks={one.task.task_id: (one.task.sha256, one.task.category) for one in outcomes if not one.status.is_error},
+        means=task_means(outcomes),
+        # a packed result has no token ids: it is compared with another one to the letter
+        said={(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error},
     )
 
 

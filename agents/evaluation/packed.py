@@ -10,74 +10,28 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 
 from __future__ import annotations
 
-import hashlib
 import json
-import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker
-from turngym.envs.core.episode import Episode, EpisodeError, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 
-FORMAT, VERSION = "turngym-packed-result", 1
-SUFFIX = ".result.xz"
-MOST_BYTES = 2**30
-"""Largest content of a file that is read: a few kilobytes can unpack to more than there is memory."""
 BROKEN_OFF = "broken off"
 """`Turn.excluded` of a last response that the environment never saw."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedResult:
-    """The content of a packed result."""
-
-    settings: Mapping[str, Any]
-    """How the episodes were played, as in results.json; panel, agent, model fingerprint and seed among them."""
-    versions: Mapping[str, str]
-    """Of the packages that played."""
-    date: str
-    seconds: float
-    tokens: Mapping[str, int] | None
-    """Sampled and other token ids; the ids themselves are not packed."""
-    scores: Mapping[str, Any]
-    """The table, as `Scores.to_json` gives it."""
-    episodes: tuple[Episode, ...]
-    """Without token ids, log-probabilities and timings."""
-    seal: str = ""
-    """SHA-256 of all of the above, as the file states it."""
-
-    def lines(self) -> list[str]:
-        """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            **{name: getattr(self, name) for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
-        }
-        rows = [episode_to_json(episode) for episode in self.episodes]
-        text = json.dumps(head, sort_keys=True)
-        digest = hashlib.sha256("\n".join([text, *rows]).encode("utf-8", "surrogatepass")).hexdigest()
-        return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
-
-    def write(self, path: str | Path) -> Path:
-        """Writes the file and returns its path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = "\n".join(self.lines()).encode("ascii")
-        path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
-        return path
 
 
 def packed(run: str | Path) -> PackedResult:
@@ -132,28 +86,6 @@ def _stripped(episode: Episode) -> Episode:
     turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in played}) for turn in episode.turns)
     own = {name: value for name, value in episode.meta.items() if name in EACH}
     return replace(episode, segments=(), turns=turns, timings={}, meta=own)
-
-
-def read_result(path: str | Path) -> PackedResult:
-    """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
-    try:
-        unpack = lzma.LZMADecompressor()
-        text = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).decode("ascii")
-        if not unpack.eof:
-            raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
-        first, *rows = text.split("\n")
-        head = json.loads(first)
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise ValueError(f"it has no format {FORMAT!r}")
-        if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
-        return PackedResult(
-            **{name: head[name] for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
-            episodes=tuple(episode_from_json(row) for row in rows),
-            seal=head["sha256"],
-        )
-    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError) as error:
-        raise EvaluationError(f"{path} is not a packed result: {error}") from error
 
 
 def check_result(path: str | Path, *, panel: str | None = None, data: str | None = None) -> list[str]:

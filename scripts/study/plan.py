@@ -21,7 +21,7 @@ from statistics import fmean
 import tyro
 
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.packed import SUFFIX, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,

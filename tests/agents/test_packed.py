@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate
+from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.evaluation.packed import (
-    PackedResult,
     check_result,
     first_difference,
     pack_result,
     packed,
     play_again,
-    read_result,
 )
+from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import EvaluationError, score
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.task import Verdict
@@ -258,3 +258,19 @@ def test_the_command(run: Path, result: PackedResult, tmp_path: Path, capsys: py
     assert "\n  table: overall.avg.mean is" in out
     assert main(["result", "pack", str(run), "--out", str(tmp_path / "x.json")]) == 2
     assert "ends in .result.xz" in capsys.readouterr().err
+
+
+def test_packed_results_are_compared_as_their_folders_are(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    evaluate(PANEL, "expert", samples=2, limit=5, seed=3, max_turns=9, workers=0, out=other, progress=False)
+    files = [tmp_path / "a.result.xz", tmp_path / "b.result.xz"]
+    for folder, file in zip((run, other), files, strict=True):
+        pack_result(folder, file)
+    whole, few, mixed = (compare_recorded(*pair) for pair in ((run, other), files, (run, files[1])))
+    assert whole.rows == few.rows == mixed.rows
+    assert few.rows[-1].difference.mean > 0
+    assert few.differ == whole.differ
+    assert compare_recorded(files[0], files[0]).alike
+    (tmp_path / "c.result.xz").write_bytes(b"x")
+    with pytest.raises(EvaluationError, match="is not a packed result"):
+        compare_recorded(files[0], tmp_path / "c.result.xz")

@@ -15,7 +15,8 @@ from pathlib import Path
 import tyro
 
 from turngym.agents import evaluate
-from turngym.agents.evaluation.packed import SUFFIX, pack_result
+from turngym.agents.evaluation.packed import pack_result
+from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.worlds import WORLDS, load_world
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"

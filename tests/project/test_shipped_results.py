@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.evaluation.packed import check_result, read_result
+from turngym.agents.evaluation.packed import check_result
+from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.worlds import WORLDS
 
 FILES = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("*.result.xz"))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate
-from turngym.agents.evaluation.packed import PackedResult, packed
+from turngym.agents.evaluation.packed import packed
+from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.scores import compare
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped

@@ -1,0 +1,82 @@
+"""The file of a packed result: what it holds, how it is written and read. `packed.py` makes and checks such files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.evaluation.scores import EvaluationError
+from turngym.envs.core.episode import Episode, EpisodeError
+from turngym.envs.core.trace import episode_from_json, episode_to_json
+
+FORMAT, VERSION = "turngym-packed-result", 1
+SUFFIX = ".result.xz"
+MOST_BYTES = 2**30
+"""Largest content of a file that is read: a few kilobytes can unpack to more than there is memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedResult:
+    """The content of a packed result."""
+
+    settings: Mapping[str, Any]
+    """How the episodes were played, as in results.json; panel, agent, model fingerprint and seed among them."""
+    versions: Mapping[str, str]
+    """Of the packages that played."""
+    date: str
+    seconds: float
+    tokens: Mapping[str, int] | None
+    """Sampled and other token ids; the ids themselves are not packed."""
+    scores: Mapping[str, Any]
+    """The table, as `Scores.to_json` gives it."""
+    episodes: tuple[Episode, ...]
+    """Without token ids, log-probabilities and timings."""
+    seal: str = ""
+    """SHA-256 of all of the above, as the file states it."""
+
+    def lines(self) -> list[str]:
+        """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            **{name: getattr(self, name) for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
+        }
+        rows = [episode_to_json(episode) for episode in self.episodes]
+        text = json.dumps(head, sort_keys=True)
+        digest = hashlib.sha256("\n".join([text, *rows]).encode("utf-8", "surrogatepass")).hexdigest()
+        return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the file and returns its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = "\n".join(self.lines()).encode("ascii")
+        path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+        return path
+
+
+def read_result(path: str | Path) -> PackedResult:
+    """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
+    try:
+        unpack = lzma.LZMADecompressor()
+        text = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).decode("ascii")
+        if not unpack.eof:
+            raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
+        first, *rows = text.split("\n")
+        head = json.loads(first)
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise ValueError(f"it has no format {FORMAT!r}")
+        if head["version"] != VERSION:
+            raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
+        return PackedResult(
+            **{name: head[name] for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
+            episodes=tuple(episode_from_json(row) for row in rows),
+            seal=head["sha256"],
+        )
+    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(f"{path} is not a packed result: {error}") from error
