@@ -9,6 +9,7 @@ from turngym.scripts.main import dispatch
 VERBS = {
     "mcp": "turngym.scripts.serve_mcp",
     "openenv": "turngym.scripts.serve_openenv",
+    "play": "turngym.scripts.serve_play",
     "policy": "turngym.scripts.serve_policy",
     "proxy": "turngym.scripts.serve_proxy",
     "retrieval": "turngym.scripts.serve_retrieval",

@@ -1,0 +1,372 @@
+"""Play in the browser: an environment and a task to choose, actions to click or type, an agent to watch and to relieve.
+
+Every page is rendered here and works without scripts; the only script presses "one step" again while one watches. What
+environments and models say is escaped, and no page may run other scripts or be framed. A cookie carries a random id,
+and forms a token that only its holder can have been given. Games are limited in number, in idle time and in turns.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.named_agent import OpenedAgent, open_agent
+from turngym.agents.options import AgentOptions
+from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.rollout import EpisodeRunner, Job, begin
+from turngym.agents.playing.timed_calls import attempt
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.spaces import printable
+
+try:
+    from flask import Flask, Response, make_response, redirect, render_template, request
+except ImportError as error:
+    raise TurngymError("playing in the browser needs Flask: pip install 'turngym[serve]'") from error
+
+ENVIRONMENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "household": ("turngym/ALFWorld-v0", {}),
+    "shop": ("turngym/WebShop-v0", {"profile": "embedded-small"}),
+    "search": ("turngym/Search-v0", {}),
+}
+"""Name on the page to Gymnasium id and arguments."""
+COOKIE = "turngym_play"
+MAX_FORM = 16 << 10
+"""Bytes of a form."""
+_ID = re.compile(r"[A-Za-z0-9_-]{43}")
+# `search[<your keywords>]` and `<answer>answer</answer>`: what stands before, in and behind the slot
+_SLOT = re.compile(r"(.*?[\[>])(<[^>]*>|[^<>\[\]]+)([\]<].*)")
+SCRIPT = """\
+"use strict";
+const watch = document.getElementById("watch");
+if (watch) {
+  watch.checked = sessionStorage.getItem("watch") === "1";
+  const press = () => watch.checked && document.getElementById("step").click();
+  const go = () => { if (watch.checked) setTimeout(press, 900); };
+  watch.addEventListener("change", () => { sessionStorage.setItem("watch", watch.checked ? "1" : "0"); go(); });
+  go();
+}
+"""
+"""Presses "one step" while the box is ticked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaySettings:
+    """What is offered, and how many may play."""
+
+    environments: Mapping[str, tuple[str, dict[str, Any]]] = field(default_factory=lambda: ENVIRONMENTS)
+    models: tuple[str, ...] = ()
+    """Agents beside the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
+    games: int = 64
+    """Games at a time; the one left alone longest makes room."""
+    idle: float = 1800.0
+    """Seconds without a click after which a game ends."""
+    seed: int | None = None
+    """Of the tasks drawn at random; by default another order every time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Game:
+    """One browser's game: the episode under way and who plays it beside the person."""
+
+    world: str
+    agent: str
+    opened: OpenedAgent
+    runner: EpisodeRunner
+    seen: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    note: str = ""
+    """What went wrong with the last click."""
+    mine: set[int] = field(default_factory=set)
+    """Numbers of the turns that the person played."""
+    recorded: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.runner.status is not None
+
+    def act(self, action: str) -> None:
+        """The person's action, written as the agent would have written it, so that it can go on from there."""
+        writer, conversation = self.opened.agent.writer, self.runner.conversation
+        # a scripted player sees every action, and the agent shows it the last one alone
+        if (player := conversation.memory.get("expert")) is not None and conversation.played is not None:
+            player.observe(conversation.played)
+        self.mine.add(len(self.runner.turns))
+        try:
+            reply = writer.write(conversation, action, "demonstration")
+        except TurngymError:
+            # the channel cannot carry the action; the environment says so
+            reply = writer.write_text(conversation, action, "demonstration")
+        self.runner.take(reply, attempt(partial(self.runner.step, reply.text)))
+
+    def step(self) -> None:
+        """One turn of the agent."""
+        (reply,) = self.opened.agent.respond([self.runner.conversation])
+        if reply.ends is not None:
+            # the person may still know what to do
+            self.note = f"{self.agent} cannot go on: {reply.error or reply.ends.value}"
+            return
+        self.runner.take(reply, attempt(partial(self.runner.step, reply.text)))
+
+
+class Games:
+    """All games by the id in the cookie, and the agents that they share. Safe across threads."""
+
+    def __init__(
+        self, settings: PlaySettings, record: Callable[[Episode], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings, self._record, self._clock = settings, record, clock
+        self._open: OrderedDict[str, Game] = OrderedDict()
+        self._lock, self._models = threading.Lock(), threading.Lock()
+        self._agents: dict[tuple[str, str], OpenedAgent] = {}
+        self._rng = np.random.default_rng(settings.seed)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def players(self, world: str) -> list[str]:
+        """Who can be watched in an environment."""
+        env_id, kwargs = self.settings.environments[world]
+        return ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
+
+    def get(self, name: str) -> Game | None:
+        """The game with that id; None if there is none or it was idle too long."""
+        now, gone = self._clock(), []
+        with self._lock:
+            while self._open and now - next(iter(self._open.values())).seen > self.settings.idle:
+                gone.append(self._open.popitem(last=False)[1])
+            game = self._open.get(name)
+            if game is not None:
+                game.seen = now
+                self._open.move_to_end(name)
+        self._dismiss(gone)
+        return game
+
+    def begin(self, name: str, world: str, task: str, agent: str) -> Game:
+        """Begin another game for `name`. Raises TurngymError for an unknown environment, task or agent."""
+        if world not in self.settings.environments:
+            known = list(self.settings.environments)
+            raise TurngymError(f"there is no environment {world[:40]!r}.{did_you_mean(world[:40], known)}")
+        if agent not in self.players(world):
+            raise TurngymError(f"nobody here is called {agent[:60]!r}")
+        env_id, kwargs = self.settings.environments[world]
+        with self._models:
+            opened = self._agents.get((world, agent))
+            if opened is None:
+                opened = open_agent(AgentOptions(agent=agent), lambda: probe(env_id, kwargs))
+                self._agents[world, agent] = opened
+        env: Any = env_maker(env_id, **kwargs, channel=opened.channel)()
+        try:
+            ids = env.unwrapped.task_ids()
+            with self._lock:
+                self._count += 1
+                number, drawn = self._count, int(self._rng.integers(len(ids)))
+            job = Job(task_id=task or ids[drawn])
+            renderer = opened.agent.writer.renderer
+            runner = begin(env, job, number=number, system=opened.system, renderer=renderer)
+        except BaseException:
+            env.close()
+            raise
+        game = Game(world=world, agent=agent, opened=opened, runner=runner, seen=self._clock())
+        gone = []
+        with self._lock:
+            if (before := self._open.pop(name, None)) is not None:
+                gone.append(before)
+            self._open[name] = game
+            while len(self._open) > self.settings.games:
+                gone.append(self._open.popitem(last=False)[1])
+        self._dismiss(gone)
+        return game
+
+    def step(self, game: Game) -> None:
+        """One turn of the agent; models answer one game at a time."""
+        with self._models:
+            game.step()
+
+    def keep(self, game: Game) -> None:
+        """Record a game that is over, once."""
+        if not game.recorded and game.runner.turns:
+            game.recorded = True
+            about = {"agent": game.agent, "interface": "web", "turns_by_person": sorted(game.mine)}
+            self._record(game.runner.episode(about))
+
+    def close(self) -> None:
+        """End all games; those under way are recorded as left."""
+        with self._lock:
+            gone = list(self._open.values())
+            self._open.clear()
+        self._dismiss(gone)
+
+    def _dismiss(self, gone: Sequence[Game]) -> None:
+        for game in gone:
+            with game.lock:
+                if not game.over:
+                    game.runner.status, game.runner.error = Status.TRUNCATED_DEPTH, "the player left"
+                self.keep(game)
+                game.opened.agent.release(game.runner.conversation)
+                game.runner.env.close()
+
+
+class Web:
+    """The pages."""
+
+    def __init__(self, games: Games) -> None:
+        self.games = games
+        self._secret = secrets.token_bytes(32)
+
+    def start(self) -> Any:
+        """GET /: choose an environment, a task and who plays along."""
+        return self._start("")
+
+    def begin(self) -> Any:
+        """POST /begin: the first page of the game."""
+        name = self._checked()
+        if name is None:
+            return self.error(403)
+        world, task, agent = (printable(request.form.get(key, "")).strip() for key in ("world", "task", "agent"))
+        try:
+            self.games.begin(name, world, task, agent or "expert")
+        except TurngymError as error:
+            return self._start(str(error)), 404
+        return redirect("/game", 303)
+
+    def look(self) -> Any:
+        """GET /game: the observation, the possible actions, and how it goes."""
+        name = self._cookie()
+        game = None if name is None else self.games.get(name)
+        if name is None or game is None:
+            return redirect("/", 303)
+        with game.lock:
+            conversation = game.runner.conversation
+            info = conversation.env.describe()
+            templates = list(info.get("admissible_templates") or ())
+            slots = [found.groups() for template in templates if (found := _SLOT.fullmatch(template))]
+            actions = [action for action in conversation.admissible or () if action not in templates]
+            return render_template(
+                "play_page.html",
+                token=self._token(name),
+                game=game,
+                runner=game.runner,
+                slots=slots,
+                actions=actions,
+                solved=game.runner.success,
+                turns=game.runner.turns[::-1],
+            )
+
+    def act(self) -> Any:
+        """POST /act: an action of the person's, or one turn of the agent's."""
+        name = self._checked()
+        if name is None:
+            return self.error(403)
+        game = self.games.get(name)
+        if game is None:
+            return redirect("/", 303)
+        with game.lock:
+            # a second click on a button, or a page from before: what it meant is over
+            if not game.over and request.form.get("turn") == str(len(game.runner.turns)):
+                game.note = ""
+                action = self._action(game)
+                try:
+                    if "step" in request.form:
+                        self.games.step(game)
+                    elif action:
+                        game.act(action)
+                except TurngymError as error:
+                    game.note = str(error)
+                if game.over:
+                    self.games.keep(game)
+        return redirect("/game", 303)
+
+    def error(self, status: int) -> tuple[str, int]:
+        texts = {
+            403: "This page was not made for your game, or the server was restarted since.",
+            404: "There is no such page.",
+            405: "This address cannot be used like that.",
+            413: f"That was too long: forms may have {MAX_FORM:,} bytes.",
+        }
+        return render_template("play_page.html", problem=texts.get(status, "Something went wrong.")), status
+
+    def _action(self, game: Game) -> str:
+        """The action that was clicked or typed; a form with a slot says which template its words belong to."""
+        text = printable(request.form.get("action", "")).strip()
+        before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
+        return f"{before}{text}{after}" if text else ""
+
+    def _start(self, note: str) -> Response:
+        name = self._cookie() or secrets.token_urlsafe(32)
+        worlds = {world: self.games.players(world) for world in self.games.settings.environments}
+        page = render_template("play_page.html", token=self._token(name), worlds=worlds, note=note)
+        reply = make_response(page)
+        reply.set_cookie(COOKIE, name, httponly=True, samesite="Lax")
+        return reply
+
+    def _cookie(self) -> str | None:
+        name = request.cookies.get(COOKIE, "")
+        return name if _ID.fullmatch(name) else None
+
+    def _checked(self) -> str | None:
+        """The id in the cookie, if the form carries its token."""
+        name = self._cookie()
+        # bytes, because compare_digest refuses text beyond ASCII
+        given = request.form.get("token", "").encode()
+        return name if name is not None and hmac.compare_digest(given, self._token(name).encode()) else None
+
+    def _token(self, name: str) -> str:
+        return hmac.digest(self._secret, name.encode(), "sha256").hex()
+
+
+def create_app(settings: PlaySettings | None = None, record: Callable[[Episode], None] | None = None) -> Flask:
+    """A WSGI application; `app.extensions["play"]` is its `Games`. `record` gets every game that had a turn."""
+    here = Path(__file__).parent
+    # both paths said, because Flask cannot find them for a package inside a namespace
+    app = Flask(
+        "turngym.agents.play_web", root_path=str(here), instance_path=str(here), template_folder=".", static_folder=None
+    )
+    app.config.update(MAX_CONTENT_LENGTH=MAX_FORM, MAX_FORM_MEMORY_SIZE=MAX_FORM, MAX_FORM_PARTS=16)
+    # a lone surrogate in a text could not be sent
+    app.jinja_options = {"finalize": lambda value: printable(value) if type(value) is str else value}
+    games = Games(settings or PlaySettings(), record or (lambda episode: None))
+    web = Web(games)
+    app.extensions["play"] = games
+    app.add_url_rule("/", view_func=web.start, methods=["GET"])
+    app.add_url_rule("/begin", view_func=web.begin, methods=["POST"])
+    app.add_url_rule("/game", view_func=web.look, methods=["GET"])
+    app.add_url_rule("/act", view_func=web.act, methods=["POST"])
+    app.add_url_rule("/play.js", "script", lambda: Response(SCRIPT, mimetype="text/javascript"), methods=["GET"])
+
+    @app.after_request
+    def guard(reply: Response) -> Response:
+        reply.headers.update(
+            {
+                "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
+                "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+                # with no-referrer a browser sends `Origin: null` with our own forms, which a server would refuse
+                "Referrer-Policy": "same-origin",
+                "Cache-Control": "no-store",
+            }
+        )
+        return reply
+
+    @app.errorhandler(Exception)
+    def refused(error: Exception) -> tuple[str, int]:
+        status = getattr(error, "code", None)
+        if not isinstance(status, int):
+            app.logger.exception("request failed", exc_info=error)
+            status = 500
+        return web.error(status)
+
+    return app

@@ -1,0 +1,71 @@
+"""Play the three environments in the browser: act yourself, watch an agent turn by turn, and take over.
+
+Examples:
+    turngym serve play
+    turngym serve play --models model:runs/mine/model --out mine.jsonl
+
+Pages work without scripts, and on a phone. With --out, every game is appended to a trace. SIGTERM or Ctrl-C answers
+what was accepted, records the games under way, and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import tyro
+
+from turngym.agents.serving import DrainingServer, page_front
+from turngym.envs.core.errors import TurngymError
+from turngym.scripts.options import Listen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlay:
+    """Who can be watched, and where."""
+
+    models: tuple[str, ...] = ()
+    """Agents to watch beside the expert and the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
+    out: Path | None = None
+    """Trace file to which games are appended; by default nothing is recorded."""
+    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=3001))
+    games: int = 64
+    """Games at a time; the one left alone longest makes room."""
+    idle: float = 1800.0
+    """Seconds without a click after which a game ends."""
+    seed: int | None = None
+    """Seed of the tasks that are drawn at random; by default another order every time."""
+    threads: int = 8
+    """Requests in work at the same time."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return serve(tyro.cli(ServePlay, args=list(argv), prog="turngym serve play", description=__doc__))
+
+
+def serve(config: ServePlay) -> int:
+    """Serve until a signal."""
+    from turngym.agents.play_web import PlaySettings, create_app
+    from turngym.envs.webshop.web import Recorder
+
+    for name, value in (("games", config.games), ("threads", config.threads), ("idle", config.idle)):
+        if value < 1:
+            raise TurngymError(f"--{name} is {value}; it must be at least 1")
+    if not 0 <= config.listen.port <= 65535:
+        raise TurngymError(f"--port is {config.listen.port}; it must be from 0 to 65535")
+    recorder = None if config.out is None else Recorder(config.out)
+    settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
+    try:
+        app = create_app(settings, recorder)
+        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
+        server.stop_on_signals()
+        kept = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
+        print(f"ready: {server.url}, {', '.join(settings.environments)}, {kept}", flush=True)
+        server.run()
+        app.extensions["play"].close()
+    finally:
+        if recorder is not None:
+            recorder.close()
+    print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
+    return 0
