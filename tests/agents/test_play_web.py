@@ -68,6 +68,7 @@ def test_a_person_acts_takes_over_and_hands_back(app: Any, episodes: list[Episod
     player.act(step="1")
     player.act(action="look")
     assert "&gt; look" in player.page
+    assert '<p id="statement"><b>Your task is to: ' in player.page, "the task is out of sight after the first page"
     player.act(action="fly to the moon")
     assert "Invalid action" in player.page
     while not player.shows("won"):
