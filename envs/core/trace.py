@@ -182,7 +182,8 @@ def _turn_to_record(turn: Turn) -> dict[str, Any]:
 def _turn_from_record(record: Mapping[str, Any]) -> Turn:
     values = {name: (record[name], read) for name, (_, read) in _FIELDS.items()}
     values |= {name: (record[name], read) for name, (_, read) in _OPTIONAL.items() if name in record}
-    return Turn(**{name: None if value is None else read(value) for name, (value, read) in values.items()})
+    facts: dict[str, Any] = {name: None if value is None else read(value) for name, (value, read) in values.items()}
+    return Turn(**facts)
 
 
 _MARK, _END = b',"crc":"', b'"}'
