@@ -47,8 +47,12 @@ def cells_of(options: StudyOptions) -> list[Cell]:
 
 def _cell(options: StudyOptions, world: EmbeddedWorld, method: Method, seed: int) -> Cell:
     student, teacher = options.student or world.checkpoint("student"), options.teacher or world.checkpoint("teacher")
-    words = [*method.words, "--student", shown(student), "--teacher", shown(teacher)]
-    words += _settings(options, world)
+    words = [*method.words, "--student", shown(student)]
+    # who learns from the reward alone has no teacher
+    words += [] if method.group == "reward" else ["--teacher", shown(teacher)]
+    settings = _settings(options, world)
+    pairs = zip(settings[::2], settings[1::2], strict=True)
+    words += [word for name, value in pairs if name not in method.words for word in (name, value)]
     words += ["--steps", str(options.steps), "--seed", str(seed), "--panel", world.panel]
     words += ["--eval-limit", str(options.tasks), "--no-tensorboard"]
     return Cell(

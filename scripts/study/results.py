@@ -204,6 +204,9 @@ class Estimate:
     """Mean with the 95 % interval over seeds and tasks."""
     spread: float
     """Standard deviation of the last evaluations, mean over seeds."""
+    seeds: tuple[float, float] | None
+    """Standard deviation between seeds: of the last evaluation alone, and of the mean of the last ones; None for one
+    seed."""
     minus_base: Interval | None
     """Minus OPD, paired by seed and task; None where no seed pairs up, and for OPD itself."""
 
@@ -312,6 +315,7 @@ def _estimates(picked: Mapping[str, Mapping[int, Sequence[Evaluation]]]) -> dict
         name: Estimate(
             value=over_seeds(list(seeds.values())),
             spread=fmean(_spread(points) for points in picked[name].values()),
+            seeds=_between_seeds(list(picked[name].values())),
             minus_base=None if name == BASE or BASE not in maps else _difference(maps[BASE], seeds),
         )
         for name, seeds in maps.items()
@@ -321,6 +325,14 @@ def _estimates(picked: Mapping[str, Mapping[int, Sequence[Evaluation]]]) -> dict
 def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -> Interval | None:
     common = [seed for seed in base if seed in other]
     return rise([base[seed] for seed in common], [other[seed] for seed in common]) if common else None
+
+
+def _between_seeds(runs: Sequence[Sequence[Evaluation]]) -> tuple[float, float] | None:
+    if len(runs) < 2:
+        return None
+    ends = [fmean(last_points(points)[-1].tasks.values()) for points in runs]
+    means = [fmean(task_map(points).values()) for points in runs]
+    return stdev(ends), stdev(means)
 
 
 def _spread(points: Sequence[Evaluation]) -> float:
@@ -355,13 +367,15 @@ def merge_studies(files: Mapping[str, Study]) -> Study:
     """
     if len(files) == 1:
         return next(iter(files.values()))
-    worlds: dict[str, Found] = {}
+    worlds: dict[tuple[str, bool], Found] = {}
     rows: dict[tuple[str, str], Found] = {}
     cells: dict[tuple[str, str, int], Found] = {}
     for file, study in files.items():
         for record in study.records:
             one, row = (file, record), (record.world, record.method)
-            _compare(worlds.setdefault(record.world, one), one, shared_settings)
+            # rows that learn from a reward have a learning rate of their own
+            key = (record.world, record.group == "reward")
+            _compare(worlds.setdefault(key, one), one, shared_settings)
             _compare(rows.setdefault(row, one), one, own_settings)
             first, other = cells.setdefault((*row, record.seed), one)
             if other != record:

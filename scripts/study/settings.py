@@ -10,8 +10,8 @@ from typing import Literal
 from turngym.agents.worlds import WORLDS
 from turngym.envs.core.errors import TurngymError, did_you_mean
 
-Group = Literal["main", "ablation", "sweep", "fixed", "family"]
-GROUPS: tuple[Group, ...] = ("main", "ablation", "family", "fixed", "sweep")
+Group = Literal["main", "reward", "ablation", "sweep", "fixed", "family"]
+GROUPS: tuple[Group, ...] = ("main", "reward", "ablation", "family", "fixed", "sweep")
 """In the order in which they are run."""
 BASE = "opd"
 """The method with which all others are compared."""
@@ -24,7 +24,7 @@ class Method:
     name: str
     group: Group
     words: tuple[str, ...]
-    """Arguments of `turngym train`: the algorithm and its options."""
+    """Arguments of `turngym train`: the algorithm and its options, which take the place of the world's."""
     about: str
 
 
@@ -42,7 +42,7 @@ def methods(max_turns: int) -> dict[str, Method]:
     """All rows by name, for a world of `max_turns` turns; the fixed depths are shares of these."""
     opd = Method(name=BASE, group="main", words=("--algorithm", "opd"), about="vanilla OPD at full depth")
     tcod = Method(name="tcod", group="main", words=("--algorithm", "tcod"), about="TCOD, front to back")
-    rows = [opd, tcod, _turnopd("turnopd", "main", "TurnOPD as in Table 7")]
+    rows = [opd, tcod, _turnopd("turnopd", "main", "TurnOPD as in Table 7"), *_rewarded()]
     rows += [
         _turnopd("depth-only", "ablation", "adaptive depth, trajectory weights", "--turnopd.weight", "trajectory"),
         _turnopd("blend-only", "ablation", "full depth, blended weights", "--turnopd.no-adaptive-depth"),
@@ -54,6 +54,20 @@ def methods(max_turns: int) -> dict[str, Method]:
     rows += _family()
     rows += [_fixed(depth) for depth in fixed_depths(max_turns)]
     return {row.name: row for row in rows}
+
+
+def _rewarded() -> list[Method]:
+    """Methods without a teacher, at the learning rate and with the updates that `study learn` gives them."""
+    shared = ("--optimizer.lr", "2e-4", "--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2")
+    about = {
+        "grpo": "the outcome's reward, compared within groups",
+        "gigpo": "as grpo, and turns where the same was seen",
+    }
+    weights = {name: (f"--{name}.weight", "trajectory", f"--{name}.kl-coef", "0") for name in about}
+    return [
+        Method(name=name, group="reward", words=("--algorithm", name, *weights[name], *shared), about=text)
+        for name, text in about.items()
+    ]
 
 
 def _family() -> list[Method]:
@@ -113,7 +127,8 @@ class StudyOptions:
     worlds: tuple[str, ...] = tuple(WORLDS)
     """Embedded worlds."""
     methods: tuple[str, ...] = ("main", "ablation", "sweep", "fixed", "family")
-    """Rows, by name (opd, tcod, turnopd, depth-only, ...) or by group: main, ablation, sweep, fixed, family."""
+    """Rows, by name (opd, tcod, turnopd, depth-only, ...) or by group: main, reward (grpo, gigpo),
+    ablation, sweep, fixed, family."""
     base: bool = True
     """Add OPD, with which all others are compared; --no-base where its cells are in another --data file."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -141,6 +156,8 @@ class StudyOptions:
     shows that everything works."""
     run: bool = True
     """Run cells; --no-run only writes the tables of those that are done."""
+    pack: bool = False
+    """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
     data: tuple[Path, ...] = ()
     """study.json (or study.json.gz) of one or several earlier studies: make tables of all their cells, run nothing."""
 

@@ -6,6 +6,7 @@ and machines can share one --out. A cell that is done is never run again; one th
 Examples:
     turngym study turnopd --short
     turngym study turnopd --worlds alfworld --methods main ablation --seeds 0 1 2
+    turngym study turnopd --methods main reward --seeds 0 1 2 3 4 --pack
     turngym study turnopd --no-run
     turngym study turnopd --methods fixed-12 --no-base --seeds 3 --out runs/more
     turngym study turnopd --data runs/study/tables/study.json runs/more/tables/study.json --out runs/merged
@@ -24,12 +25,15 @@ from typing import Any
 
 import tyro
 
+from turngym.agents.evaluation.packed import pack_result
+from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
 from turngym.scripts.jobs import Runner
+from turngym.scripts.result_table import write_table
 from turngym.scripts.study.grid import cells_of
 from turngym.scripts.study.regime import WINDOWS, regime_table
 from turngym.scripts.study.results import (
@@ -98,12 +102,14 @@ def accuracy(rows: Rows) -> Table:
     times, cpus = least_time(rows), least_time(rows, "cpu")
     # without a main method there is no limit
     seconds = f"{fmean(limits.values()):.0f}" if (limits := budgets(rows)) else "-"
-    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", f"minus {BASE}"]
+    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", "std of seeds: last, last 4"]
+    header += [f"minus {BASE}"]
     header += [f"Least-Time ({seconds} s) [95 %]", f"minus {BASE}", "Least-CPU [95 %]"]
     lines = []
     for name, seeds in rows.items():
         at, within, by_cpu = steps[name], times.get(name), cpus.get(name)
-        cells = [str(at.value), f"{100 * at.spread:.1f}", _signed(at.minus_base)]
+        between = "-" if at.seeds is None else ", ".join(f"{100 * value:.1f}" for value in at.seeds)
+        cells = [str(at.value), f"{100 * at.spread:.1f}", between, _signed(at.minus_base)]
         cells += ["-", "-"] if within is None else [str(within.value), _signed(within.minus_base)]
         lines.append([name, str(len(seeds)), *cells, "-" if by_cpu is None else str(by_cpu.value)])
     return header, lines
@@ -312,7 +318,14 @@ def run_cells(options: StudyOptions) -> list[Record]:
     cells = cells_of(options)
     if options.run:
         Runner(jobs=cells, finish=write_record, parallel=options.parallel).run()
-    records = [read_record(cell.folder) for cell in cells if cell.finished]
+    finished = [cell for cell in cells if cell.finished]
+    if options.pack and finished:
+        for cell in finished:
+            packed = options.out / "results" / f"{cell.world}-{cell.method.name}-seed{cell.seed}{SUFFIX}"
+            if not packed.exists():
+                pack_result(cell.folder / "eval" / f"step_{cell.steps:06d}.jsonl", packed)
+        write_table(options.out / "results", options.out / "results-table", "Study")
+    records = [read_record(cell.folder) for cell in finished]
     if not records:
         raise TurngymError(f"no cell in {options.out} is done: there is nothing to put into tables")
     return records

@@ -82,10 +82,22 @@ def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, t
     assert (float(words["--optimizer.lr"]), words["--max-turns"], words["--panel"]) == (rate, turns, world)
 
 
+def test_who_learns_from_the_reward_has_no_teacher_and_a_rate_of_its_own(tmp_path: Path) -> None:
+    options = StudyOptions(out=tmp_path, worlds=("alfworld",), seeds=(0,), methods=("main", "reward"))
+    found = {cell.method.name: train.parse([*cell.words, "--out", "x"]) for cell in cells_of(options)}
+    assert {name: one.optimizer.lr for name, one in found.items()} == {
+        **dict.fromkeys(("opd", "tcod", "turnopd"), 1e-3),
+        **dict.fromkeys(("grpo", "gigpo"), 2e-4),
+    }
+    assert [name for name, one in found.items() if one.models.teacher is None] == ["grpo", "gigpo"]
+    assert len({(one.run.steps, one.run.episodes, one.models.student) for one in found.values()}) == 1
+
+
 def test_rows_by_name_and_group() -> None:
     assert [row.name for row in chosen_methods(("turnopd",), 24)] == ["opd", "turnopd"]
     assert [row.name for row in chosen_methods(("main", "fixed-5"), 24)] == ["opd", "tcod", "turnopd", "fixed-5"]
-    assert len(chosen_methods(("main", "ablation", "sweep", "fixed", "family"), 24)) == len(methods(24)) == 20
+    assert len(chosen_methods(("main", "reward", "ablation", "sweep", "fixed", "family"), 24)) == len(methods(24)) == 22
+    assert [row.name for row in chosen_methods(("main", "reward"), 24)] == ["opd", "tcod", "turnopd", "grpo", "gigpo"]
     assert [row.name for row in chosen_methods(("fixed-5",), 24, base=False)] == ["fixed-5"]
     with pytest.raises(TurngymError, match=r"--methods 'turnop'.*Did you mean 'turnopd'"):
         chosen_methods(("turnop",), 24)

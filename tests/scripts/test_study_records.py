@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from turngym.agents.evaluation.packed import check_result
 from turngym.scripts.main import main
 from turngym.scripts.study.grid import Cell, cells_of
 from turngym.scripts.study.results import make_record, pooled_sums, read_record
@@ -17,7 +18,7 @@ from turngym.trainers.metrics import read_metrics
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
 WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "2", "--evaluations", "1"]
-WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1"]
+WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1", "--pack"]
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +72,15 @@ def test_both_methods_begin_with_the_same_evaluation(study: Path) -> None:
 
 def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) -> None:
     cell = cells(study)["opd"]
+    packed = sorted((study / "results").iterdir())
+    assert [path.name for path in packed] == [f"search-{name}-seed0.result.xz" for name in ("opd", "turnopd")]
+    assert [check_result(path) for path in packed] == [[], []]
+    stamps = [path.stat().st_mtime_ns for path in packed]
+    assert "search-turnopd-seed0" in (study / "results-table" / "results.csv").read_text()
     before, metrics = read_record(cell.folder), (cell.folder / "metrics.jsonl").read_bytes()
     cell.record.unlink()
     assert not cell.finished
     assert main(["study", "turnopd", *WORDS, "--out", str(study)]) == 0
     assert (cell.folder / "metrics.jsonl").read_bytes() == metrics
     assert make_record(cell) == before == read_record(cell.folder)
+    assert [path.stat().st_mtime_ns for path in packed] == stamps

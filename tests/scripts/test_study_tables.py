@@ -81,6 +81,8 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
     assert difference.mean == pytest.approx(0.125)
     # the standard deviation of .45 .45 .55 .55 and of .35 .45 .45 .55
     assert found["opd"].spread == pytest.approx((0.05774 + 0.08165) / 2, abs=1e-4)
+    # between seeds: .55 and .55 at the end; .5 and .45 as means of the last four
+    assert found["opd"].seeds == pytest.approx((0.0, 0.03536), abs=1e-4)
     # a record that ended sooner shortens it for all
     assert same_step(by_world([*OPD, *OURS, *FIXED])["house"])[0] == 10
 
@@ -116,7 +118,7 @@ def test_least_time_by_another_measure() -> None:
 def test_without_a_main_method_there_is_no_least_time() -> None:
     header, lines = tables.accuracy(by_world(FIXED)["house"])
     assert "Least-Time (- s) [95 %]" in header
-    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-"]]
+    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-", "-"]]
 
 
 def test_when_a_method_arrives() -> None:
