@@ -130,6 +130,7 @@ class Games:
         self._open: OrderedDict[str, Game] = OrderedDict()
         self._lock, self._models = threading.Lock(), threading.Lock()
         self._agents: dict[tuple[str, str], OpenedAgent] = {}
+        self._players: dict[str, list[str]] = {}
         self._rng = np.random.default_rng(settings.seed)
         self._count = 0
 
@@ -138,8 +139,11 @@ class Games:
 
     def players(self, world: str) -> list[str]:
         """Who can be watched in an environment."""
-        env_id, kwargs = self.settings.environments[world]
-        return ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
+        # asked once: an environment is made for it
+        if world not in self._players:
+            env_id, kwargs = self.settings.environments[world]
+            self._players[world] = ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
+        return self._players[world]
 
     def get(self, name: str) -> Game | None:
         """The game with that id; None if there is none or it was idle too long."""
