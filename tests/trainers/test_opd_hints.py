@@ -44,6 +44,10 @@ def test_who_teaches_and_who_is_stayed_near() -> None:
         needs(0.0, True, teacher="live")
     with pytest.raises(ConfigError, match="n is 0"):
         opd_hints.OpdHintsConfig(n=0)
+    with pytest.raises(ConfigError, match=r"w_group is 0\.5 with n 1"):
+        opd_hints.OpdHintsConfig(w_group=0.5)
+    with pytest.raises(ConfigError, match="which has no advantage"):
+        needs(0.0, False, n=2, w_group=0.5, form="topk")
 
     # without a teacher the initial policy teaches
     assert [needs(*given) for given in ((0.0, True), (0.1, True), (0.0, False))] == [

@@ -48,11 +48,8 @@ class OpdHintsConfig:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ConfigError(f"n is {self.n}; valid: at least 1")
-        if self.w_group < 0 or (self.w_group and (self.n < 2 or self.form != "sampled")):
-            raise ConfigError(
-                f"w_group is {self.w_group} with n {self.n} and form {self.form}; valid: 0, or above it with n of at "
-                "least 2 and form sampled"
-            )
+        if self.w_group < 0 or (self.w_group and self.n < 2):
+            raise ConfigError(f"w_group is {self.w_group} with n {self.n}; valid: 0, or above it with n of at least 2")
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
@@ -74,6 +71,8 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         raise ConfigError("teacher is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     topk = config.form == "topk"
+    if topk and config.w_group:
+        raise ConfigError(f"w_group is {config.w_group} with form topk, which has no advantage; valid: form sampled")
     signal = HintTargets(
         k=distill.top_k if topk else None,
         reject_below=config.reject_below,
