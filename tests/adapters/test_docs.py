@@ -76,7 +76,7 @@ def test_datasets(folder: Path, recorded: list[Episode], capsys: pytest.CaptureF
 def test_the_trace_verb_writes_trajectories(folder: Path, recorded: list[Episode]) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra turngym[parquet]")
     from turngym.scripts import trace
-    from turngym.trainers.adapters.datasets import COLUMNS
+    from turngym.trainers.adapters.datasets import rows as rows_of
 
     with TraceWriter(folder / "episodes.jsonl") as writer:
         for episode in recorded:
@@ -84,7 +84,7 @@ def test_the_trace_verb_writes_trajectories(folder: Path, recorded: list[Episode
     assert trace.main(["parquet", "episodes.jsonl", "--rows", "trajectories", "--out", "t.parquet"]) == 0
     rows = pq.read_table("t.parquet").to_pylist()
     assert len(rows) == len(recorded)
-    assert list(rows[0]) == list(COLUMNS)
+    assert rows == list(rows_of(recorded))
 
 
 def test_a_missing_trainer_is_named_with_its_extra() -> None:

@@ -15,34 +15,48 @@ from turngym.envs.core.plugins import need
 from turngym.envs.core.task import Task
 from turngym.trainers.adapters.token_session import Trajectory
 
-COLUMNS: dict[str, str] = {
-    **dict.fromkeys(("env_id", "task_id", "task_sha", "split", "category"), "string"),
-    **dict.fromkeys(("seed", "sample", "group", "segment"), "int64"),
-    "status": "string",
-    "success": "bool_",
-    **dict.fromkeys(("reward", "score"), "float64"),
-    "prompt_ids": "list int32",
-    "response_ids": "list int32",
-    "response_mask": "list bool_",
-    "logprobs": "list float32",
-    "policy_versions": "list int32",
-    "turn_starts": "list int32",
-    "turn_stops": "list int32",
-    "turn_rewards": "list float64",
-    "turn_verdicts": "list string",
-    "messages": "messages",
-}
-"""Columns and their types. `messages` (role, content) is the conversation, as supervised trainers read it."""
 _ROWS_PER_WRITE = 500
+_TEXT_ONLY = dict.fromkeys(
+    [
+        *("prompt_ids", "response_ids", "response_mask", "logprobs", "policy_versions"),
+        *("turn_starts", "turn_stops", "turn_rewards"),
+    ]
+)
+"""What a row of an episode without tokens has of them."""
 
 
 def rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """One row per token segment under the names of COLUMNS; a row without ids for an episode that has no tokens."""
+    """One row per token segment; a row without ids for an episode that has no tokens.
+
+    `messages` (role, content) is the conversation, as supervised trainers read it.
+    """
     for episode in episodes:
+        task, spoken = episode.task, [("system", episode.system)] if episode.system else []
+        for turn in episode.turns:
+            spoken += [("user", turn.observation), ("assistant", turn.response)]
         # text-only episodes have no segments, and still become a row
-        trajectories: list[Trajectory | None] = [*Trajectory.segments_of(episode)] or [None]
-        for segment, trajectory in enumerate(trajectories):
-            yield _row(episode, segment, trajectory)
+        for segment, trajectory in enumerate(Trajectory.segments_of(episode) or [None]):
+            yield {
+                **{name: getattr(task, name) for name in ("env_id", "task_id", "split", "category")},
+                "task_sha": task.sha256,
+                **{name: getattr(episode, name) for name in ("seed", "sample", "group", "success", "score")},
+                "segment": segment,
+                "status": episode.status.value,
+                "reward": episode.episode_return,
+                "turn_verdicts": [turn.verdict.value for turn in episode.turns if turn.segment == segment],
+                "messages": [{"role": role, "content": content} for role, content in spoken],
+                **_TEXT_ONLY,
+                **({} if trajectory is None else _tokens(trajectory)),
+            }
+
+
+def _tokens(trajectory: Trajectory) -> dict[str, Any]:
+    return trajectory.lists() | {
+        "response_mask": trajectory.response_mask.tolist(),
+        "turn_starts": [start for start, _ in trajectory.turn_spans],
+        "turn_stops": [stop for _, stop in trajectory.turn_spans],
+        "turn_rewards": list(trajectory.turn_rewards),
+    }
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
@@ -105,41 +119,23 @@ def write_table(table: Iterable[Mapping[str, Any]], path: str | Path, schema: An
     return total
 
 
-def _row(episode: Episode, segment: int, trajectory: Trajectory | None) -> dict[str, Any]:
-    task, row = episode.task, dict[str, Any].fromkeys(COLUMNS)
-    row.update(env_id=task.env_id, task_id=task.task_id, task_sha=task.sha256, split=task.split, category=task.category)
-    row.update(seed=episode.seed, sample=episode.sample, group=episode.group, segment=segment)
-    row.update(status=episode.status.value, success=episode.success, reward=episode.episode_return, score=episode.score)
-    row["turn_verdicts"] = [turn.verdict.value for turn in episode.turns if turn.segment == segment]
-    row["messages"] = _messages(episode)
-    if trajectory is None:
-        return row
-    for name in ("prompt_ids", "response_ids", "response_mask", "logprobs", "policy_versions"):
-        values = getattr(trajectory, name)
-        row[name] = None if values is None else values.tolist()
-    row["turn_starts"] = [start for start, _ in trajectory.turn_spans]
-    row["turn_stops"] = [stop for _, stop in trajectory.turn_spans]
-    row["turn_rewards"] = list(trajectory.turn_rewards)
-    return row
-
-
-def _messages(episode: Episode) -> list[dict[str, str]]:
-    said = [("system", episode.system)] if episode.system else []
-    for turn in episode.turns:
-        said += [("user", turn.observation), ("assistant", turn.response)]
-    return [{"role": role, "content": content} for role, content in said]
-
-
 def _schema(pa: Any) -> Any:
-    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    text, number, real, ids = pa.string(), pa.int64(), pa.float64(), pa.list_(pa.int32())
     return pa.schema(
-        [(name, pa.list_(message) if kind == "messages" else _type(pa, kind)) for name, kind in COLUMNS.items()]
+        [
+            *((name, text) for name in ("env_id", "task_id", "task_sha", "split", "category")),
+            *((name, number) for name in ("seed", "sample", "group", "segment")),
+            *[("status", text), ("success", pa.bool_()), ("reward", real), ("score", real)],
+            *[("prompt_ids", ids), ("response_ids", ids), ("response_mask", pa.list_(pa.bool_()))],
+            *[("logprobs", pa.list_(pa.float32())), ("policy_versions", ids)],
+            *[("turn_starts", ids), ("turn_stops", ids), ("turn_rewards", pa.list_(real))],
+            *[("turn_verdicts", pa.list_(text)), ("messages", pa.list_(_message(pa)))],
+        ]
     )
 
 
-def _type(pa: Any, kind: str) -> Any:
-    *outer, inner = kind.split()
-    return pa.list_(getattr(pa, inner)()) if outer else getattr(pa, inner)()
+def _message(pa: Any) -> Any:
+    return pa.struct([("role", pa.string()), ("content", pa.string())])
 
 
 # Tasks as rows of a data set that verl-style trainers read: the first prompt, and which task our agent loop plays.
@@ -187,7 +183,7 @@ def _prompt_schema(pa: Any) -> Any:
     return pa.schema(
         [
             ("data_source", text),
-            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
+            ("prompt", pa.list_(_message(pa))),
             ("ability", text),
             ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
             ("extra_info", pa.struct(info)),

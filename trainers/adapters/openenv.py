@@ -16,7 +16,6 @@ import numpy as np
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
 from turngym.agents.serving_asgi import JsonBodies
-from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import Generation
@@ -167,18 +166,6 @@ def _outcome(session: EpisodeSession, stepped: Stepped) -> dict[str, Any]:
     if not stepped.done:
         return outcome
     episode = session.episode()
-    return outcome | {"status": episode.status.value, "trajectory": _trajectory(episode)}
-
-
-def _trajectory(episode: Episode) -> dict[str, Any] | None:
-    if not episode.segments:
-        return None
-    row = Trajectory.of(episode)
-    return {
-        "prompt_ids": row.prompt_ids.tolist(),
-        "response_ids": row.response_ids.tolist(),
-        "response_mask": row.response_mask.astype(int).tolist(),
-        "logprobs": None if row.logprobs is None else row.logprobs.tolist(),
-        "policy_versions": row.policy_versions.tolist(),
-        "reward": row.reward,
-    }
+    row = Trajectory.of(episode) if episode.segments else None
+    trajectory = row and row.lists() | {"reward": row.reward}
+    return outcome | {"status": episode.status.value, "trajectory": trajectory}

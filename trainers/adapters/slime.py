@@ -132,11 +132,11 @@ def generate_function(sessions: SessionPool, *, post: Post | None = None) -> Gen
 def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: bool = False) -> Any:
     """Write an episode into a sample: tokens, length R of the response, mask [R], log-probabilities [R], reward."""
     trajectory, kinds = Trajectory.of(episode), type(sample.status)
-    sample.tokens = [*trajectory.prompt_ids.tolist(), *trajectory.response_ids.tolist()]
-    sample.response_length = len(trajectory.response_ids)
+    lists = trajectory.lists()
+    sample.tokens = lists["prompt_ids"] + lists["response_ids"]
+    sample.response_length = len(lists["response_ids"])
     sample.response = "\n".join(turn.response for turn in episode.turns)
-    sample.loss_mask = trajectory.response_mask.astype(int).tolist()
-    sample.rollout_log_probs = None if trajectory.logprobs is None else trajectory.logprobs.tolist()
+    sample.loss_mask, sample.rollout_log_probs = lists["response_mask"], lists["logprobs"]
     # a response that broke the environment has a version, but is no turn
     sample.weight_versions = weight_versions[: len(episode.turns)]
     sample.metadata = {**(sample.metadata or {}), SPANS: [list(span) for span in trajectory.turn_spans]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +121,16 @@ class Trajectory:
     @property
     def truncated(self) -> bool:
         return self.status.value.startswith("truncated_")
+
+    def lists(self) -> dict[str, Any]:
+        """The columns of tokens under their names, as lists of numbers: the mask as 0 and 1, None if unknown."""
+        return {
+            "prompt_ids": self.prompt_ids.tolist(),
+            "response_ids": self.response_ids.tolist(),
+            "response_mask": self.response_mask.astype(int).tolist(),
+            "logprobs": None if self.logprobs is None else self.logprobs.tolist(),
+            "policy_versions": self.policy_versions.tolist(),
+        }
 
     def filled(self, token: int) -> Trajectory:
         """For trainers that cannot take an empty row: one masked `token` where there is no prompt or no response."""

@@ -69,11 +69,12 @@ def fields(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     unknown = [t.task_id for t in trajectories if t.logprobs is None]
     if unknown:
         raise TurngymError(f"TRL needs the sampler's log-probabilities; unknown for {', '.join(unknown[:3])}")
+    lists = [trajectory.lists() for trajectory in trajectories]
     return {
-        "prompt_ids": [t.prompt_ids.tolist() for t in trajectories],
-        "completion_ids": [t.response_ids.tolist() for t in trajectories],
-        "logprobs": [[] if t.logprobs is None else t.logprobs.tolist() for t in trajectories],
-        "env_mask": [t.response_mask.astype(int).tolist() for t in trajectories],
+        "prompt_ids": [one["prompt_ids"] for one in lists],
+        "completion_ids": [one["response_ids"] for one in lists],
+        "logprobs": [one["logprobs"] for one in lists],
+        "env_mask": [one["response_mask"] for one in lists],
         "turngym_reward": [None if t.failed else t.reward for t in trajectories],
         "turngym_success": [t.success for t in trajectories],
         "turngym_turns": [len(t.turn_spans) for t in trajectories],

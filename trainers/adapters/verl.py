@@ -127,15 +127,13 @@ def generation(answer: Any) -> Generation | Status:
 
 def output(trajectory: Trajectory) -> dict[str, Any]:
     """The fields of an `AgentLoopOutput`. An episode that failed has reward 0 and nothing to train on."""
-    # every row must be answered, so a failed one is, with nothing unmasked
-    mask = trajectory.response_mask & (not trajectory.failed)
-    logprobs = trajectory.logprobs
-    versions = trajectory.policy_versions[trajectory.response_mask]
+    lists, versions = trajectory.lists(), trajectory.policy_versions[trajectory.response_mask]
     return {
-        "prompt_ids": trajectory.prompt_ids.tolist(),
-        "response_ids": trajectory.response_ids.tolist(),
-        "response_mask": mask.astype(int).tolist(),
-        "response_logprobs": None if logprobs is None else logprobs.tolist(),
+        "prompt_ids": lists["prompt_ids"],
+        "response_ids": lists["response_ids"],
+        # every row must be answered, so a failed one is, with nothing unmasked
+        "response_mask": [0] * len(lists["response_mask"]) if trajectory.failed else lists["response_mask"],
+        "response_logprobs": lists["logprobs"],
         "reward_score": 0.0 if trajectory.failed else trajectory.reward,
         "num_turns": 2 * len(trajectory.turn_spans),
         "extra_fields": {
