@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from malformed import MALFORMED
+from servers import running
 
 from turngym.agents.playing.episode_session import SessionPool
+from turngym.agents.serving import AsgiServer
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import openenv as adapter
@@ -25,22 +24,8 @@ SEED = 3
 def url(sessions: SessionPool) -> Iterator[str]:
     """Where a server on our sessions listens."""
     pytest.importorskip("openenv", reason="needs the extra turngym[openenv]")
-    import uvicorn
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(adapter.app(sessions), log_level="error", lifespan="on")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 120
-        while not server.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            assert thread.is_alive(), "the server gave up"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(30)
+    with running(AsgiServer(adapter.app(sessions), extra="openenv")) as address:
+        yield address
 
 
 def client(url: str) -> Any:

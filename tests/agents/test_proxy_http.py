@@ -155,7 +155,7 @@ def test_stopping_answers_what_was_accepted(serve: Callable[..., Served]) -> Non
     served.bench.policy.gate.set()
     for client in clients:
         client.join(20)
-    served.thread.join(20)
+    served.site.thread.join(20)
     assert [answer.status_code for answer in answers] == [200] * 4
     assert served.server.drained
     lines = served.bench.service.recorder.path.read_text().splitlines()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from servers import running
 
 from turngym.agents.adapters.mcp import CallError, Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
@@ -89,22 +87,10 @@ def test_a_process_is_an_episode_and_scores_as_turngym_eval_does(played: SimpleN
 def url(tmp_path: Path) -> Iterator[str]:
     """Where a server with named episodes listens."""
     pytest.importorskip("mcp.server.mcpserver", reason="needs the extra turngym[mcp]")
-    import uvicorn
-
     episodes = open_episodes(tmp_path, max_turns=3, limit=3)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        app = server(episodes).streamable_http_app(stateless_http=True, json_response=True)
-        running = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 60
-        while not running.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        running.should_exit = True
-        thread.join(30)
+    app = server(episodes).streamable_http_app(stateless_http=True, json_response=True)
+    with running(AsgiServer(app, extra="mcp")) as address:
+        yield f"{address}/mcp"
     episodes.close()
 
 
@@ -243,22 +229,17 @@ def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
     keys = ClientKeys({"ann": "a" * 16, "bob": "b" * 16})
     episodes = open_episodes(tmp_path, limit=1)
     app = server(episodes).streamable_http_app(stateless_http=True, json_response=True)
-    web = AsgiServer(KeyedClients(JsonBodies(app), keys), extra="mcp")
-    thread = threading.Thread(target=web.run, daemon=True)
-    thread.start()
-
-    def call(client: str, name: str, **arguments: Any) -> Any:
+    def call(url: str, client: str, name: str, **arguments: Any) -> Any:
         headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {keys.keys[client]}"}
         params = {"name": name, "arguments": arguments}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        return httpx.post(f"{web.url}/mcp", json=body, headers=headers, timeout=60).json()["result"]
+        return httpx.post(f"{url}/mcp", json=body, headers=headers, timeout=60).json()["result"]
 
-    name = call("ann", "begin")["content"][0]["text"].splitlines()[0].removeprefix("episode: ")
-    assert call("bob", "alfworld_step", episode=name, action="look")["isError"]
-    assert not call("ann", "alfworld_step", episode=name, action="look")["isError"]
-    assert httpx.post(f"{web.url}/mcp", json={}).status_code == 401
-    web.stop()
-    thread.join(20)
+    with running(AsgiServer(KeyedClients(JsonBodies(app), keys), extra="mcp")) as url:
+        name = call(url, "ann", "begin")["content"][0]["text"].splitlines()[0].removeprefix("episode: ")
+        assert call(url, "bob", "alfworld_step", episode=name, action="look")["isError"]
+        assert not call(url, "ann", "alfworld_step", episode=name, action="look")["isError"]
+        assert httpx.post(f"{url}/mcp", json={}).status_code == 401
     episodes.close()
 
 

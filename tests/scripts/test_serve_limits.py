@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from malformed import MALFORMED
-from running_site import RunningSite, until
+from servers import RunningSite, until
 
 flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")

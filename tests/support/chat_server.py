@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from openai_fake import Body, FakeOpenAI, Fault, error, served
 
 from turngym.envs.core.episode import Episode
 
@@ -35,50 +34,21 @@ class Recorded:
 
 @contextmanager
 def chat_server(recorded: Recorded) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(base URL, requests so far) of a server that answers as `recorded` says."""
-    requests: list[dict[str, Any]] = []
+    """(base URL, requests so far) of a server that answers as `recorded` says, and 400 to everything else."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append(body)
-            try:
-                text = recorded.answer([(m["role"], _text(m["content"])) for m in body["messages"]])
-                status, reply = 200, _completion(body["model"], text)
-            except (KeyError, AssertionError) as error:
-                status, reply = 400, {"error": {"message": f"nothing was recorded after this: {error}", "code": "x"}}
-            data = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(body: Body) -> str:
+        return recorded.answer([(message["role"], _text(message["content"])) for message in body["messages"]])
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
+    def fault(number: int, body: Body) -> Fault | None:
+        try:
+            answer(body)
+        except (KeyError, AssertionError) as missing:
+            return Fault(status=400, error=error(f"nothing was recorded after this: {missing}"))
+        return None
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with served(FakeOpenAI(model="", message=lambda body: {"content": answer(body)}, fault=fault)) as fake:
+        yield fake.url, fake.requests
 
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def _completion(model: str, text: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
-    return {
-        "id": "chatcmpl-0",
-        "object": "chat.completion",
-        "created": 0,
-        "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
-    }

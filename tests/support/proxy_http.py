@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import proxy_tools as tools
+from servers import RunningSite
 
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import create_app
@@ -16,19 +16,33 @@ from turngym.agents.serving import DrainingServer
 from turngym.scripts.serve_proxy import proxy_front
 
 
-class Served:
-    """A running server, its bench, and a plain HTTP client."""
+class ServedProxy:
+    """`service` on a running server, and a plain HTTP client. With `key` all clients share it, and `http` sends it."""
 
-    def __init__(self, bench: Any, key: str | None = None, keys: ClientKeys | None = None) -> None:
-        """With `key` all clients share it, and `http` sends it; with `keys` each has its own."""
-        keys = keys or ClientKeys({} if key is None else {"": key})
-        self.bench, self.policy, self.service = bench, bench.policy, bench.service
-        self.server = DrainingServer(proxy_front(create_app(bench.service, keys=keys)), port=0, drain=10.0)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
+    def __init__(self, service: Any, key: str | None = None, more_health: Any = None) -> None:
+        self.service = service
+        app = create_app(service, keys=ClientKeys({} if key is None else {"": key}), more_health=more_health)
+        self.server = DrainingServer(proxy_front(app), drain=10.0)
+        self.site = RunningSite(self.server)
         headers = {} if key is None else {"Authorization": b"Bearer " + key.encode()}
         # without certificates, which take a client most of its time to load
-        self.http = httpx.Client(base_url=self.server.url, timeout=20, headers=headers, verify=False)
+        self.http = httpx.Client(base_url=self.server.url, timeout=60, headers=headers, verify=False)
+
+    def health(self) -> Any:
+        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
+
+    def stop(self) -> None:
+        self.http.close()
+        self.site.stop()
+        self.service.close()
+
+
+class Served(ServedProxy):
+    """The service of a bench (`proxy_tools.Bench`)."""
+
+    def __init__(self, bench: Any, key: str | None = None) -> None:
+        super().__init__(bench.service, key)
+        self.bench, self.policy = bench, bench.policy
 
     def post(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
         return self.http.post("/chat/completions", json=body, headers=headers or {})
@@ -41,12 +55,6 @@ class Served:
                     said = line.removeprefix("data: ")
                     yield said if said == "[DONE]" else json.loads(said)
 
-    def health(self) -> Any:
-        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
-
     def stop(self) -> None:
         self.policy.flow()
-        self.http.close()
-        self.server.stop()
-        self.thread.join(20)
-        self.service.close()
+        super().stop()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+from proxy_http import ServedProxy
+from servers import until
 
 from turngym.agents.playing.environments import env_maker
-from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.serving import DrainingServer
-from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.live.run import build
@@ -39,20 +36,16 @@ def options(out: Path, **more: Any) -> ServeProxy:
     return ServeProxy(**settings)
 
 
-class Running:
+class Running(ServedProxy):
     """What `serve` does, in this process and without signals."""
 
     def __init__(self, config: ServeProxy, before: Callable[[Any], None] | None = None) -> None:
         self.service, self.training = build(config)
         if before is not None:
             before(self)
-        health = None if self.training is None else self.training.health
-        self.server = DrainingServer(proxy_front(create_app(self.service, more_health=health)), port=0)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
+        super().__init__(self.service, more_health=None if self.training is None else self.training.health)
         if self.training is not None:
             self.training.start(on_failure=self.server.stop)
-        self.http = httpx.Client(base_url=self.server.url, timeout=60, verify=False)
 
     def ask(self, messages: list[Any], session: str, **body: Any) -> dict[str, Any]:
         answer = self.http.post("/chat/completions", json={"messages": messages, "session_id": session, **body})
@@ -60,27 +53,21 @@ class Running:
         message: dict[str, Any] = answer.json()["choices"][0]["message"]
         return message
 
-    def health(self) -> Any:
-        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
-
     def until_step(self, step: int) -> None:
-        tick = threading.Event()
-        for _ in range(3000):
+        def there() -> bool:
             assert self.training is not None
             assert not self.training.error, self.training.error
-            if self.training.step >= step and not self.service.engine.paused:
-                return
-            tick.wait(0.02)
-        raise AssertionError(self.health())
+            return self.training.step >= step and not self.service.engine.paused
+
+        until(there, 60)
 
     def stop_if_running(self) -> None:
-        if self.thread.is_alive():
+        if self.site.thread.is_alive():
             self.stop()
 
     def stop(self) -> None:
         self.http.close()
-        self.server.stop()
-        self.thread.join(60)
+        self.site.stop()
         if self.training is not None:
             self.training.stop()
         self.service.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from servers import until as until
 
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.conversation import ChatListRenderer
@@ -18,16 +19,6 @@ from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 from turngym.envs.core.task import Task, Verdict
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until `condition` holds, at most ten seconds."""
-    tick = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        tick.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 class EchoPolicy:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from servers import Answer, JsonServer
 
 VOCABULARY = 40
 END = 1
@@ -104,49 +103,16 @@ class FakeServer:
 
     def start(self) -> None:
         """Listen (again, on the same port)."""
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self.respond(None)
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.respond(json.loads(body) if body else None)
-
-            def respond(self, body: Any) -> None:
-                reply = fake.reply(self.path, body)
-                if reply is None:  # the connection ends without an answer, as that of a server that dies
-                    self.close_connection = True
-                    return
-                status, found = reply
-                data = b"" if found is None else found if isinstance(found, bytes) else json.dumps(found).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *words: Any) -> None:
-                return
-
-        class Listener(ThreadingHTTPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-            request_queue_size = 128
-
-            def handle_error(self, *where: Any) -> None:
-                return  # clients that hang up are part of the tests
-
-        self.http = Listener(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_address[1]
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.http = JsonServer(self.answer, self.port)
+        self.port = self.http.port
 
     def stop(self) -> None:
         """Listen no more."""
-        self.http.shutdown()
-        self.http.server_close()
+        self.http.stop()
+
+    def answer(self, path: str, body: Any, headers: Any) -> Answer | None:
+        reply = self.reply(path, body)
+        return None if reply is None else Answer(b"" if reply[1] is None else reply[1], reply[0])
 
     def of(self, path: str) -> list[Any]:
         """Bodies of the requests to `path`, in order."""
