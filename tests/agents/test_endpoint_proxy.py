@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from servers import running
 
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
@@ -41,11 +41,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = ProxySettings(max_waiting=8, name="tiny")
     service, _ = build(ServeProxy(out=tmp_path_factory.mktemp("proxy"), proxy=settings, **options))
     server = DrainingServer(proxy_front(create_app(service, keys=ClientKeys({"": "sesame"}))), port=0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server.url
-    server.stop()
-    thread.join(20)
+    with running(server) as address:
+        yield address
     service.close()
 
 

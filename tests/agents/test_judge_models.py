@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from servers import Answer, JsonServer
 
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
@@ -154,29 +153,18 @@ def said(text: Any) -> dict[str, Any]:
 def endpoint() -> Iterator[Endpoint]:
     state = Endpoint()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with state.lock:
-                number = len(state.bodies)
-                state.bodies.append({"path": self.path, **body})
-                state.keys.append(self.headers.get("Authorization"))
-            status, answer = state.answer(body, number)
-            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def reply(path: str, body: Any, headers: Any) -> Answer:
+        with state.lock:
+            number = len(state.bodies)
+            state.bodies.append({"path": path, **body})
+            state.keys.append(headers.get("Authorization"))
+        status, answer = state.answer(body, number)
+        return Answer(answer, status)
 
-        def log_message(self, *parts: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    state.url = f"http://127.0.0.1:{server.server_port}/v1"
+    server = JsonServer(reply)
+    state.url = f"{server.url}/v1"
     yield state
-    server.shutdown()
-    server.server_close()
+    server.stop()
 
 
 def remote(endpoint: Endpoint, **more: Any) -> HttpJudge:

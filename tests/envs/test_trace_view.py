@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from servers import running
 
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, TopK, Turn
@@ -170,16 +170,11 @@ def test_only_this_machine_may_ask(index: TraceIndex, host: str, status: int) ->
     pytest.importorskip("flask")
     pytest.importorskip("waitress")
     server = DrainingServer(page_front(create_app({"a": index}), threads=4))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    client = http.client.HTTPConnection(server.host, server.port, timeout=20)
-    try:
+    with running(server):
+        client = http.client.HTTPConnection(server.host, server.port, timeout=20)
         client.request("GET", "/api/runs", headers={"Host": host})
         assert client.getresponse().status == status
-    finally:
         client.close()
-        server.stop()
-        thread.join(20)
 
 
 def test_a_file_that_changed_meanwhile(index: TraceIndex, path: Path) -> None:

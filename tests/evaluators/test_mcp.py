@@ -229,6 +229,7 @@ def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
     keys = ClientKeys({"ann": "a" * 16, "bob": "b" * 16})
     episodes = open_episodes(tmp_path, limit=1)
     app = server(episodes).streamable_http_app(stateless_http=True, json_response=True)
+
     def call(url: str, client: str, name: str, **arguments: Any) -> Any:
         headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {keys.keys[client]}"}
         params = {"name": name, "arguments": arguments}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import web_browser
+from servers import running
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
@@ -46,11 +46,8 @@ def site(request: pytest.FixtureRequest, make_shop: Callable[..., Shop]) -> Iter
     shop = open_shop() if item is None else make_shop([item], {item["asin"]: wanted})
     episodes: list[Episode] = []
     server = DrainingServer(page_front(create_app(shop, WebSettings(seed=0), episodes.append), threads=8))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server.url, shop, episodes
-    server.stop()
-    thread.join()
+    with running(server) as address:
+        yield address, shop, episodes
     shop.close()
 
 
