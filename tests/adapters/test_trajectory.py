@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import Generation, PartialFailure
 from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import TraceWriter
 from turngym.trainers.adapters import datasets
 from turngym.trainers.adapters.token_session import Trajectory, TrajectoryError, play
 
@@ -216,3 +218,22 @@ def test_a_response_that_was_broken_off_never_reaches_the_environment(sessions: 
     assert episode.status is Status.ERROR_ENGINE
     assert episode.meta["error"] == "the response was broken off"
     assert all(turn.finish == "aborted" for turn in episode.turns)
+
+
+def test_the_trace_verb_writes_trajectories(recorded: list[Episode], tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra turngym[parquet]")
+    from turngym.scripts import trace
+
+    source, out = str(tmp_path / "episodes.jsonl"), str(tmp_path / "t.parquet")
+    with TraceWriter(source) as writer:
+        for one in recorded:
+            writer.write(one)
+    assert trace.main(["parquet", source, "--rows", "trajectories", "--out", out]) == 0
+    assert pq.read_table(out).to_pylist() == list(datasets.rows(recorded))
+
+
+def test_every_adapter_is_named_in_the_table() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "adapters.md").read_text(encoding="utf-8")
+    adapters = {path.stem for path in (root / "trainers" / "adapters").glob("*.py")}
+    assert all(f"`{name}`" in text for name in adapters - {"__init__", "token_session"})
