@@ -11,7 +11,7 @@ from malformed import MALFORMED
 from servers import running
 
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.agents.serving import AsgiServer
+from turngym.agents.serving_asgi import AsgiServer
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import openenv as adapter
