@@ -6,7 +6,6 @@ clustered by task, as ours is.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import inspect_ai.model as im
@@ -127,8 +126,9 @@ async def _episode(state: TaskState, session: EpisodeSession, tools: list[ToolIn
 
 async def _keep(state: TaskState, session: EpisodeSession, sessions: PanelSessions) -> None:
     asked = [event.config.temperature for event in transcript().events if isinstance(event, ModelEvent)]
-    row = await run_sync(sessions.keep, session, f"inspect {im.get_model()}", asked[-1] if asked else None)
-    state.store.set("turngym", asdict(row))
+    played = await run_sync(sessions.keep, session, f"inspect {im.get_model()}", asked[-1] if asked else None)
+    row = {name: getattr(played, name) for name in ("success", "score", "turns", "invalid", "sample")}
+    state.store.set("turngym", row | {"status": played.status.value, "sha256": played.task.sha256})
 
 
 @scorer(metrics=[mean(), stderr(cluster="task"), grouped(mean(), "category", all=False)])
