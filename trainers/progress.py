@@ -45,30 +45,34 @@ class NoProgress:
 
 
 class LiveProgress:
-    """A bar with the step, the time left and the latest numbers on a terminal.
+    """A bar with the step, the time of a step, the time left and the latest numbers on a terminal.
 
     Elsewhere a line at every `every`-th step, and one a minute that says where the step stands.
     """
 
     def __init__(self, title: str, total: int, start: int = 0, every: int = 10) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
         self.title, self.total, self.every = title, total, every
         self.console = Console(stderr=True)
         columns = ("[bold]{task.description}", "{task.fields[phase]:<8}")
         self.bar = Bar(
             *(TextColumn(text) for text in columns),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            # rich's own time left counts the loading before the first step
+            TextColumn("{task.fields[pace]}"),
+            # the only column that may be cut on a narrow terminal
+            TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1, no_wrap=True)),
+            expand=True,
             console=self.console,
             transient=True,
         )
-        self.task = self.bar.add_task(title, total=total, completed=start, phase="", numbers="")
+        self.task = self.bar.add_task(title, total=total, completed=start, phase="", pace="", numbers="")
         self.latest: dict[str, Any] = {}
         self.lines = LogLines(self.line, self.console)
         self._phase, self._since, self._before = "start", time.monotonic(), replace(ACTIVITY)
@@ -92,7 +96,7 @@ class LiveProgress:
 
     def phase(self, name: str) -> None:
         self._phase, self._since, self._before = name, time.monotonic(), replace(ACTIVITY)
-        self.bar.update(self.task, phase=name)
+        self.bar.update(self.task, phase=name, pace=self.pace())
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.latest.update(row)
@@ -104,7 +108,7 @@ class LiveProgress:
                 self.console.print(f"{self.title}: {without_update(row)}", highlight=False, soft_wrap=True)
         text = describe(self.latest)
         # without "step N", which the bar counts itself
-        self.bar.update(self.task, completed=row["step"], numbers=text.partition("  ")[2])
+        self.bar.update(self.task, completed=row["step"], pace=self.pace(), numbers=text.partition("  ")[2])
         if not self.console.is_terminal and (row["kind"] == "eval" or row["step"] % self.every == 0):
             self.console.print(f"{self.title}: {text}", highlight=False)
 
@@ -136,16 +140,20 @@ class LiveProgress:
 
     def line(self) -> str:
         """`opd: step 3/50, rollout for 0:01:20, 96 turns (1.2/s), ..., 4.1 GB, 0:03:05 a step, about 2:24:00 left`"""
-        now, step = time.monotonic(), self.latest.get("step", 0)
-        spent = now - self._since
+        step, spent = self.latest.get("step", 0), time.monotonic() - self._since
         parts = [f"{self.title}: step {min(step + 1, self.total)}/{self.total}, {self._phase} for {clock(spent)}"]
         if ACTIVITY.turns > self._before.turns:
             parts.append(ACTIVITY.since(self._before, spent))
         parts.append(f"{peak_memory() / 1e9:.1f} GB at most")
-        if self._first is not None and step > self._first[0]:
-            each = (now - self._first[1]) / (step - self._first[0])
-            parts.append(f"{clock(each)} a step, about {clock(each * (self.total - step))} left")
-        return ", ".join(parts)
+        return ", ".join(filter(None, [*parts, self.pace()]))
+
+    def pace(self) -> str:
+        """`0:03:05 a step, about 2:24:00 left`; empty before the second step of this process has ended."""
+        step = self.latest.get("step", 0)
+        if self._first is None or step <= self._first[0]:
+            return ""
+        each = (time.monotonic() - self._first[1]) / (step - self._first[0])
+        return f"{clock(each)} a step, about {clock(each * (self.total - step))} left"
 
 
 def without_update(row: Mapping[str, Any]) -> str:

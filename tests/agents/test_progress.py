@@ -115,6 +115,30 @@ def test_training_says_where_its_step_stands(often: None, monkeypatch: pytest.Mo
     assert "opd: step 4/50, update" in live.console.file.getvalue()
 
 
+def test_the_bar_of_training_has_the_time_of_a_step_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns, and beside the latest loss."""
+    now = [1000.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    live = LiveProgress("opd", total=50)
+
+    def shown() -> str:
+        with live.console.capture() as printed:
+            live.console.print(live.bar.get_renderable())
+        return " ".join(re.sub(r"\x1b\[[\d;]*m|━", "", printed.get()).split())
+
+    live.row({"step": 1, "kind": "train", "loss": 0.5})
+    assert "left" not in shown()
+    now[0] += 100
+    live.row({"step": 2, "kind": "train", "loss": 0.25, "success": 0.5})
+    assert re.fullmatch(r"opd 2/50 \S+ 0:01:40 a step, about 1:20:00 left loss 0.2.*", shown().replace("start ", ""))
+    now[0] += 50
+    live.phase("update")
+    assert shown().startswith("opd update")
+    assert "0:02:30 a step, about 2:00:00 left" in shown()
+
+
 def test_activity_in_words() -> None:
     done = Activity(turns=130, malformed=13, tokens=4000, playing=8, deepest=14)
     assert done.since(Activity(turns=10, malformed=1, tokens=600), 60.0) == (
