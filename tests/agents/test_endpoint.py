@@ -229,6 +229,27 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
             play(**other)
 
 
+def test_an_endpoint_that_dies_after_the_first_turn_is_explained(serve: Any, make_doors: Any) -> None:
+    """The commonest cause, and how to go on; not the advice for an address where nobody has ever listened."""
+    fake, make = serve(), make_doors()
+
+    def dies(number: int, body: Any) -> Fault | None:
+        if number == 0:
+            return None
+        fake.stop()
+        return Fault(cut=True)
+
+    fake.fault = dies
+    agent = agent_for(make, fake.url, request_retries=1)
+    (episode,) = rollout([Job(task_id="doors/4", seed=7)], make, agent)
+    assert (episode.status, len(episode.turns)) == (Status.ERROR_ENGINE, 1)
+    told = episode.meta["error"]
+    assert "(tried 2 times). It answered before, so it has stopped or is restarting" in told
+    assert "out of memory" in told
+    assert "fewer --slots: with --out (rollout: --append, too) only the episodes that have not ended are played" in told
+    assert "Is the server running" not in told
+
+
 NO_TOOLS = Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice'))
 NO_JINJA = Fault(500, error("tools param requires --jinja flag"))
 NO_STOP = Fault(400, error("'stop' is not supported with this model", param="stop"))

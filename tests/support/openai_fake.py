@@ -49,6 +49,8 @@ class FakeOpenAI:
     at_once: int = 0
     most_at_once: int = 0
     url: str = ""
+    stop: Callable[[], None] = lambda: None
+    """Listens no more, as a server that has died."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def completion(self, body: Body) -> Body:
@@ -112,7 +114,7 @@ def served(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
         return Answer(fake.completion(body), cut=fault.cut, drip=fault.drip)
 
     server = JsonServer(reply)
-    fake.url = f"{server.url}/v1"
+    fake.url, fake.stop = f"{server.url}/v1", server.stop
     try:
         yield fake
     finally:
