@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import stdev
@@ -13,10 +10,11 @@ from typing import Any
 
 import pytest
 from chat_server import Recorded, chat_server
+from evaluator_commands import inspect_eval
 
 pytest.importorskip("inspect_ai", reason="needs the extra turngym[inspect]")
 
-from inspect_ai import eval as inspect_eval
+from inspect_ai import eval as run_eval
 from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import ChatMessageAssistant, ModelAPI, ModelOutput, modelapi
 from inspect_ai.tool import ToolCall
@@ -56,7 +54,7 @@ def run(name: str, answer: Callable[..., ModelOutput], folder: Path, **arguments
     ANSWERS[name] = answer
     options = {key: arguments.pop(key) for key in ("message_limit", "fail_on_error") if key in arguments}
     task = panel_task(PANEL, **{"samples": 1, "trace": str(folder / "trace.jsonl"), **arguments})
-    (log,) = inspect_eval(task, model=f"turngym-test/{name}", display="none", log_dir=str(folder / "logs"), **options)
+    (log,) = run_eval(task, model=f"turngym-test/{name}", display="none", log_dir=str(folder / "logs"), **options)
     return read_eval_log(log.location)
 
 
@@ -74,17 +72,11 @@ def test_the_command_scores_as_turngym_eval_does(
     pytest.importorskip("openai", "3.4", reason="Inspect's provider for chat servers; verifiers wants an older one")
     trace = tmp_path / "trace.jsonl"
     with chat_server(played.recorded) as (url, requests):
-        done = subprocess.run(
-            [sys.executable, "-m", "inspect_ai", "eval", "turngym/alfworld", "--model", "openai-api/local/expert",
-             "--model-base-url", url, "-T", f"panel={PANEL}", "-T", "samples=1", "-T", "limit=6", "-T", "max_turns=12",
-             "-T", f"trace={trace}", "--log-dir", str(tmp_path / "logs"), "--display", "plain"],
-            cwd=tmp_path, env={**os.environ, "LOCAL_API_KEY": "none"}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        options = ("limit=6", "max_turns=12", f"trace={trace}")
+        file = inspect_eval(tmp_path, url, *(w for o in options for w in ("-T", o)), panel=PANEL)
     assert_same_episodes(trace, played.result)
     assert rescore(trace).settings["temperature"] == 0.85
     assert {request["temperature"] for request in requests} == {0.85}
-    (file,) = (tmp_path / "logs").glob("*.eval")
     log = read_eval_log(str(file))
     assert (log.status, log.eval.task) == ("success", "turngym/alfworld")
     assert log.eval.metadata is not None

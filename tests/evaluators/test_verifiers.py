@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from chat_server import Recorded, chat_server
+from evaluator_commands import on_panel, vf_eval
 
 pytest.importorskip("verifiers.v1", reason="needs the extra turngym[verifiers]")
 
@@ -21,31 +17,11 @@ from turngym.envs.core.trace import read_trace
 PANEL = "alfworld-quickstart"
 
 
-def vf_eval(folder: Path, url: str, *words: str, taskset: str = "turngym-alfworld") -> list[dict[str, Any]]:
-    """The episodes that the command wrote. `--no-push`: nothing of a test may be uploaded."""
-    command = "import sys; from verifiers.v1.cli.eval.main import main; main(sys.argv[1:])"
-    fixed = ["-m", "expert", "--client.base-url", url, "--client.api-key-var", "NO_KEY", "--no-push", "--no-rich"]
-    done = subprocess.run(
-        [sys.executable, "-c", command, taskset, *fixed, "--run.name", "test", *words],
-        cwd=folder, env=os.environ, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = (folder / "outputs" / "test" / "traces.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def on_panel(folder: Path, panel: str = PANEL, max_turns: int = 12) -> Sequence[str]:
-    trace = str(folder / "trace.jsonl")
-    return [
-        "--env.taskset.panel", panel, "--env.taskset.max-turns", str(max_turns), "--env.taskset.trace", trace,
-    ]  # fmt: skip
-
-
 def test_the_command_scores_as_turngym_eval_does(
     played: SimpleNamespace, tmp_path: Path, assert_same_episodes: Callable[..., None]
 ) -> None:
     with chat_server(played.recorded) as (url, requests):
-        rows = vf_eval(tmp_path, url, *on_panel(tmp_path), "-n", "6", "--sampling.temperature", "0.85")
+        rows = vf_eval(tmp_path, url, *on_panel(tmp_path, PANEL), "-n", "6", "--sampling.temperature", "0.85")
     assert {request["temperature"] for request in requests} == {0.85}
     assert_same_episodes(tmp_path / "trace.jsonl", played.result)
     ours = {episode.task.task_id: episode for episode in played.result.episodes}
@@ -66,7 +42,7 @@ def test_the_command_scores_as_turngym_eval_does(
 
 def test_attempts_are_numbered(played: SimpleNamespace, tmp_path: Path) -> None:
     with chat_server(played.recorded) as (url, _):
-        vf_eval(tmp_path, url, *on_panel(tmp_path), "-n", "2", "-r", "2")
+        vf_eval(tmp_path, url, *on_panel(tmp_path, PANEL), "-n", "2", "-r", "2")
     episodes, _ = read_trace(tmp_path / "trace.jsonl")
     first = [task.task_id for task in played.result.episodes[:2] for task in (task.task,)]
     assert sorted((e.task.task_id, e.sample) for e in episodes) == sorted((t, n) for t in first for n in (0, 1))
@@ -75,7 +51,7 @@ def test_attempts_are_numbered(played: SimpleNamespace, tmp_path: Path) -> None:
 
 def test_a_model_that_fails_is_an_error_and_no_reward(tmp_path: Path) -> None:
     with chat_server(Recorded([])) as (url, _):
-        (row,) = vf_eval(tmp_path, url, *on_panel(tmp_path), "-n", "1")
+        (row,) = vf_eval(tmp_path, url, *on_panel(tmp_path, PANEL), "-n", "1")
     assert not row["ok"]
     assert not row["traces"][0]["rewards"]
     assert read_trace(tmp_path / "trace.jsonl")[0][0].status.value == "error_engine"
@@ -83,7 +59,7 @@ def test_a_model_that_fails_is_an_error_and_no_reward(tmp_path: Path) -> None:
 
 def test_a_limit_of_verifiers_cuts_the_episode(played: SimpleNamespace, tmp_path: Path) -> None:
     with chat_server(played.recorded) as (url, _):
-        (row,) = vf_eval(tmp_path, url, *on_panel(tmp_path), "-n", "1", "--env.player.max-turns", "1")
+        (row,) = vf_eval(tmp_path, url, *on_panel(tmp_path, PANEL), "-n", "1", "--env.player.max-turns", "1")
     (episode,) = read_trace(tmp_path / "trace.jsonl")[0]
     assert (episode.status.value, episode.depth) == ("truncated_depth", 1)
     assert row["traces"][0]["rewards"]["success"]["score"] == 0.0
