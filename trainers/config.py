@@ -58,8 +58,9 @@ class DistillConfig:
     """Mass outside the support: one more bin, ignored, or both sides renormalized over the support."""
     support: Literal["teacher", "student"] = "teacher"
     """Whose K most likely ids are compared."""
-    form: Literal["topk", "sampled"] = "topk"
-    """`topk` is the reverse KL on the support; `sampled` a clipped surrogate with advantage log q - log p."""
+    form: Literal["topk", "forward", "sampled"] = "topk"
+    """`topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the student never does;
+    `sampled` a clipped surrogate with advantage log q - log p."""
     temperature: float = 1.0
     """Distillation temperature of student and teacher alike."""
     importance: tuple[float, float] = (0.1, 10.0)
@@ -73,6 +74,8 @@ class DistillConfig:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:
             raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
+        if self.form == "forward" and self.tail != "bin":
+            raise ConfigError(f"distill tail is {self.tail} with form forward; valid: bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

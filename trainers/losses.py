@@ -65,6 +65,21 @@ def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor
     return _divergence(_finite(student_topk_logp_NK).log_softmax(-1), teacher_topk_logp_NK.detach().log_softmax(-1))
 
 
+def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+    """Forward KL over the K ids and one bin for all others: [N], nats, at least 0.
+
+    l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
+    has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
+    id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
+    Source: [gkd] section 3, [guided-opd]; docs/algorithms.md#reverse-kl-on-a-support.
+    """
+    teacher = _finite(teacher_topk_logp_NK.detach())
+    student = _finite(student_topk_logp_NK)
+    teacher = torch.cat([teacher, tail_logp(teacher)], dim=-1)
+    student = torch.cat([student, tail_logp(student)], dim=-1)
+    return (teacher.exp() * (teacher - student)).sum(-1)
+
+
 TAILS: Mapping[str, TokenKL] = MappingProxyType(
     {"bin": bin_reverse_kl, "raw": raw_reverse_kl, "renorm": renorm_reverse_kl}
 )
@@ -318,13 +333,13 @@ class NegativeLogLikelihood:
 class SupportKL:
     """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behavior is unknown).
 
-    0 where the targets say that a token does not count.
+    `kl` may also be the forward KL, KL_S(q || p). 0 where the targets say that a token does not count.
 
     Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
     Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
     """
 
-    tail: TokenKL = bin_reverse_kl
+    kl: TokenKL = bin_reverse_kl
     importance: tuple[float, float] | None = (0.1, 10.0)
     """Range of the ratio train / rollout probability; None for no ratio."""
 
@@ -332,12 +347,12 @@ class SupportKL:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
             raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
-        loss_n = topk_reverse_kl(student, teacher, self.tail)
+        loss_n = topk_reverse_kl(student, teacher, self.kl)
         # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {
-                "kl_bin": loss_n if self.tail is bin_reverse_kl else bin_reverse_kl(student, teacher),
-                "kl_raw": loss_n if self.tail is raw_reverse_kl else raw_reverse_kl(student, teacher),
+                "kl_bin": loss_n if self.kl is bin_reverse_kl else bin_reverse_kl(student, teacher),
+                "kl_raw": loss_n if self.kl is raw_reverse_kl else raw_reverse_kl(student, teacher),
                 "teacher_entropy": topk_entropy(teacher),
                 "clipped": torch.zeros_like(loss_n),
             }

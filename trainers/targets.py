@@ -26,7 +26,7 @@ from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig
-from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, sampled_advantage
+from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, bin_forward_kl, sampled_advantage
 
 FloatE = NDArray[np.float64]
 GROUP_EPS = 1e-6
@@ -296,14 +296,21 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
     """The signal and the token loss that opd, turnopd and tcod share.
 
     Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached
-    importance ratio; or, in its sampled form, the clipped surrogate with A_i = log q - log p at the sampled id.
+    importance ratio; or the forward KL, sum_{S + tail} q (log q - log p); or, in a sampled form, the clipped surrogate
+    with A_i = log q - log p at the sampled id.
     Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
     """
     if config.form == "sampled":
         low, high = config.clip
         return SampledAdvantage(), ClippedAdvantage(eps_low=low, eps_high=high)
     signal = (TeacherTopK if config.support == "teacher" else StudentTopK)(config.top_k)
-    return signal, SupportKL(tail=TAILS[config.tail], importance=config.importance)
+    return signal, support_kl(config)
+
+
+def support_kl(config: DistillConfig) -> SupportKL:
+    """The KL on the support that the settings name, reverse or forward."""
+    kl = bin_forward_kl if config.form == "forward" else TAILS[config.tail]
+    return SupportKL(kl=kl, importance=config.importance)
 
 
 def is_trainable(turn: Turn) -> bool:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
-from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, bin_forward_kl, supervised
-from turngym.trainers.losses import ClippedAdvantage, SupportKL
+from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
+from turngym.trainers.losses import ClippedAdvantage, SupportKL, bin_forward_kl
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4), teacher (1/4, 1/4 | 1/2): forward 1/4 ln 1/2 + 1/2 ln 2 = 1/4 ln 2

@@ -59,6 +59,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "reverse_kl",
         "token_losses",
         "truncated_importance",
+        "guided",
     ),
     luffy: (
         "policy_shaping",
@@ -112,7 +113,7 @@ ELSEWHERE = (
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "line_states", "packing_for"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
-    *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
+    *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),
     *("ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )

@@ -23,6 +23,7 @@ from turngym.trainers.losses import (
     Regularized,
     SupportKL,
     TruncatedImportance,
+    bin_forward_kl,
     bounded,
     clipped_weight,
     kl_k1,
@@ -69,7 +70,7 @@ def test_support_kl_by_hand() -> None:
     some = SupportKL()(replace(given, kl_mask_n=torch.tensor([True, False, False, True])))
     close(some.loss_n, [LN2 / 2, 0.0, 0.0, LN2 / 4])
     close(some.diagnostics["kl_bin"], [LN2 / 4] * 4)
-    plain = SupportKL(tail=raw_reverse_kl, importance=None)(given)
+    plain = SupportKL(kl=raw_reverse_kl, importance=None)(given)
     close(plain.loss_n, [LN2 / 2] * 4)
     close(plain.diagnostics["kl_bin"], [LN2 / 4] * 4)
     close(plain.diagnostics["clipped"], [0.0] * 4)
@@ -83,7 +84,7 @@ def test_divergences_are_measured_from_the_student() -> None:
     # student (1/2, 1/4 | 1/4), teacher (1/8, 1/4 | 5/8): with the bin ln 2 + 1/4 ln 2/5; the other way round it differs
     rows: dict[str, Any] = {"topk_logp_nK": STUDENT[None], "teacher_logp_nK": torch.tensor([[0.125, 0.25]]).log()}
     for tail in TAILS.values():
-        found = SupportKL(tail=tail)(tokens([1.0], **rows)).diagnostics
+        found = SupportKL(kl=tail)(tokens([1.0], **rows)).diagnostics
         close(found["kl_bin"], [LN2 + 0.25 * log(0.4)])
         close(found["kl_raw"], [LN2])
 
@@ -91,11 +92,20 @@ def test_divergences_are_measured_from_the_student() -> None:
 def test_support_kl_has_its_gradient_through_the_student_alone() -> None:
     student = STUDENT.repeat(1, 1).requires_grad_()
     given = tokens([2.0], topk_logp_nK=student, teacher_logp_nK=TEACHER[None])
-    found = SupportKL(tail=raw_reverse_kl)(given)
+    found = SupportKL(kl=raw_reverse_kl)(given)
     (gradient,) = torch.autograd.grad(found.loss_n.sum(), student)
     # 2 p (log p - log q + 1): the ratio is a constant
     close(gradient[0], [2 * 0.5 * (LN2 + 1), 2 * 0.25])
     assert not any(values.requires_grad for values in found.diagnostics.values())
+
+
+def test_support_kl_may_be_the_forward_kl_and_logs_the_reverse() -> None:
+    teacher = torch.tensor([[0.125, 0.25]]).log()
+    given = tokens([1.0], topk_logp_nK=STUDENT[None], teacher_logp_nK=teacher)
+    found = SupportKL(kl=bin_forward_kl, importance=None)(given)
+    # student (1/2, 1/4 | 1/4), teacher (1/8, 1/4 | 5/8)
+    close(found.loss_n, [-LN2 / 4 + 0.625 * log(2.5)])
+    close(found.diagnostics["kl_bin"], [LN2 + 0.25 * log(0.4)])
 
 
 def test_clipped_advantage_by_hand() -> None:

@@ -11,33 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from turngym.envs.core.episode import Episode, Origin
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import refused
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.lm_head import MIN_LOGP
-from turngym.trainers.losses import tail_logp
+from turngym.trainers.losses import bin_forward_kl
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
 ORIGINS: tuple[Origin, ...] = ("policy", "demonstration")
 """Whose turns are trained on."""
-
-
-def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
-    """Forward KL over the K ids and one bin for all others: [N], nats, at least 0.
-
-    l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
-    has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns.
-    """
-    teacher = teacher_topk_logp_NK.detach().clamp(min=MIN_LOGP)
-    student = student_topk_logp_NK.clamp(min=MIN_LOGP)
-    teacher = torch.cat([teacher, tail_logp(teacher)], dim=-1)
-    student = torch.cat([student, tail_logp(student)], dim=-1)
-    return (teacher.exp() * (teacher - student)).sum(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

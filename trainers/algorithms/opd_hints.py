@@ -12,8 +12,8 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Tok
 from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns
-from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
-from turngym.trainers.targets import ComparableGroups, WithReference
+from turngym.trainers.losses import PolicyGradient, Regularized
+from turngym.trainers.targets import ComparableGroups, WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -84,7 +84,7 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
     if topk:
-        inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
+        inner = support_kl(distill)
         loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",

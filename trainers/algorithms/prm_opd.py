@@ -14,8 +14,8 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Tok
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns, ScoredTurns, without
-from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
-from turngym.trainers.targets import WithReference
+from turngym.trainers.losses import PolicyGradient, Regularized
+from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -125,7 +125,7 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
     if topk:
         both = WeightedSum(
             loss=PolicyGradient(eps_low=low, eps_high=high),
-            support=SupportKL(tail=TAILS[distill.tail], importance=distill.importance),
+            support=support_kl(distill),
             w_reward=config.w_reward,
             w_hint=config.w_hint,
         )

@@ -26,8 +26,7 @@ from turngym.trainers.algorithms.judge_targets import batch_turns
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import majority
-from turngym.trainers.losses import TAILS, SupportKL
-from turngym.trainers.targets import TeacherTopK
+from turngym.trainers.targets import TeacherTopK, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
 FACTOR = "factor"
@@ -122,7 +121,7 @@ def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
         depth=FixedDepth(h_max=run.full_depth),
         target_fn=Intervention(k=distill.top_k, weak=config.weak, confidence=config.confidence),
         weight=WEIGHTS[config.weight],
-        token_loss=Reweighted(loss=SupportKL(tail=TAILS[distill.tail], importance=distill.importance)),
+        token_loss=Reweighted(loss=support_kl(distill)),
         judge="score",
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
