@@ -15,7 +15,7 @@ import pytest
 from evaluator_commands import inspect_eval, on_panel, vf_eval
 from proxy_http import ServedProxy
 
-from turngym.agents import evaluate, load_world
+from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.proxy.config import ProxySettings
 from turngym.envs.core.episode import Episode
@@ -26,7 +26,8 @@ BASE = Path(os.environ.get("TURNGYM_SMOLLM2", Path(__file__).parents[2] / "model
 pytestmark = pytest.mark.skipif(
     not BASE.is_dir(), reason="needs models/smollm2: python3 scripts/bootstrap.py smollm2 makes it"
 )
-STUDENT = Path(load_world("alfworld-smollm2").checkpoint("student"))
+# not by load_world, which wants the base model in the current folder
+STUDENT = Path(__file__).parents[2] / "agents/worlds/checkpoints/alfworld-smollm2/student"
 PANEL = "alfworld-quickstart"
 PLAYED: dict[str, Any] = {"limit": 3, "max_turns": 8, "samples": 1, "progress": False}
 
