@@ -10,7 +10,7 @@ import numpy as np
 
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, renderer_of
-from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.episode import Status, wrong_numbers
@@ -218,8 +218,11 @@ class ModelPlayer:
         slots: int = 64,
         dtype: str | None = None,
         engine: Engine | None = None,
+        examples: Sequence[Example] = (),
     ) -> ModelPlayer:
         """`settings` say how the model was trained to be spoken to; `slots` requests are generated at a time.
+
+        `examples` stand as earlier messages in every prompt.
 
         Without `engine` the model itself plays, in this process, with weights and caches in `dtype` (None: its own).
         """
@@ -229,7 +232,7 @@ class ModelPlayer:
             room = settings.max_context
             engine = LocalEngine(model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype)
         settings = complete_settings(settings, tokenizer, tool)
-        renderer = renderer_of(model, tokenizer, settings, tool)
+        renderer = renderer_of(model, tokenizer, settings, tool, examples)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 
     def agent(self, temperature: float, name: str = "student") -> ModelAgent:

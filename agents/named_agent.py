@@ -183,7 +183,8 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
 def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples:
     if options.examples is None:
         return Examples()
-    return read_examples(options.examples, options.examples_as, env.env_id, channel, env.tool)
+    form, shown_for = options.examples_as, options.examples_for
+    return read_examples(options.examples, form, env.env_id, channel, env.tool, shown_for)
 
 
 def _warn_of_transfer(folder: str, env_id: str) -> None:
@@ -223,8 +224,8 @@ def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAge
     opened = _opened_endpoint(agent, system)
     if examples.identity is None:
         return opened
-    shown = content_hash({"agent": opened.fingerprint, "examples": examples.identity})[:16]
-    return replace(opened, fingerprint=shown, examples=examples)
+    fingerprint = content_hash({"agent": opened.fingerprint, "examples": examples.identity})[:16]
+    return replace(opened, fingerprint=fingerprint, examples=examples)
 
 
 def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:

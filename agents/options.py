@@ -46,6 +46,8 @@ class AgentOptions:
     examples_as: Literal["auto", "text", "turns"] = "auto"
     """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
     auto: a trace as turns."""
+    examples_for: Literal["all", "category"] = "all"
+    """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
     max_new_tokens: int | None = None
     """Most tokens of one response; by default as the model was trained, else 512, at an endpoint 4096."""
     max_context: int | None = None
@@ -85,6 +87,7 @@ class AgentSettings(EndpointSettings, total=False):
     memory: str | None
     examples: str | None
     examples_as: Literal["auto", "text", "turns"]
+    examples_for: Literal["all", "category"]
     max_new_tokens: int | None
     max_context: int | None
     device: str

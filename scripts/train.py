@@ -37,6 +37,7 @@ ALGORITHM = "--algorithm"
 DEFAULT = "turnopd"
 FIRST = ("student", "teacher", "out", "env", "panel", "steps")
 FOLDED: Mapping[str, str] = {
+    "ExamplesConfig": "examples (few-shots) in the prompt",
     "TrainServers": "servers that play and teach",
     "WorkerOptions": "processes that play",
     "AsyncConfig": "Playing ahead",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,16 @@ from turngym.agents.judges.hints import HintedEnv, HintPrompts
 from turngym.agents.judges.judges import make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe
+from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.sglang.open_servers import train_policy
 from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource, WeightSource
@@ -121,6 +124,13 @@ class StudentRollouts:
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
 
+        shots, tool = config.few_shots, self._env.env.unwrapped.tool
+        self._examples = Examples()
+        if shots.examples is not None:
+            channel = make_channel(self.settings.channel, tool)
+            how = shots.examples_as, play.env, channel, tool, shots.examples_for
+            self._examples = read_examples(shots.examples, *how)
+
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
         self.servers: SyncedPolicy | None
         """Engine servers that play with the student's weights, or None."""
@@ -135,6 +145,7 @@ class StudentRollouts:
 
         self._panel = None if play.panel is None else load_panel(play.panel)
         if self._panel is not None:
+            assert_disjoint(self._examples.tasks, self._panel.tasks)
             check_panel(self._panel, self._eval_kwargs(self._panel), play.env, self._env.env.unwrapped.tool)
         self._demonstrations_opened: Demonstrations | None = None
         self._demonstrations_identity: dict[str, Any] = {}
@@ -158,7 +169,15 @@ class StudentRollouts:
             slots=config.play.slots,
             dtype=config.play.rollout_dtype,
             engine=engine,
+            examples=self._examples.episodes,
         )
+        if self._examples.text:
+            # in what is played alone: the settings that are saved with the model stay without
+            said = player.settings.system
+            if said is None:
+                channel = make_channel(self.settings.channel, player.tool)
+                said = system_message(self._env.env.unwrapped, channel, player.renderer)
+            player = replace(player, settings=replace(player.settings, system=self._examples.in_system(said)))
         return player, engine
 
     def _maker(self, **more: Any) -> MakeEnv:
@@ -183,6 +202,8 @@ class StudentRollouts:
         play = self.config.play
         identity: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
         identity["chat"] = self.settings.identity
+        if self._examples.identity is not None:
+            identity["examples"] = self._examples.identity
         if play.rollout_dtype is not None:
             identity["rollout_dtype"] = play.rollout_dtype
         names = ("expert", "mistakes", "players", "loop_after", "loop_slips", "hints")

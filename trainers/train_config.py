@@ -112,11 +112,26 @@ class ChatConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExamplesConfig:
+    """Examples (few-shots) in every prompt of a run."""
+
+    examples: str | None = None
+    """File with examples (few-shots) for every prompt of the run: a trace, whose successful episodes are shown, or a
+    text. They are no part of the model: give them to `turngym eval`, too."""
+    examples_as: Literal["auto", "text", "turns"] = "auto"
+    """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
+    auto: a trace as turns."""
+    examples_for: Literal["all", "category"] = "all"
+    """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """What is played in a training run, how the student is spoken to, and who demonstrates and judges."""
 
     play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
+    few_shots: ExamplesConfig = field(default_factory=ExamplesConfig, metadata=FLAT)
     judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
     demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions, metadata=FLAT)
     demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from turngym.agents.endpoint.client import (
@@ -34,7 +34,7 @@ from turngym.agents.endpoint.messages import (
     response_of,
 )
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.conversation import ALL, Example, Memory, memory_of
+from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, memory_of, of_category
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
@@ -59,10 +59,10 @@ TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.u
 class TranscriptWriter(ResponseWriter):
     """Writes a response that the endpoint did not choose into the messages of a conversation."""
 
-    examples: Sequence[dict[str, Any]] = ()
+    examples: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: {"": ()})
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
-        transcript = transcript_of(conversation, examples=self.examples)
+        transcript = transcript_of(conversation, ALL, self.examples)
         transcript.answer(Answer(content=text), text)
         return Reply(text=text, finish="scripted", origin=origin)
 
@@ -84,7 +84,7 @@ class EndpointAgent:
         max_context: most tokens of history and answer together, by the server's count; None: what the server takes.
         memory: which part of the episode a request holds (`memory_of`).
         parallel: most requests in flight.
-        examples: episodes that stand as earlier messages in front of every episode.
+        examples: episodes that stand as earlier messages in front of every episode, or of those of their category.
 
     Nothing is sent before `respond`. Raises AgentError for invalid settings and if httpx is not installed, and from
     `respond` if the endpoint never worked.
@@ -133,7 +133,8 @@ class EndpointAgent:
         self.name = f"openai {model}"
         self._parallel, self._memory = parallel, memory_of(memory)
         self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
-        self._examples = example_messages(examples, channel, tool)
+        groups = by_category(examples)
+        self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}
         self.writer = TranscriptWriter(examples=self._examples)
         self._started: tuple[LoopThread, EndpointClient] | None = None
 
@@ -268,10 +269,13 @@ class EndpointAgent:
 
 
 def transcript_of(
-    conversation: Conversation, memory: Memory = ALL, examples: Sequence[dict[str, Any]] = ()
+    conversation: Conversation, memory: Memory, examples: Mapping[str, Sequence[dict[str, Any]]]
 ) -> Transcript:
     """The messages of the next request: what `memory` shows of the episode, then the current observation."""
-    transcript: Transcript = conversation.memory.setdefault(TRANSCRIPT, Transcript(examples=examples))
+    transcript: Transcript | None = conversation.memory.get(TRANSCRIPT)
+    if transcript is None:
+        transcript = Transcript(examples=of_category(examples, conversation.task.category))
+        conversation.memory[TRANSCRIPT] = transcript
     if transcript.observed == conversation.turn:
         prompt = memory.prompt(conversation.statement, conversation.past, conversation.observation)
         if prompt is not None:

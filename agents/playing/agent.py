@@ -150,11 +150,12 @@ class ResponseWriter:
         observation = conversation.observation
         prompt = self.renderer.memory.prompt(conversation.statement, conversation.past, observation)
         if thread is None:
-            conversation.thread = self.renderer.open(conversation.system, observation if prompt is None else prompt)
+            first = observation if prompt is None else prompt
+            conversation.thread = self.renderer.open(conversation.system, first, conversation.task.category)
         elif prompt is None:
             self.renderer.observe(thread, observation)
         else:
-            self.renderer.restart(thread, conversation.system, prompt)
+            self.renderer.restart(thread, conversation.system, prompt, conversation.task.category)
         return conversation.thread
 
     def write(self, conversation: Conversation, action: str, origin: Origin = "policy") -> Reply:

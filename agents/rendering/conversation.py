@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Span
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
 
 Message = dict[str, Any]
+T = TypeVar("T")
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Message keys under which templates look for a thought."""
 MEMORIES = ("all", "window:2", "react")
@@ -142,10 +143,30 @@ class Example:
     """(observation, response) pairs."""
     final: str
     """The observation after the last response."""
+    category: str = ""
+    """The category of the tasks in whose prompts it stands; empty: in all."""
 
     @property
     def text(self) -> str:
         return "\n".join(part for turn in self.turns for part in turn)
+
+
+def by_category(examples: Iterable[Example]) -> dict[str, tuple[Example, ...]]:
+    """Category -> its examples; "" -> those of all tasks."""
+    found: dict[str, tuple[Example, ...]] = {"": ()}
+    for example in examples:
+        found[example.category] = (*found.get(example.category, ()), example)
+    return found
+
+
+def of_category(groups: Mapping[str, T], category: str) -> T:
+    """What `groups` (by category, "" for all tasks) hold for a task. Raises AgentError if all of it is for others."""
+    known = sorted(groups.keys() - {""})
+    if known and category not in groups:
+        raise AgentError(
+            f"--examples-for category: no example is of category {category!r}; there are {', '.join(known)}"
+        )
+    return groups[category if known else ""]
 
 
 def without(observation: str, listing: str) -> str:

@@ -1,7 +1,8 @@
 """Examples in the prompt (few-shots): episodes of a trace or a text, in front of the task.
 
 As turns, each episode of a trace stands in the prompt as earlier messages: observation, response, observation, ... As
-text, it stands at the end of the system message, and so does the content of a text file.
+text, it stands at the end of the system message, and so does the content of a text file. Turns may be shown by
+category: in each task the examples of its own kind alone, as ReAct does in ALFWorld.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from turngym.envs.core.task import Task, ToolSpec, content_hash
 from turngym.envs.core.trace import read_episodes
 
 ExamplesForm = Literal["auto", "text", "turns"]
+ExamplesFor = Literal["all", "category"]
 TRACE = ".jsonl"
 
 
@@ -39,6 +41,8 @@ class Examples:
             return None
         form = f"{len(self.episodes)} as turns" if self.episodes else "text"
         content = {"text": self.text, "episodes": [[*episode.turns, episode.final] for episode in self.episodes]}
+        if categories := [episode.category for episode in self.episodes if episode.category]:
+            form, content = f"{form} by category", content | {"categories": categories}
         return f"{form}, {content_hash(content)[:16]}"
 
     def in_system(self, system: str) -> str:
@@ -46,14 +50,24 @@ class Examples:
         return f"{system}\n\n{self.text}".strip() if self.text else system
 
 
-def read_examples(path: str | Path, form: ExamplesForm, env_id: str, channel: Channel, tool: ToolSpec) -> Examples:
+def read_examples(
+    path: str | Path,
+    form: ExamplesForm,
+    env_id: str,
+    channel: Channel,
+    tool: ToolSpec,
+    shown_for: ExamplesFor = "all",
+) -> Examples:
     """The examples in a trace (`*.jsonl`; its successful episodes, in order) or in a text file.
 
     Responses are rewritten for `channel` where it does not read them. `auto` shows a trace as turns and a text as text.
 
-    Raises AgentError for a file that cannot be read or holds no example, and for episodes of another environment.
+    Raises AgentError for a file that cannot be read or holds no example, for episodes of another environment, and for
+    text by category.
     """
     path = Path(path).expanduser()
+    if shown_for == "category" and (form == "text" or path.suffix != TRACE):
+        raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}), as turns, are shown by category")
     if path.suffix != TRACE:
         if form == "turns":
             raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}) can be shown as turns")
@@ -68,7 +82,7 @@ def read_examples(path: str | Path, form: ExamplesForm, env_id: str, channel: Ch
     if others := sorted({episode.task.env_id for episode in episodes} - {env_id}):
         raise AgentError(f"--examples {path} has episodes of {', '.join(others)}; the agent plays {env_id}")
     tasks = tuple(episode.task for episode in episodes if episode.success)
-    shown = tuple(_example(episode, channel, tool) for episode in episodes if episode.success)
+    shown = tuple(_example(episode, channel, tool, shown_for) for episode in episodes if episode.success)
     if not shown:
         raise AgentError(f"--examples {path}: none of its {len(episodes)} episodes succeeded")
     if form != "text":
@@ -76,7 +90,8 @@ def read_examples(path: str | Path, form: ExamplesForm, env_id: str, channel: Ch
     return Examples(tasks=tasks, text="\n\n".join(f"Example {n}:\n{one.text}" for n, one in enumerate(shown, start=1)))
 
 
-def _example(episode: Episode, channel: Channel, tool: ToolSpec) -> Example:
+def _example(episode: Episode, channel: Channel, tool: ToolSpec, shown_for: ExamplesFor) -> Example:
     valid = [turn for turn in episode.turns if turn.verdict.valid]
     turns: Sequence[tuple[str, str]] = [(turn.observation, said_in(channel, tool, turn)) for turn in valid]
-    return Example(turns=tuple(turns), final=episode.final_observation)
+    category = episode.task.category if shown_for == "category" else ""
+    return Example(turns=tuple(turns), final=episode.final_observation, category=category)

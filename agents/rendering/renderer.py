@@ -25,7 +25,16 @@ from turngym.agents.rendering.chat_template import (
     ObservationRole,
     RenderError,
 )
-from turngym.agents.rendering.conversation import ALL, Example, IdBuffer, Memory, Message, TokenHistory
+from turngym.agents.rendering.conversation import (
+    ALL,
+    Example,
+    IdBuffer,
+    Memory,
+    Message,
+    TokenHistory,
+    by_category,
+    of_category,
+)
 from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.core.episode import Episode, Origin, Turn
 from turngym.envs.core.errors import TurngymError
@@ -61,7 +70,8 @@ class ChatRenderer:
         history: `template` lets the template rewrite the past; `append` keeps everything.
         stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
-        examples: episodes that stand as earlier messages between the system message and the first observation.
+        examples: episodes that stand as earlier messages between the system message and the first observation, in all
+            tasks or in those of their category.
 
     Raises RenderError without a chat template, and for a role that it refuses.
     """
@@ -82,7 +92,7 @@ class ChatRenderer:
         examples: Sequence[Example] = (),
     ) -> None:
         self.memory = memory
-        self.examples = examples
+        self.examples = by_category(examples)
         if history not in ("template", "append"):
             raise RenderError(f"history {history!r} is unknown; valid: 'template', 'append'")
         self.template = ChatTemplate(
@@ -105,17 +115,18 @@ class ChatRenderer:
         self.append_only = self._append or self._probe()
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
         try:
-            self.template.render(self._opening(SYSTEM, OBSERVATION))
+            for examples in self.examples.values():
+                self.template.render(self._opening(SYSTEM, OBSERVATION, examples))
         except RenderError as error:
             # Mistral's allows no message of the user after the result of a call
             raise RenderError(
                 f"examples cannot be shown as turns, show them as text (--examples-as text): {error}"
             ) from error
 
-    def open(self, system: str, observation: str) -> TokenHistory:
-        """A new conversation with its first prompt."""
+    def open(self, system: str, observation: str, category: str = "") -> TokenHistory:
+        """A new conversation with its first prompt; `category` is the task's."""
         history = TokenHistory(appendable=self.append_only)
-        self.restart(history, system, observation)
+        self.restart(history, system, observation, category)
         return history
 
     def observe(self, history: TokenHistory, observation: str) -> None:
@@ -158,17 +169,17 @@ class ChatRenderer:
             history.messages[-2:] = [plain, self.template.observation(observation["content"], plain)]
             return self.template.render(history.messages)
 
-    def restart(self, history: TokenHistory, system: str, observation: str) -> None:
+    def restart(self, history: TokenHistory, system: str, observation: str, category: str = "") -> None:
         """Open a segment whose prompt is a new conversation, without anything of the segments before."""
-        history.messages = self._opening(system, observation)
+        history.messages = self._opening(system, observation, of_category(self.examples, category))
         self._open_segment(history, self.template.render(history.messages))
 
-    def _opening(self, system: str, observation: str) -> list[Message]:
+    def _opening(self, system: str, observation: str, examples: Sequence[Example]) -> list[Message]:
         """The messages of a first prompt."""
-        if not self.examples:
+        if not examples:
             return self.template.opening(system, observation)
         messages: list[Message] = []
-        for example in self.examples:
+        for example in examples:
             for number, (seen, response) in enumerate(example.turns):
                 if number:
                     messages.append(self.template.observation(seen, messages[-1]))
@@ -332,7 +343,7 @@ class TextEpisodes:
         turns: list[Turn] = []
         for turn in episode.turns:
             if history is None:
-                history = self.renderer.open(system, turn.observation)
+                history = self.renderer.open(system, turn.observation, episode.task.category)
             else:
                 self.renderer.observe(history, turn.observation)
             shown = self.shown(episode, turn)

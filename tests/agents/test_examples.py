@@ -72,6 +72,48 @@ def test_successful_episodes_of_a_trace_in_the_channel_of_the_agent(trace: Path)
     assert len({turns.identity, called.identity, text.identity}) == 3
 
 
+def test_by_category_a_task_is_shown_its_own_kind_alone(
+    trace: Path, make_tokenizer: Any, make_policy: Any, make_doors: Any
+) -> None:
+    """In the prompts of a model and in the requests to an endpoint; a task without examples of its kind is an error."""
+    pytest.importorskip("httpx", reason="needs turngym[endpoint]")
+    from openai_fake import FakeOpenAI, served
+
+    from turngym.agents.endpoint.agent import EndpointAgent
+    from turngym.agents.endpoint.client import EndpointOptions
+
+    found = read_examples(trace, "auto", DoorEnv.env_id, TEXT, TOOL, "category")
+    assert [example.category for example in found.episodes] == ["odd", "even"]
+    assert str(found.identity).startswith("2 as turns by category, ")
+    assert found.identity != read_examples(trace, "auto", DoorEnv.env_id, TEXT, TOOL).identity
+    with pytest.raises(AgentError, match=r"only the episodes of a trace \(\.jsonl\), as turns, are shown by category"):
+        read_examples(trace, "text", DoorEnv.env_id, TEXT, TOOL, "category")
+
+    tokenizer = make_tokenizer()
+    renderer = ChatRenderer(tokenizer, examples=found.episodes)
+    model = ModelAgent(make_policy(tokenizer, renderer.template.end_id), renderer, TextChannel())
+    jobs = [Job(task_id="doors/3", seed=1), Job(task_id="doors/4", seed=1)]
+    prompts = [
+        renderer.template.decode(episode.prompt_ids(episode.turns[0]).tolist())
+        for episode in rollout(jobs, make_doors(max_turns=1), model)
+    ]
+    with served(FakeOpenAI()) as server:
+        options = EndpointOptions(base_url=server.url)
+        agent = EndpointAgent("tiny", options, TEXT, TOOL, examples=found.episodes)
+        for job in jobs:
+            rollout([job], make_doors(max_turns=1), agent)
+    prompts += [str(request["messages"]) for request in server.requests]
+    assert [("You see 1 doors." in prompt, "You see 2 doors." in prompt) for prompt in prompts] == [
+        (True, False),
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    lonely = ModelAgent(model.policy, ChatRenderer(tokenizer, examples=found.episodes[:1]), TextChannel())
+    with pytest.raises(AgentError, match="no example is of category 'even'; there are odd"):
+        rollout(jobs[1:], make_doors(max_turns=1), lonely)
+
+
 def test_a_text_file_is_shown_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "react.txt"
     path.write_text("> think: I need a mug.\nOK.\n> go to desk 1\n", encoding="utf-8")

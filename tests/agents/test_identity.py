@@ -52,7 +52,9 @@ NO_IDENTITY = {
     "key_env": "who pays",
     "request_deadline": "how long it is waited for",
     "request_retries": "how often it is asked again",
-    "examples_as": "nothing without examples; with them it is part of theirs (test_examples)",
+    **dict.fromkeys(
+        ("examples_as", "examples_for"), "nothing without examples; with them it is part of theirs (test_examples)"
+    ),
     "token_ids": "what comes back beside the answer",
     "price_in": "what it costs",
     "price_cached": "what it costs",

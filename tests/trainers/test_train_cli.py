@@ -12,6 +12,7 @@ import pytest
 import torch
 import toy_run as toy
 from tiny_runs import break_off, save_tiny, untimed
+from transformers import AutoTokenizer
 
 from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
@@ -24,6 +25,7 @@ from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
+from turngym.scripts import rollout as rollout_verb
 from turngym.scripts import train
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
@@ -194,6 +196,43 @@ def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp
     assert collected("--players", "noisy:1", "--noise", "1", "1") == [["noise"] * 3] * 6
     with pytest.raises(TurngymError, match=r"players: 'cyle'; known are expert, noisy, repeat, cycle.*Did you mean"):
         collected("--players", "cyle:1")
+
+
+def test_examples_stand_in_every_prompt_of_a_run_and_in_no_saved_model(tmp_path: Path) -> None:
+    """In played and in demonstrated episodes, as turns of the task's category or as text; a resumed run keeps them."""
+    shots, small = tmp_path / "shots.jsonl", ("--env-kwargs", '{"config": "small"}')
+    played = tmp_path / "played.jsonl"
+    assert rollout_verb.main(["--split", "generated", "--tasks", "30", *small, "--out", str(played)]) == 0
+    first = {e.task.category: e for e in reversed(read_trace(played)[0]) if e.success}
+    assert len(first) > 2
+    with TraceWriter(shots) as writer:
+        for episode in first.values():
+            writer.write(episode)
+    for seed, name in enumerate(("student", "teacher")):
+        save_tiny(tmp_path / name, seed=seed, length=16_384)
+    given = ("--examples", str(shots), "--keep-rollouts", "1", "--steps", "1", "--eval-every", "0")
+
+    def run(algorithm: str, *how: str) -> list[tuple[str, str]]:
+        """(first prompt, system message) of each episode of the step."""
+        out = tmp_path / f"{algorithm} {how[-1]}"
+        assert train.main([*command(tmp_path, out, algorithm, *given), *how]) == 0
+        model = out / "checkpoints" / "step_000001" / "model"
+        assert ChatSettings.load(model).system == "Do the task."
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        (kept,) = (out / "rollouts").glob("*.jsonl")
+        return [(tokenizer.decode(e.prompt_ids(e.turns[0])), e.system) for e in read_trace(kept)[0]]
+
+    for algorithm in ("opd", "sft"):
+        for prompt, system in run(algorithm, "--examples-for", "category"):
+            assert system == "Do the task."
+            assert prompt.count("Your task is to") == 2  # that of one example, and the episode's own
+        for prompt, system in run(algorithm, "--examples-as", "text"):
+            assert system.startswith("Do the task.\n\nExample 1:\n")
+            assert f"Example {len(first)}:" in system
+            assert prompt.count("Your task is to") == len(first) + 1
+    out = tmp_path / "opd text"
+    with pytest.raises(TurngymError, match=r"examples: checkpoint 'text, .*6 as turns, "):
+        train.main([*command(tmp_path, out, "opd", *given), "--resume", "--examples-as", "turns"])
 
 
 def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_path: Path) -> None:
