@@ -9,7 +9,7 @@ from pathlib import Path
 
 from turngym.agents.demonstrations import USED, Demonstrations, LiveDemonstrator, Plan, noted
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.play_plan import PlayPlan, depth_caps
+from turngym.agents.play_plan import PlayPlan, depth_caps, loops_left
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
@@ -164,6 +164,7 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> li
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
     caps = [cap if cap < request.max_turns else None for cap in depth_caps(request)]
+    leave_loops = loops_left(request)
     later, groups = PlayPlan.of(request).round, request.episodes // request.group
     # no two (seed, step, round) meet as long as a run has fewer than a million steps and seeds
     step = request.step + later * 10**12
@@ -175,6 +176,7 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> li
             group=later * groups + number,
             seed=seed * 1_000_003 + step,
             max_turns=caps[number * request.group + member],
+            leave_loops=leave_loops[number * request.group + member],
         )
         for number, place in enumerate(places)
         for member in range(request.group)

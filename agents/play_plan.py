@@ -23,6 +23,8 @@ class PlayPlan:
     """The last so many of the step's episodes stop at `short_turns` (TurnOPD's partial probes)."""
     short_turns: int | None = None
     """The depth cap of the short episodes; None: no episode is short."""
+    leave_loops: int = 0
+    """The last so many of the step's episodes end where they begin to loop (`envs.core.episode.loop_end`)."""
     demonstration_turns: int | None = None
     """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
     prefix_ratios: tuple[tuple[float, ...], ...] = ()
@@ -47,3 +49,9 @@ def depth_caps(request: RolloutRequest) -> list[int]:
     plan = PlayPlan.of(request)
     short = 0 if plan.short_turns is None else plan.short_episodes
     return [request.max_turns] * (request.episodes - short) + [plan.short_turns or request.max_turns] * short
+
+
+def loops_left(request: RolloutRequest) -> list[bool]:
+    """Returns of every episode of the step, in order, whether it ends where it begins to loop."""
+    left = PlayPlan.of(request).leave_loops
+    return [False] * (request.episodes - left) + [True] * left

@@ -5,6 +5,7 @@ The training loop knows these protocols and no algorithm by name: something new 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -147,6 +148,8 @@ class DepthState:
     """Covering depth of the successful episodes at the last probe that had enough of them."""
     probes: int = 0
     """Probes taken in so far."""
+    loop_ratio: float | None = None
+    """KL per token of turns in loops over that of all others, smoothed; None before any was seen (LoopStop)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,8 @@ class DepthPlan:
     """Whether `cap` is the full depth of the run: an episode that is cut there has failed, not only been stopped."""
     short_share: float = 0.0
     """Partial probes: this share of the episodes stops at `adaptive_cap`, and is not measured."""
+    loop_share: float = 0.0
+    """This share of the episodes, the last of the step, ends where it begins to loop (LoopStop)."""
     demonstration_turns: int | None = None
     """TCOD B2F: turns that the student plays at the end, after a demonstration. None: it plays all."""
 
@@ -173,7 +178,9 @@ class DepthStats:
 
     `kl_T` float [T] token-pooled mean KL per turn, nats, NaN where a turn has no tokens; `survivors_T` int [T] episodes
     that reached the turn; `last_turn_E` int [E] index of each episode's last turn; `success_E` bool [E] the episodes'
-    success flags; `cut_E` bool [E] stopped by the depth cap, so neither completed nor successful.
+    success flags; `cut_E` bool [E] stopped by the depth cap, so neither completed nor successful. `loop_kl` and
+    `rest_kl` are the mean KL of tokens in and outside of loops, nats, over all episodes (NaN without any), and `loops`
+    is how many episodes went on in a loop.
     """
 
     kl_T: NDArray[np.float64]
@@ -181,6 +188,9 @@ class DepthStats:
     last_turn_E: NDArray[np.int64]
     success_E: NDArray[np.bool_]
     cut_E: NDArray[np.bool_]
+    loop_kl: float = math.nan
+    rest_kl: float = math.nan
+    loops: int = 0
 
 
 class DepthController(Protocol):
@@ -321,6 +331,7 @@ BUILT_IN: Mapping[str, str] = {
     "sft": f"{_HERE}.sft:ALGORITHM",
     "opd": f"{_HERE}.opd:ALGORITHM",
     "turnopd": f"{_HERE}.turnopd:ALGORITHM",
+    "loopstop": f"{_HERE}.loopstop:ALGORITHM",
     "tcod": f"{_HERE}.tcod:ALGORITHM",
     "grpo": f"{_HERE}.grpo:ALGORITHM",
     "gigpo": f"{_HERE}.gigpo:ALGORITHM",

@@ -18,13 +18,13 @@ from turngym.agents.demonstrations import (
 )
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_plan import PlayPlan, depth_caps
+from turngym.agents.play_plan import PlayPlan, depth_caps, loops_left
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import SHORT, Episode, Status
+from turngym.envs.core.episode import SHORT, Episode, Status, loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import RolloutRequest
@@ -163,8 +163,13 @@ class DatasetCollect:
             for number, place in enumerate(places)
             for episode in groups[place]
         ]
-        capped = zip(chosen, depth_caps(request)[: len(chosen)], strict=True)
-        return [self._cut(episode, cap, request.max_turns) for episode, cap in request.own(list(capped))]
+        # an episode that leaves its loop is one whose depth cap is where the loop closed
+        caps = [
+            min(cap, loop_end(episode.turns) or cap) if leaves else cap
+            for episode, cap, leaves in zip(chosen, depth_caps(request), loops_left(request), strict=False)
+        ]
+        capped = request.own(list(zip(chosen, caps, strict=True)))
+        return [self._cut(episode, cap, request.max_turns) for episode, cap in capped]
 
     def _cut(self, episode: Episode, cap: int, full: int) -> Episode:
         """`episode` as if it had been played for this step, marked where its cap lies below that of the step."""

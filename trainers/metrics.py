@@ -180,6 +180,8 @@ METRICS: Mapping[str, str] = {
     "depth/probe": "1 on a full-depth probe step",
     "depth/hbar": "Hbar_k: smoothed horizon after the step",
     "depth/h_eff": "H_eff: index of the turn at the center of the KL mass, at the last probe (0 before any)",
+    "depth/loop_ratio": "KL per token of turns in loops over that of all others, smoothed (LoopStop)",
+    "depth/left_loops": "share of the episodes that were ended in a loop (LoopStop)",
     "depth/h_cov": "H_cov: turn that covers the successful episodes, at the last probe that had enough (0 before any)",
     "turn/tokens": "per turn: supervised tokens",
     "turn/tokens_success": "per turn: supervised tokens of successful episodes",

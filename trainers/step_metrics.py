@@ -122,6 +122,7 @@ def step_row(
         "weight_deep_share": deep_third(np.asarray(turns["turn/weight"])),
         **({"kl_deep_share": deep_third(np.asarray(turns["turn/kl_share"]))} if "turn/kl_share" in turns else {}),
         **depth_row(plan, state),
+        **({"depth/left_loops": float(np.mean(batch.truncated_E & batch.short_E))} if plan.loop_share else {}),
         **turns,
     }
 
@@ -243,6 +244,7 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
         "depth/hbar": state.hbar,
         "depth/h_eff": state.h_eff,
         "depth/h_cov": state.h_cov,
+        **({} if state.loop_ratio is None else {"depth/loop_ratio": state.loop_ratio}),
     }
 
 

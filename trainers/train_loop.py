@@ -279,6 +279,7 @@ class TrainLoop:
         asked = PlayPlan(
             short_episodes=short,
             short_turns=plan.adaptive_cap if short else None,
+            leave_loops=round(plan.loop_share * run.episodes),
             demonstration_turns=plan.demonstration_turns,
             prefix_ratios=() if algorithm.prefix is None else algorithm.prefix(step, run.episodes // algorithm.group),
             prefix_unit=algorithm.prefix_unit,
@@ -334,7 +335,7 @@ class TrainLoop:
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
-        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
+        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kept, kl_N))
         if trainer.on_update is not None:
             trainer.on_update(step)
         end = ClockReading.now()

@@ -22,7 +22,7 @@ from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed,
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
-from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
+from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn, loop_end
 from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
@@ -55,6 +55,8 @@ class Job:
     """Ids with which the agent's first response after the demonstration begins; the agent continues them."""
     max_turns: int | None = None
     """This job's own depth cap, which overrides the rollout's and is recorded in the episode's `meta`."""
+    leave_loops: bool = False
+    """The episode ends where it begins to loop, as if that turn were its depth cap."""
     states: bool = False
     """Note `state_hash` before every turn; `STATES` in the episode's `meta`."""
 
@@ -81,6 +83,8 @@ class EpisodeRunner:
     error: str = ""
     timings: dict[str, float] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
+    left_loop: bool = False
+    """Whether it ended because it looped."""
 
     def step(self, text: str) -> Any:
         """What the environment's step with `text` returns, for `take`; may hang or raise."""
@@ -118,6 +122,8 @@ class EpisodeRunner:
             self.status = Status.TRUNCATED_TURNS
         elif max_turns is not None and self.conversation.turn >= max_turns:
             self.status = Status.TRUNCATED_DEPTH
+        elif self.job.leave_loops and loop_end(self.turns) is not None:
+            self.status, self.left_loop = Status.TRUNCATED_DEPTH, True
 
     def _record(
         self, reply: Reply, observation: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]
@@ -164,8 +170,8 @@ class EpisodeRunner:
         extra: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.goal_rate is not None:
             extra["goal_rate"] = float(self.goal_rate)
-        if job.max_turns is not None:
-            extra[SHORT] = job.max_turns
+        if self.left_loop or job.max_turns is not None:
+            extra[SHORT] = len(self.turns) if self.left_loop else job.max_turns
         if job.states:
             extra[STATES] = self.states
         extra |= conversation.notes

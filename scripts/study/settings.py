@@ -73,6 +73,7 @@ def _rewarded() -> list[Method]:
 def _family() -> list[Method]:
     """Later methods of multi-turn distillation, each with its own defaults."""
     about = {
+        "loopstop": "episodes end where they loop, as long as loops teach less than other turns",
         "guided-opd": "teacher and student share the turns, the teacher's share goes down to nothing",
         "atod": "distillation annealed into reinforcement, turns weighted by disagreement and uncertainty",
         "sage-opd": "turns chosen by a judge, tokens weighted by the teacher's confidence",

@@ -1,0 +1,106 @@
+"""LoopStop: on-policy distillation that ends an episode where it loops, as long as loops teach less than other turns.
+
+The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since deep turns carry little divergence. What
+makes them so are the episodes that loop: outside of loops a deep turn carries as much as a shallow one, as
+docs/loopstop.md shows. A loop is seen when it happens, so single episodes can be ended while all others go on.
+
+Read next: trainers/algorithms/opd.py, `loop_end` in envs/core/episode.py, `loop_stats` in trainers/turn_stats.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState, DepthStats
+from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.targets import distillation
+from turngym.trainers.token_weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStopConfig:
+    """On-policy distillation that leaves loops."""
+
+    probe_interval: int = 8
+    """While episodes leave their loops, some go on in every step that is a multiple of this."""
+    probe_share: float = 0.25
+    """Share of the episodes that go on in such a step."""
+    rho: float = 0.7
+    """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""
+    min_loops: int = 4
+    """With fewer episodes that went on in a loop the ratio stays as it is."""
+    weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
+    """Whether every episode, every token or every response counts the same."""
+
+    def __post_init__(self) -> None:
+        if self.probe_interval < 1 or self.min_loops < 1:
+            raise ValueError(
+                f"probe_interval is {self.probe_interval} and min_loops {self.min_loops}; valid is at least 1"
+            )
+        if not 0.0 <= self.rho < 1.0 or not 0.0 < self.probe_share <= 1.0:
+            raise ValueError(
+                f"rho is {self.rho} and probe_share {self.probe_share}; valid is 0 <= rho < 1 and 0 < probe_share <= 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDepth:
+    """Full depth, but an episode ends where it loops while a token there teaches less than one elsewhere.
+
+    r_k = rho r_{k-1} + (1 - rho) KL_loop / KL_rest, the mean KL per token of turns after `loop_end` over that of all
+    others (r_1 is the first ratio). Episodes leave loops at step k where r_{k-1} < 1: the marginal value of going on is
+    then below the mean, so that the same turns teach more in a new episode. Where they do not, all of them measure.
+    Source: ours, the marginal value theorem of Charnov (1976); docs/algorithms.md#loopstop.
+    """
+
+    h_max: int
+    config: LoopStopConfig = LoopStopConfig()
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.h_max))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """What to collect at `step`, 1-based."""
+        if state.loop_ratio is None or state.loop_ratio >= 1.0:
+            return DepthPlan(cap=self.h_max, probe=True, full_depth=True)
+        probe = step % self.config.probe_interval == 0
+        leave = 1.0 - self.config.probe_share if probe else 1.0
+        return DepthPlan(cap=self.h_max, probe=probe, full_depth=True, loop_share=leave)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """The state after the step; unchanged where too few episodes went on in a loop, or nothing else has a KL."""
+        if stats.loops < self.config.min_loops or not stats.rest_kl > 0.0:
+            return state
+        # the raw KL may be slightly negative, which is no divergence
+        ratio = max(stats.loop_kl, 0.0) / stats.rest_kl
+        if state.loop_ratio is not None:
+            ratio = self.config.rho * state.loop_ratio + (1.0 - self.config.rho) * ratio
+        return replace(state, loop_ratio=ratio, probes=state.probes + 1)
+
+
+def build(config: LoopStopConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+    """Vanilla OPD whose episodes end where they loop (`LoopDepth`).
+
+    loss = sum_i w_i l_i as in `opd.build`: where loops teach as much as other turns it is OPD itself.
+    Source: ours; docs/algorithms.md#loopstop.
+    """
+    signal, token_loss = distillation(distill)
+    return Algorithm(
+        name="loopstop",
+        depth=LoopDepth(h_max=run.full_depth, config=config),
+        target_fn=signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=token_loss,
+        distill_temperature=distill.temperature,
+        settings={**fingerprint(config), **fingerprint(distill)},
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="loopstop",
+    config=LoopStopConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill"}),
+)
