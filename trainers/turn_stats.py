@@ -79,14 +79,13 @@ def turn_stats(
     )
 
 
-def probe_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[np.floating]) -> DepthStats:
-    """What `DepthController.update` takes in: K_t, survivors, last turns and success of every episode of a probe.
+def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
+    """What `AdaptiveDepth.update` takes in: K_t, survivors, last turns and success of every episode of a probe.
 
-    `episodes[batch.source_E[e]]` is the batch's episode e, `kl_N` [N] nats per supervised token. Episodes that the
-    probe itself cut at full depth count like all others: left out, the long failures would be missing, and K_t, n_t
-    and H_eff would only know short episodes. Of a partial probe only the episodes that had full depth before them
-    count, the short ones not even where they ended sooner. Episodes that an environment, an engine or a deadline
-    broke off (`error_...`) are in no batch.
+    `kl_N` [N] nats per supervised token. Episodes that the probe itself cut at full depth count like all others: left
+    out, the long failures would be missing, and K_t, n_t and H_eff would only know short episodes. Of a partial probe
+    only the episodes that had full depth before them count, the short ones not even where they ended sooner. Episodes
+    that an environment, an engine or a deadline broke off (`error_...`) are in no batch.
     Source: [turnopd] Algorithm 1; docs/algorithms.md#turn-statistics.
     """
     include_E = ~batch.short_E
@@ -99,14 +98,14 @@ def probe_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[
         last_turn_E=depth_E - 1,
         success_E=batch.success_E[include_E],
         cut_E=batch.truncated_E[include_E],
-        **loop_stats(batch, episodes, kl_N),
     )
 
 
 def loop_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[np.floating]) -> dict[str, Any]:
     """`loop_kl`, `rest_kl` and `loops` of `DepthStats`: a token is in a loop if its turn comes after `loop_end`.
 
-    The turn that closes the loop is still outside: an episode that is ended there has it, too.
+    The turn that closes the loop is still outside: an episode that is ended there has it, too. `kl_N` [N] nats;
+    `episodes[batch.source_E[e]]` is the batch's episode e. Source: docs/algorithms.md#leaving-loops.
     """
     ends = [loop_end(episodes[source].turns) for source in batch.source_E]
     end_E = np.array([np.iinfo(np.int64).max if end is None else end for end in ends], dtype=np.int64)

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "opd": TEACHER,
     "turnopd": TEACHER,
+    "loopstop": TEACHER,
     "tcod": TEACHER,
     "grpo": ("--grpo.n", "2", "--grpo.no-filter-groups"),
     "gigpo": ("--gigpo.n", "2"),

@@ -51,7 +51,7 @@ class LoopDepth:
     r_k = rho r_{k-1} + (1 - rho) KL_loop / KL_rest, the mean KL per token of turns after `loop_end` over that of all
     others (r_1 is the first ratio). Episodes leave loops at step k where r_{k-1} < 1: the marginal value of going on is
     then below the mean, so that the same turns teach more in a new episode. Where they do not, all of them measure.
-    Source: ours, the marginal value theorem of Charnov (1976); docs/algorithms.md#loopstop.
+    Source: ours, the marginal value theorem of Charnov (1976); docs/algorithms.md#leaving-loops.
     """
 
     h_max: int
