@@ -71,7 +71,7 @@ def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
     has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
-    Source: [gkd] section 3, [guided-opd]; docs/algorithms.md#reverse-kl-on-a-support.
+    Source: [guided-opd]; docs/algorithms.md#guided-turns.
     """
     teacher = _finite(teacher_topk_logp_NK.detach())
     student = _finite(student_topk_logp_NK)

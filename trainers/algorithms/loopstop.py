@@ -4,7 +4,7 @@ The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since 
 these are turns of episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others go
 on; what that saves and where it fails is in docs/loopstop.md.
 
-Read next: trainers/algorithms/opd.py, `loop_end` in envs/core/episode.py, `loop_stats` in trainers/turn_stats.py.
+Read next: trainers/algorithms/opd.py, envs/core/episode.py, trainers/turn_stats.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopDepth:
     r_k = rho r_{k-1} + (1 - rho) KL_loop / KL_rest, the mean KL per token of turns after `loop_end` over that of all
     others (r_1 is the first ratio). Episodes leave loops at step k where r_{k-1} < 1: the marginal value of going on is
     then below the mean, so that the same turns teach more in a new episode. Where they do not, all of them measure.
-    Source: ours, the marginal value theorem of Charnov (1976); docs/algorithms.md#leaving-loops.
+    That is Charnov's marginal value theorem (1976). Source: docs/algorithms.md#leaving-loops.
     """
 
     h_max: int
@@ -84,7 +84,8 @@ def build(config: LoopStopConfig, distill: DistillConfig, run: RunConfig) -> Alg
     """Vanilla OPD whose episodes end where they loop (`LoopDepth`).
 
     loss = sum_i w_i l_i as in `opd.build`: where loops teach as much as other turns it is OPD itself.
-    Source: ours; docs/algorithms.md#loopstop.
+    Source: docs/algorithms.md#loopstop.
+    Differs from the paper: there is none, the algorithm is ours.
     """
     signal, token_loss = distillation(distill)
     return Algorithm(
