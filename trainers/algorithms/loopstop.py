@@ -1,8 +1,8 @@
 """LoopStop: on-policy distillation that ends an episode where it loops, as long as loops teach less than other turns.
 
-The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since deep turns carry little divergence. Many of
-these are turns of episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others go
-on; what that saves and where it fails is in docs/loopstop.md.
+The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since deep turns carry little divergence. Many
+of these belong to episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others
+go on; what that saves and where it fails is in docs/loopstop.md.
 
 Read next: trainers/algorithms/opd.py, envs/core/episode.py, trainers/turn_stats.py.
 """
