@@ -13,7 +13,9 @@ from turngym.envs.spaces import printable
 
 MOST_MALFORMED = 0.9
 """From this share of malformed answers on, a model does not write actions in the form that is asked for."""
-EXAMPLE = re.compile(r"<(?!think\b)(\w+)>[^<>]*</\1>|<(?!think\b)(\w+)> and </\2>")
+_TAG = r"<((?!think\b|information\b)\w+)>"
+EXAMPLES = (re.compile(rf"{_TAG}[^<>]*</\1>"), re.compile(rf"{_TAG} and </\1>"))
+"""How a system message shows an action: whole, or by its tags. Thoughts and search results stand in tags, too."""
 
 
 def hints(scores: Scores, episodes: Iterable[Episode], channel: str | None) -> list[str]:
@@ -29,7 +31,7 @@ def hints(scores: Scores, episodes: Iterable[Episode], channel: str | None) -> l
         found = ((episode, turn) for episode in episodes for turn in episode.turns)
         episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
         called = channel is not None and channel.startswith("tool")
-        example = EXAMPLE.search(episode.system or "")
+        example = next(filter(None, (form.search(episode.system or "") for form in EXAMPLES)), None)
         expected = "a call of the environment's tool" if called else "an action in tags"
         expected += f", as in {example[0]}" if example and not called else ""
         answer = textwrap.shorten(printable(turn.response), 200, placeholder=" ...") or "(nothing)"

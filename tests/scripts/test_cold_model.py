@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents import evaluate
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.worlds import load_world
 from turngym.scripts.main import main
 from turngym.trainers.metrics import read_metrics
@@ -40,6 +42,32 @@ def test_answers_that_are_cut_and_cannot_be_read_are_explained(
     assert all(f"--{option}" in text for option in ("preset list),", "channel tool,", "reading lenient,", "env-kwargs"))
     if verb == "eval":
         assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"]["cut_rate"] == 1.0
+
+
+class Talks:
+    """Says something in every turn, and never an action."""
+
+    name, writer = "talks", ResponseWriter()
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [Reply(text="The birthplace is a town.") for _ in waiting]
+
+    def release(self, conversation: Conversation) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("world", "example"),
+    [
+        ("alfworld", "<action>go to cabinet 1</action>"),
+        ("webshop", "<action>search[red running shoes]</action>"),
+        ("search", "<search>query</search>"),
+    ],
+)
+def test_what_was_expected_is_shown_as_the_system_message_shows_it(world: str, example: str) -> None:
+    """The search's system message names the tags of thoughts and of results before those of an action."""
+    asked = {"samples": 1, "limit": 1, "max_turns": 1, "progress": False, "channel": "text"}
+    (hint,) = evaluate(f"{world}-quickstart", Talks(), **asked).hints()
+    assert f"Expected is an action in tags, as in {example}. Instead, turn 0 of " in hint
 
 
 def test_an_agent_whose_answers_can_be_read_gets_no_hints() -> None:
