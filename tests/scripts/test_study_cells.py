@@ -96,7 +96,7 @@ def test_who_learns_from_the_reward_has_no_teacher_and_a_rate_of_its_own(tmp_pat
 def test_rows_by_name_and_group() -> None:
     assert [row.name for row in chosen_methods(("turnopd",), 24)] == ["opd", "turnopd"]
     assert [row.name for row in chosen_methods(("main", "fixed-5"), 24)] == ["opd", "tcod", "turnopd", "fixed-5"]
-    assert len(chosen_methods(("main", "reward", "ablation", "sweep", "fixed", "family"), 24)) == len(methods(24)) == 22
+    assert len(chosen_methods(("main", "reward", "ablation", "sweep", "fixed", "family"), 24)) == len(methods(24)) == 23
     assert [row.name for row in chosen_methods(("main", "reward"), 24)] == ["opd", "tcod", "turnopd", "grpo", "gigpo"]
     assert [row.name for row in chosen_methods(("fixed-5",), 24, base=False)] == ["fixed-5"]
     with pytest.raises(TurngymError, match=r"--methods 'turnop'.*Did you mean 'turnopd'"):
