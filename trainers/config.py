@@ -74,8 +74,6 @@ class DistillConfig:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:
             raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
-        if self.form == "forward" and self.tail != "bin":
-            raise ConfigError(f"distill tail is {self.tail} with form forward; valid: bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

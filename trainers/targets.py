@@ -25,7 +25,7 @@ from turngym.envs.core.plugins import NamedReward
 from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import DistillConfig
+from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, bin_forward_kl, sampled_advantage
 
 FloatE = NDArray[np.float64]
@@ -308,7 +308,9 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
 
 def support_kl(config: DistillConfig) -> SupportKL:
-    """The KL on the support that the settings name, reverse or forward."""
+    """The KL on the support that the settings name, reverse or forward; ConfigError for a tail that forward lacks."""
+    if config.form == "forward" and config.tail != "bin":
+        raise ConfigError(f"distill tail is {config.tail} with form forward; valid: bin")
     kl = bin_forward_kl if config.form == "forward" else TAILS[config.tail]
     return SupportKL(kl=kl, importance=config.importance)
 
