@@ -1,19 +1,15 @@
 """Play in the browser: an environment and a task to choose, actions to click or type, an agent to watch and to relieve.
 
 Every page is rendered here and works without scripts; the only script presses "one step" again while one watches. What
-environments and models say is escaped, and no page may run other scripts or be framed. A cookie carries a random id,
-and forms a token that only its holder can have been given. Games are limited in number, in idle time and in turns.
+environments and models say is escaped. Who plays and what pages may load is in `envs/visitors.py`.
 """
 
 from __future__ import annotations
 
-import hmac
 import re
-import secrets
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +25,7 @@ from turngym.agents.playing.timed_calls import attempt
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.spaces import printable
+from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 
 try:
     from flask import Flask, Response, make_response, redirect, render_template, request
@@ -42,9 +39,6 @@ ENVIRONMENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Name on the page to Gymnasium id and arguments."""
 COOKIE = "turngym_play"
-MAX_FORM = 16 << 10
-"""Bytes of a form."""
-_ID = re.compile(r"[A-Za-z0-9_-]{43}")
 # `search[<your keywords>]` and `<answer>answer</answer>`: what stands before, in and behind the slot
 _SLOT = re.compile(r"(.*?[\[>])(<[^>]*>|[^<>\[\]]+)([\]<].*)")
 SCRIPT = """\
@@ -84,7 +78,6 @@ class Game:
     agent: str
     opened: OpenedAgent
     runner: EpisodeRunner
-    seen: float
     lock: threading.Lock = field(default_factory=threading.Lock)
     note: str = ""
     """What went wrong with the last click."""
@@ -120,22 +113,19 @@ class Game:
         self.runner.take(reply, attempt(partial(self.runner.step, reply.text)))
 
 
-class Games:
-    """All games by the id in the cookie, and the agents that they share. Safe across threads."""
+class Games(Visitors[Game]):
+    """All games, and the agents that they share."""
 
     def __init__(
         self, settings: PlaySettings, record: Callable[[Episode], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.settings, self._record, self._clock = settings, record, clock
-        self._open: OrderedDict[str, Game] = OrderedDict()
-        self._lock, self._models = threading.Lock(), threading.Lock()
+        super().__init__(most=settings.games, idle=settings.idle, dismiss=self._leave, clock=clock)
+        self.settings, self._record = settings, record
+        self._models = threading.Lock()
         self._agents: dict[tuple[str, str], OpenedAgent] = {}
         self._players: dict[str, list[str]] = {}
         self._rng = np.random.default_rng(settings.seed)
         self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def players(self, world: str) -> list[str]:
         """Who can be watched in an environment."""
@@ -144,19 +134,6 @@ class Games:
             env_id, kwargs = self.settings.environments[world]
             self._players[world] = ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
         return self._players[world]
-
-    def get(self, name: str) -> Game | None:
-        """The game with that id; None if there is none or it was idle too long."""
-        now, gone = self._clock(), []
-        with self._lock:
-            while self._open and now - next(iter(self._open.values())).seen > self.settings.idle:
-                gone.append(self._open.popitem(last=False)[1])
-            game = self._open.get(name)
-            if game is not None:
-                game.seen = now
-                self._open.move_to_end(name)
-        self._dismiss(gone)
-        return game
 
     def begin(self, name: str, world: str, task: str, agent: str) -> Game:
         """Begin another game for `name`. Raises TurngymError for an unknown environment, task or agent."""
@@ -183,15 +160,8 @@ class Games:
         except BaseException:
             env.close()
             raise
-        game = Game(world=world, agent=agent, opened=opened, runner=runner, seen=self._clock())
-        gone = []
-        with self._lock:
-            if (before := self._open.pop(name, None)) is not None:
-                gone.append(before)
-            self._open[name] = game
-            while len(self._open) > self.settings.games:
-                gone.append(self._open.popitem(last=False)[1])
-        self._dismiss(gone)
+        game = Game(world=world, agent=agent, opened=opened, runner=runner)
+        self.put(name, game)
         return game
 
     def step(self, game: Game) -> None:
@@ -206,21 +176,15 @@ class Games:
             about = {"agent": game.agent, "interface": "web", "turns_by_person": sorted(game.mine)}
             self._record(game.runner.episode(about))
 
-    def close(self) -> None:
-        """End all games; those under way are recorded as left."""
-        with self._lock:
-            gone = list(self._open.values())
-            self._open.clear()
-        self._dismiss(gone)
-
-    def _dismiss(self, gone: Sequence[Game]) -> None:
-        for game in gone:
-            with game.lock:
-                if not game.over:
-                    game.runner.status, game.runner.error = Status.TRUNCATED_DEPTH, "the player left"
-                self.keep(game)
+    def _leave(self, game: Game) -> None:
+        with game.lock:
+            if not game.over:
+                game.runner.status, game.runner.error = Status.TRUNCATED_DEPTH, LEFT
+            self.keep(game)
+            # not while the agent answers in another game
+            with self._models:
                 game.opened.agent.release(game.runner.conversation)
-                game.runner.env.close()
+            game.runner.env.close()
 
 
 class Web:
@@ -228,7 +192,7 @@ class Web:
 
     def __init__(self, games: Games) -> None:
         self.games = games
-        self._secret = secrets.token_bytes(32)
+        self._forms = Forms(COOKIE)
 
     def start(self) -> Any:
         """GET /: choose an environment, a task and who plays along."""
@@ -236,7 +200,7 @@ class Web:
 
     def begin(self) -> Any:
         """POST /begin: the first page of the game."""
-        name = self._checked()
+        name = self._forms.sender()
         if name is None:
             return self.error(403)
         world, task, agent = (printable(request.form.get(key, "")).strip() for key in ("world", "task", "agent"))
@@ -248,7 +212,7 @@ class Web:
 
     def look(self) -> Any:
         """GET /game: the observation, the possible actions, and how it goes."""
-        name = self._cookie()
+        name = self._forms.visitor()
         game = None if name is None else self.games.get(name)
         if name is None or game is None:
             return redirect("/", 303)
@@ -260,7 +224,7 @@ class Web:
             actions = [action for action in conversation.admissible or () if action not in templates]
             return render_template(
                 "play_page.html",
-                token=self._token(name),
+                token=self._forms.token(name),
                 game=game,
                 runner=game.runner,
                 slots=slots,
@@ -271,7 +235,7 @@ class Web:
 
     def act(self) -> Any:
         """POST /act: an action of the person's, or one turn of the agent's."""
-        name = self._checked()
+        name = self._forms.sender()
         if name is None:
             return self.error(403)
         game = self.games.get(name)
@@ -309,26 +273,12 @@ class Web:
         return f"{before}{text}{after}" if text else ""
 
     def _start(self, note: str) -> Response:
-        name = self._cookie() or secrets.token_urlsafe(32)
+        name = self._forms.visitor_or_new()
         worlds = {world: self.games.players(world) for world in self.games.settings.environments}
-        page = render_template("play_page.html", token=self._token(name), worlds=worlds, note=note)
+        page = render_template("play_page.html", token=self._forms.token(name), worlds=worlds, note=note)
         reply = make_response(page)
-        reply.set_cookie(COOKIE, name, httponly=True, samesite="Lax")
+        self._forms.remember(reply, name)
         return reply
-
-    def _cookie(self) -> str | None:
-        name = request.cookies.get(COOKIE, "")
-        return name if _ID.fullmatch(name) else None
-
-    def _checked(self) -> str | None:
-        """The id in the cookie, if the form carries its token."""
-        name = self._cookie()
-        # bytes, because compare_digest refuses text beyond ASCII
-        given = request.form.get("token", "").encode()
-        return name if name is not None and hmac.compare_digest(given, self._token(name).encode()) else None
-
-    def _token(self, name: str) -> str:
-        return hmac.digest(self._secret, name.encode(), "sha256").hex()
 
 
 def create_app(settings: PlaySettings | None = None, record: Callable[[Episode], None] | None = None) -> Flask:
@@ -338,39 +288,14 @@ def create_app(settings: PlaySettings | None = None, record: Callable[[Episode],
     app = Flask(
         "turngym.agents.play_web", root_path=str(here), instance_path=str(here), template_folder=".", static_folder=None
     )
-    app.config.update(MAX_CONTENT_LENGTH=MAX_FORM, MAX_FORM_MEMORY_SIZE=MAX_FORM, MAX_FORM_PARTS=16)
-    # a lone surrogate in a text could not be sent
-    app.jinja_options = {"finalize": lambda value: printable(value) if type(value) is str else value}
     games = Games(settings or PlaySettings(), record or (lambda episode: None))
     web = Web(games)
+    guard_pages(app, "script-src 'self'; style-src 'unsafe-inline'", web.error)
     app.extensions["play"] = games
     app.add_url_rule("/", view_func=web.start, methods=["GET"])
     app.add_url_rule("/begin", view_func=web.begin, methods=["POST"])
     app.add_url_rule("/game", view_func=web.look, methods=["GET"])
     app.add_url_rule("/act", view_func=web.act, methods=["POST"])
     app.add_url_rule("/play.js", "script", lambda: Response(SCRIPT, mimetype="text/javascript"), methods=["GET"])
-
-    @app.after_request
-    def guard(reply: Response) -> Response:
-        reply.headers.update(
-            {
-                "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
-                "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-                "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY",
-                # with no-referrer a browser sends `Origin: null` with our own forms, which a server would refuse
-                "Referrer-Policy": "same-origin",
-                "Cache-Control": "no-store",
-            }
-        )
-        return reply
-
-    @app.errorhandler(Exception)
-    def refused(error: Exception) -> tuple[str, int]:
-        status = getattr(error, "code", None)
-        if not isinstance(status, int):
-            app.logger.exception("request failed", exc_info=error)
-            status = 500
-        return web.error(status)
 
     return app

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 def serve(config: ServePlay) -> int:
     """Serve until a signal."""
     from turngym.agents.play_web import PlaySettings, create_app
-    from turngym.envs.webshop.web import Recorder
+    from turngym.envs.visitors import Recorder
 
     for name, value in (("games", config.games), ("threads", config.threads), ("idle", config.idle)):
         if value < 1:

@@ -58,8 +58,9 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(config: ServeWebshop) -> int:
     """Serve until a signal."""
+    from turngym.envs.visitors import Recorder
     from turngym.envs.webshop.shop import open_shop
-    from turngym.envs.webshop.web import Recorder, create_app
+    from turngym.envs.webshop.web import create_app
 
     settings = settings_of(config)
     recorder = None if config.out is None else Recorder(config.out)

@@ -1,21 +1,15 @@
 """The Flask application: a goal to choose, the shop's pages, a score. Works without scripts in the browser.
 
-GET only looks, POST acts and leads back to GET. Product text is hostile: templates escape everything, and no page may
-run scripts, load styles from elsewhere or be framed. A cookie carries a random id and nothing else; forms carry a token
-that only the holder of that cookie can have been given.
+GET only looks, POST acts and leads back to GET. Product text is hostile: templates escape everything. Who visits, and
+what pages may load, is in `envs/visitors.py`.
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
-import re
-import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +18,8 @@ import numpy as np
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, TraceWriter, iter_trace
 from turngym.envs.spaces import printable
+from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, click_action, page_of, parse_action, search_action
@@ -96,10 +90,9 @@ def score_parts(env: WebShopEnv, reward: Reward) -> list[Part]:
     return parts
 
 
-# Who is in the shop: one environment and its turns per browser, bounded in number, idle time and turns.
+# What belongs to a visitor: one environment and its turns, bounded in number.
 
 Record = Callable[[Episode], None]
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +110,7 @@ class VisitLimits:
 class Visit:
     """One person's shopping for one goal at a time, recorded turn by turn as an agent's is."""
 
-    def __init__(self, env: WebShopEnv, limits: VisitLimits, record: Record, now: float) -> None:
+    def __init__(self, env: WebShopEnv, limits: VisitLimits, record: Record) -> None:
         self.env = env
         self.lock = threading.Lock()
         self.turns: list[Turn] = []
@@ -125,8 +118,6 @@ class Visit:
         """How the episode ended; None while it goes on."""
         self.begun = False
         """Whether there is a goal yet."""
-        self.seen = now
-        """When it was last used, on the clock of its `Visits`."""
         self._limits = limits
         self._record = record
         self._observation = ""
@@ -176,7 +167,7 @@ class Visit:
     def _end(self, status: Status) -> None:
         self.status = status
         env = self.env
-        left = {"error": "the player left"} if status is Status.TRUNCATED_DEPTH else {}
+        left = {"error": LEFT} if status is Status.TRUNCATED_DEPTH else {}
         self._record(
             Episode(
                 task=env.task,
@@ -196,78 +187,31 @@ class Visit:
         )
 
 
-@dataclass(slots=True)
-class Visits:
-    """All visits by the random id in the person's cookie. Safe across threads."""
+class Visits(Visitors[Visit]):
+    """All visits; those that end without a purchase are recorded as left."""
 
-    shop: Shop
-    make_env: Callable[[], WebShopEnv]
-    record: Record
-    limits: VisitLimits = field(default_factory=VisitLimits)
-    clock: Clock = time.monotonic
-    _open: OrderedDict[str, Visit] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self,
+        make_env: Callable[[], WebShopEnv],
+        record: Record,
+        limits: VisitLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(most=limits.visits, idle=limits.idle, dismiss=self._leave, clock=clock)
+        self.make_env, self.record, self.limits = make_env, record, limits
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def get(self, name: str) -> Visit | None:
-        """The visit with that id, now the most recent; None if there is none or it was idle too long."""
-        with self._lock:
-            gone = self._expired()
-            visit = self._open.get(name)
-            if visit is not None:
-                visit.seen = self.clock()
-                self._open.move_to_end(name)
-        # without the lock: whoever plays in one of them may hold it for a while
-        self._dismiss(gone)
-        return visit
-
-    def enter(self, name: str) -> Visit:
-        """The visit with that id, a new one if need be; the one away longest makes room."""
-        visit = self.get(name)
-        if visit is not None:
-            return visit
-        # made without the lock; another request of the same browser may still be first
-        fresh = Visit(self.make_env(), self.limits, self.record, self.clock())
-        gone = []
-        with self._lock:
-            visit = self._open.setdefault(name, fresh)
-            while len(self._open) > self.limits.visits:
-                gone.append(self._open.popitem(last=False)[1])
-        self._dismiss(gone)
-        return visit
-
-    def close(self) -> None:
-        """End all visits; those under way are recorded."""
-        with self._lock:
-            gone = list(self._open.values())
-            self._open.clear()
-        self._dismiss(gone)
-
-    def _expired(self) -> list[Visit]:
-        gone, now = [], self.clock()
-        while self._open:
-            name, oldest = next(iter(self._open.items()))
-            # in the order of their last use: behind the first that is recent all are
-            if now - oldest.seen <= self.limits.idle:
-                break
-            gone.append(self._open.pop(name))
-        return gone
+    def visit(self, name: str) -> Visit:
+        """The visit of that visitor, a new one if need be."""
+        return self.enter(name, lambda: Visit(self.make_env(), self.limits, self.record))
 
     @staticmethod
-    def _dismiss(gone: list[Visit]) -> None:
-        for visit in gone:
-            with visit.lock:
-                visit.leave()
-                visit.env.close()
+    def _leave(visit: Visit) -> None:
+        with visit.lock:
+            visit.leave()
+            visit.env.close()
 
 
 COOKIE = "turngym_shop"
-MAX_FORM = 16 << 10
-"""Bytes of a form."""
-# the form of secrets.token_urlsafe(32)
-_ID = re.compile(r"[A-Za-z0-9_-]{43}")
 _NOTES = {
     "gone": "Your visit has ended, or the shop was restarted. Choose a goal to begin again.",
     "none": "Choose a goal first.",
@@ -299,33 +243,17 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
     here = Path(__file__).parent
     # both paths said, because Flask cannot find them for a package inside a namespace
     app = Flask("turngym.envs.webshop.web", root_path=str(here), instance_path=str(here))
-    app.config.update(
-        MAX_CONTENT_LENGTH=MAX_FORM, MAX_FORM_MEMORY_SIZE=MAX_FORM, MAX_FORM_PARTS=16, SEND_FILE_MAX_AGE_DEFAULT=300
-    )
-    # a lone surrogate in a product's text could not be sent
-    app.jinja_options = {"finalize": lambda value: printable(value) if type(value) is str else value}
+    app.config.update(SEND_FILE_MAX_AGE_DEFAULT=300)
+    settings = settings or WebSettings()
+    web = Web(shop, settings, record or (lambda episode: None))
+    sources = "data: https: http:" if settings.pictures else "data:"
+    guard_pages(app, f"img-src 'self' {sources}; style-src 'self'", web.error)
     app.jinja_env.filters["picture"] = picture
-    web = Web(shop, settings or WebSettings(), record or (lambda episode: None))
     app.extensions["webshop"] = web
     app.add_url_rule("/", view_func=web.start, methods=["GET"])
     app.add_url_rule("/start", view_func=web.begin, methods=["POST"])
     app.add_url_rule("/shop", view_func=web.look, methods=["GET"])
     app.add_url_rule("/act", view_func=web.act, methods=["POST"])
-
-    @app.after_request
-    def guard(reply: Response) -> Response:
-        reply.headers.update(web.headers)
-        if request.endpoint != "static":
-            reply.headers["Cache-Control"] = "no-store"
-        return reply
-
-    @app.errorhandler(Exception)
-    def refused(error: Exception) -> tuple[str, int]:
-        status = getattr(error, "code", None)
-        if not isinstance(status, int):
-            app.logger.exception("request failed", exc_info=error)
-            status = 500
-        return web.error(status)
 
     return app
 
@@ -341,19 +269,8 @@ class Web:
         probe.close()
         self._rng = np.random.default_rng(settings.seed)
         self._lock = threading.Lock()
-        self._secret = secrets.token_bytes(32)
-        self.visits = Visits(shop, self._env, record, settings.limits)
-        sources = "data: https: http:" if settings.pictures else "data:"
-        self.headers: Mapping[str, str] = {
-            "Content-Security-Policy": (
-                f"default-src 'none'; img-src 'self' {sources}; style-src 'self'; form-action 'self'; "
-                "base-uri 'none'; frame-ancestors 'none'"
-            ),
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            # with no-referrer a browser sends `Origin: null` with our own forms, which a server would refuse
-            "Referrer-Policy": "same-origin",
-        }
+        self._forms = Forms(COOKIE)
+        self.visits = Visits(self._env, record, settings.limits)
 
     def _env(self) -> WebShopEnv:
         settings = self.settings
@@ -369,7 +286,7 @@ class Web:
 
     def begin(self) -> Any:
         """POST /start: shop for the goal of that number, or for any."""
-        name = self._checked()
+        name = self._forms.sender()
         if name is None:
             return self.error(403)
         wish = request.form.get("goal", "").strip().removeprefix(f"{self.shop.profile.name}/")
@@ -377,14 +294,14 @@ class Web:
         if task_id not in self._ids:
             last = len(self.shop.goals) - 1
             return self._start(f"There is no goal {wish[:40]!r}: goals have numbers from 0 to {last}."), 404
-        visit = self.visits.enter(name)
+        visit = self.visits.visit(name)
         with visit.lock:
             visit.begin(task_id)
         return redirect("/shop", 303)
 
     def look(self) -> Any:
         """GET /shop: the page that is open."""
-        name = self._cookie()
+        name = self._forms.visitor()
         visit = None if name is None else self.visits.get(name)
         if visit is None or name is None or not visit.begun:
             return redirect("/?note=none", 303)
@@ -393,7 +310,7 @@ class Web:
 
     def act(self) -> Any:
         """POST /act: a search or a click, then the page that it leads to."""
-        name = self._checked()
+        name = self._forms.sender()
         if name is None:
             return self.error(403)
         visit = self.visits.get(name)
@@ -424,17 +341,17 @@ class Web:
     # --- pieces
 
     def _start(self, note: str) -> Response:
-        name = self._cookie() or secrets.token_urlsafe(32)
+        name = self._forms.visitor_or_new()
         visit = self.visits.get(name)
         page = render_template(
             "start.html",
-            token=self._token(name),
+            token=self._forms.token(name),
             note=note,
             shop=self.shop,
             under_way=visit.env.task.task_id if visit is not None and visit.under_way else "",
         )
         reply = make_response(page)
-        reply.set_cookie(COOKIE, name, httponly=True, samesite="Lax")
+        self._forms.remember(reply, name)
         return reply
 
     def _page(self, name: str, visit: Visit) -> str:
@@ -442,7 +359,7 @@ class Web:
         session, endless = str(env.goal.index), env.quirks.endless_pages
         attributes = self.settings.attributes
         page = page_of(self.shop, env.goal, state, session, show_attributes=attributes, endless_pages=endless)
-        shown: dict[str, Any] = {"token": self._token(name), "visit": visit, "page": page, "goal": env.goal}
+        shown: dict[str, Any] = {"token": self._forms.token(name), "visit": visit, "page": page, "goal": env.goal}
         if state.kind == "done":
             assert state.reward is not None
             shown |= {"reward": state.reward, "parts_of_score": score_parts(env, state.reward), "best": env.describe()}
@@ -454,56 +371,3 @@ class Web:
     def _draw(self) -> str:
         with self._lock:
             return self._ids[int(self._rng.integers(len(self._ids)))]
-
-    def _cookie(self) -> str | None:
-        """The id in the cookie, if it has the form of one of ours."""
-        name = request.cookies.get(COOKIE, "")
-        return name if _ID.fullmatch(name) else None
-
-    def _checked(self) -> str | None:
-        """The id in the cookie, if the form carries its token."""
-        name = self._cookie()
-        # bytes, because compare_digest refuses text beyond ASCII
-        given = request.form.get("token", "").encode()
-        return name if name is not None and hmac.compare_digest(given, self._token(name).encode()) else None
-
-    def _token(self, name: str) -> str:
-        return hmac.digest(self._secret, name.encode(), "sha256").hex()
-
-
-# People's episodes in a trace file, numbered so that a task and a sample name one episode.
-
-log = logging.getLogger(__name__)
-
-
-class Recorder:
-    """Appends episodes to a file; sample numbers go on from those that are in it. Safe across threads."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises TraceError where the file cannot be written or is of a newer version."""
-        self.path = path
-        self.failed = 0
-        """Episodes that could not be written."""
-        self._samples: Counter[str] = Counter()
-        if path.is_file():
-            for item in iter_trace(path):
-                if isinstance(item, Episode):
-                    self._samples[item.task.task_id] = max(self._samples[item.task.task_id], item.sample + 1)
-        self._writer = TraceWriter(path)
-        self._lock = threading.Lock()
-
-    def __call__(self, episode: Episode) -> None:
-        """Append one episode. A full disk costs the record, not the person's purchase: it is logged."""
-        with self._lock:
-            sample = self._samples[episode.task.task_id]
-            try:
-                self._writer.write(replace(episode, sample=sample))
-            except (OSError, ValueError, TraceError) as error:
-                self.failed += 1
-                log.error("an episode of %s could not be written to %s: %s", episode.task.task_id, self.path, error)
-                return
-            self._samples[episode.task.task_id] = sample + 1
-
-    def close(self) -> None:
-        with self._lock:
-            self._writer.close()

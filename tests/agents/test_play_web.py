@@ -111,7 +111,7 @@ def test_a_model_is_watched_and_relieved() -> None:
 def test_what_is_said_stays_text(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     player = Player(app).begin()
     player.act(action=EVIL)
-    game = next(iter(app.extensions["play"]._open.values()))
+    game, _ = next(iter(app.extensions["play"]._open.values()))
     game.runner.conversation.observation = f"A room. {EVIL} \ud800"
     game.runner.conversation.admissible = (EVIL,)
     game.note = EVIL

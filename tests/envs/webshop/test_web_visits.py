@@ -23,7 +23,8 @@ from turngym.scripts.main import main
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.envs.webshop.web import Recorder, VisitLimits, Visits
+from turngym.envs.visitors import Recorder
+from turngym.envs.webshop.web import VisitLimits, Visits
 
 
 class Clock:
@@ -47,7 +48,6 @@ def episodes() -> list[Episode]:
 @pytest.fixture
 def visits(tiny_shop: Shop, clock: Clock, episodes: list[Episode]) -> Visits:
     return Visits(
-        shop=tiny_shop,
         make_env=lambda: WebShopEnv(shop=tiny_shop, split="eval"),
         record=episodes.append,
         limits=VisitLimits(visits=3, idle=100.0, turns=50),
@@ -57,15 +57,15 @@ def visits(tiny_shop: Shop, clock: Clock, episodes: list[Episode]) -> Visits:
 
 def test_who_was_away_longest_makes_room(visits: Visits, episodes: list[Episode]) -> None:
     for name in "abc":
-        visits.enter(name).begin("tiny/0")
-    visits.enter("a").play("search[mug]")
+        visits.visit(name).begin("tiny/0")
+    visits.visit("a").play("search[mug]")
     first = visits.get("b")
     assert first is not None
     first.play("search[lamp]")
-    visits.enter("d")
+    visits.visit("d")
     assert [visits.get(name) is None for name in "abcd"] == [False, False, True, False]
     assert episodes == []
-    visits.enter("e")
+    visits.visit("e")
     assert len(visits) == 3
     assert [episode.turns[0].action for episode in episodes] == ["search[mug]"]
     assert (episodes[0].status, episodes[0].meta["error"]) == (Status.TRUNCATED_DEPTH, "the player left")
@@ -73,9 +73,9 @@ def test_who_was_away_longest_makes_room(visits: Visits, episodes: list[Episode]
 
 def test_idle_visits_end(visits: Visits, clock: Clock, episodes: list[Episode]) -> None:
     for name in "ab":
-        visits.enter(name).begin("tiny/1")
+        visits.visit(name).begin("tiny/1")
         clock.now += 40
-    visits.enter("a").play("search[mug]")
+    visits.visit("a").play("search[mug]")
     clock.now += 90
     assert visits.get("b") is None
     assert visits.get("a") is not None
@@ -87,7 +87,7 @@ def test_idle_visits_end(visits: Visits, clock: Clock, episodes: list[Episode]) 
 
 
 def test_another_goal_records_the_one_before(visits: Visits, episodes: list[Episode]) -> None:
-    visit = visits.enter("a")
+    visit = visits.visit("a")
     assert not visit.under_way
     for goal in (0, 1, 2):
         visit.begin(f"tiny/{goal}")
@@ -105,7 +105,7 @@ def test_many_visitors_at_once(visits: Visits, episodes: list[Episode]) -> None:
     def shop(number: int) -> None:
         try:
             for turn in range(20):
-                visit = visits.enter(f"{number}-{turn % 2}")
+                visit = visits.visit(f"{number}-{turn % 2}")
                 with visit.lock:
                     visit.begin("tiny/0")
                     visit.play("search[mug]")
@@ -129,7 +129,7 @@ def test_samples_go_on_in_the_same_file(tmp_path: Path, visits: Visits, episodes
         recorder = Recorder(path)
         visits.record = recorder
         for name in (f"{len(expected)}a", f"{len(expected)}b"):
-            visit = visits.enter(name)
+            visit = visits.visit(name)
             visit.begin("tiny/3")
             visit.play("search[mug]")
         visits.close()
@@ -149,7 +149,7 @@ def test_a_full_disk_does_not_stop_the_shop(
 
     monkeypatch.setattr(TraceWriter, "write", full)
     visits.record = recorder
-    visit = visits.enter("a")
+    visit = visits.visit("a")
     visit.begin("tiny/0")
     visit.play("search[mug]")
     visits.close()
@@ -161,7 +161,8 @@ def test_without_flask_the_verb_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "flask", None)
-    monkeypatch.delitem(sys.modules, "turngym.envs.webshop.web")
+    for module in ("turngym.envs.webshop.web", "turngym.envs.visitors"):
+        monkeypatch.delitem(sys.modules, module)
     assert main(["serve", "webshop"]) == 2
     assert "need Flask: pip install 'turngym[serve]'" in capsys.readouterr().err
 
