@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode, TopK
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
@@ -51,9 +52,10 @@ def further_env(text: str) -> FurtherEnv:
     env, *parts = text.split(",")
     given: dict[str, Any] = dict(part.partition("=")[::2] for part in parts)
     valid = ("share", "split", "panel", "data", "teacher")
-    unknown = sorted(given.keys() - set(valid))
-    if not env or unknown:
-        raise ConfigError(f"--also {text!r}: {unknown[0] if unknown else 'no environment'}; valid: ENV, then {valid}")
+    wrong = sorted(name for name, value in given.items() if name not in valid or not value)
+    if not env or wrong:
+        told = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
+        raise ConfigError(f"--also {text!r}: {told}; valid: ENV, then any of {', '.join(valid)} as NAME=VALUE")
     try:
         share = float(given.pop("share", 1.0))
     except ValueError:
@@ -105,7 +107,10 @@ def shared_groups(shares: Sequence[float], groups: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeveralSources:
-    """Implements `RolloutSource`: every step has episodes of each environment, in fixed shares."""
+    """Implements `RolloutSource`: every step has episodes of each environment, in fixed shares.
+
+    Of those that the step's plan has stop early (partial probes, loops), each environment has its share, too.
+    """
 
     sources: Mapping[str, RolloutSource]
     """By the environment's name; the run's own has the name ""."""
@@ -113,8 +118,11 @@ class SeveralSources:
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         total, first, found = request.episodes // request.group, 0, []
+        plan = PlayPlan.of(request)
         for (name, source), groups in zip(self.sources.items(), shared_groups(self.shares, total), strict=True):
-            for episode in source(replace(request, episodes=groups * request.group)):
+            short, left = (round(count * groups / total) for count in (plan.short_episodes, plan.leave_loops))
+            part = replace(plan, short_episodes=short, leave_loops=left)
+            for episode in source(replace(request, episodes=groups * request.group, plan=part)):
                 # rounds of a step number their groups on: two environments must not meet in one
                 later, number = divmod(episode.group, groups)
                 meta = {**episode.meta, WORLD: name} if name else episode.meta

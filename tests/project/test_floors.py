@@ -20,8 +20,9 @@ PART_MAY_USE = {
     "alfworld": {"textworld", "alfworld"},
     "webshop": {"cachetools", "rapidfuzz", "spacy", "flask"},
     "search": {"pyarrow"},
+    "visitors": {"flask"},
 }
-"""What a single environment may import besides: small libraries, or extras where they are asked for."""
+"""What a single environment, or a file, may import besides: small libraries, or extras where they are asked for."""
 RETRIEVAL_MAY_USE = {
     "cachetools",
     "filelock",

@@ -13,6 +13,7 @@ import torch
 from scorers import Slope
 from tiny_runs import break_off, save_tiny, untimed
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest
 from turngym.scripts import train
@@ -51,29 +52,35 @@ def test_what_an_environment_says_of_itself() -> None:
         env="p:turngym/WebShop-v0", share=2.0, split="s", panel="p", data="d", teacher=Path("t/u")
     )
     assert found.name == "WebShop-v0"
-    for wrong, why in (("a/b,shares=2", "shares"), ("a/b,share=0", "above 0"), ("", "no environment")):
+    for wrong, why in (
+        ("a/b,shares=2", "shares"),
+        ("a/b,share=0", "above 0"),
+        ("a/b,split", "no setting with a value"),
+        ("", "no environment"),
+    ):
         with pytest.raises(ConfigError, match=why):
             further_env(wrong)
 
 
 def test_groups_of_two_environments_never_meet(make_episode: Make) -> None:
-    asked: list[tuple[str, int]] = []
+    asked: list[tuple[str, int, int, int]] = []
 
     def source(name: str, first: int) -> Any:
         def collect(request: RolloutRequest) -> list[Episode]:
-            asked.append((name, request.episodes))
+            asked.append((name, request.episodes, request.plan.short_episodes, request.plan.leave_loops))
             before = first * (request.episodes // request.group)
             return [make_episode([([1], [2])], number=n, group=before + n // 2) for n in range(request.episodes)]
 
         return collect
 
-    request = RolloutRequest(step=1, episodes=8, max_turns=2, group=2)
+    plan = PlayPlan(short_episodes=4, short_turns=1, leave_loops=8)
+    request = RolloutRequest(step=1, episodes=8, max_turns=2, group=2, plan=plan)
     # in its first round a step numbers groups from 0, in the second from their number on
     for later in (0, 1):
         found = SeveralSources(sources={"": source("a", later), "B": source("b", later)}, shares=[1.0, 3.0])(request)
         assert [e.group - 4 * later for e in found] == [0, 0, 1, 1, 2, 2, 3, 3]
         assert [e.meta.get(WORLD) for e in found] == [None] * 2 + ["B"] * 6
-    assert asked == [("a", 2), ("b", 6)] * 2
+    assert asked == [("a", 2, 1, 2), ("b", 6, 3, 6)] * 2
 
 
 def test_each_row_is_scored_by_its_environments_teacher(make_episode: Make) -> None:
