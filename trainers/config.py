@@ -50,7 +50,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillConfig:
-    """The loss between student and teacher (opd, turnopd, tcod)."""
+    """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
 
     top_k: int = 50
     """Size of the support K on which student and teacher are compared."""

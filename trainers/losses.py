@@ -92,7 +92,8 @@ def topk_reverse_kl(
     """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
 
     Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
-    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`.
+    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`,
+    or `bin_forward_kl` for the other direction.
     Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
     there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
     Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
