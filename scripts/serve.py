@@ -1,4 +1,4 @@
-"""Serve over HTTP what this machine has: environments, pages to play in, a policy that learns from its clients, retrieval."""
+"""Serve over HTTP what this machine has: environments, pages to play in, a policy that learns, retrieval."""
 
 from __future__ import annotations
 
