@@ -248,8 +248,10 @@ def test_what_environments_share_lives_as_long_as_it_is_held() -> None:
 
 
 def test_which_jobs_of_a_step_are_cut_shorter() -> None:
-    request = RolloutRequest(step=1, episodes=6, max_turns=9, group=3, plan=PlayPlan(short_episodes=4, short_turns=5))
+    plan = PlayPlan(short_episodes=4, short_turns=5, leave_loops=2)
+    request = RolloutRequest(step=1, episodes=6, max_turns=9, group=3, plan=plan)
     jobs = step_jobs(["a", "b", "c"], 0, request)
+    assert [job.leave_loops for job in jobs] == [False] * 4 + [True] * 2
     assert [job.max_turns for job in jobs] == [None if cap == 9 else cap for cap in depth_caps(request)]
     assert sorted(job.max_turns or 9 for job in jobs) == [5, 5, 5, 5, 9, 9]
     assert [job.sample for job in jobs] == [0, 1, 2, 3, 4, 5]

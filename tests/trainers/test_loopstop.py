@@ -57,6 +57,9 @@ def test_what_loops_teach_by_hand(make_episode: MakeEpisode) -> None:
     batch = pack([free, looping])
     kl = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.5, 0.25])
     assert loop_stats(batch, [free, looping], kl) == {"loop_kl": 0.375, "rest_kl": 3.5, "loops": 1}
+    again = replace(looping, sample=2)
+    both = loop_stats(pack([free, looping, again]), [free, looping, again], np.concatenate([kl, kl[2:]]))
+    assert both == {"loop_kl": 0.375, "rest_kl": 3.9, "loops": 2}
     stopped = pack([free])
     found = loop_stats(stopped, [free], kl[:2])
     assert (np.isnan(found["loop_kl"]), found["rest_kl"], found["loops"]) == (True, 1.5, 0)

@@ -87,7 +87,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     critic: ("teacher_reward",),
     turnopd: ("depth", "token_weights"),
     tcod: ("curriculum",),
-    turn_stats: ("turn_stats",),
+    turn_stats: ("turn_stats", "loopstop"),
     judged: (
         "judge_votes",
         "judge_episodes",
@@ -122,6 +122,7 @@ ELSEWHERE = (
 WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
     "gigpo": "the_rollout_notes|out_of_range",
+    "loopstop": "a_run_leaves|out_of_range",
 }
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
 

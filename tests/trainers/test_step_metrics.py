@@ -267,6 +267,11 @@ def test_the_whole_row(episodes: list[Episode], batch: RolloutBatch) -> None:
     once = step_metrics.step_row(episodes, batch, targets, replace(done, results=[again]), plan, state)
     assert (once["loss"], once["term/lpt"]) == (3.0, 8.0)
     assert step_metrics.critic_row(replace(done, critic_losses=())) == {}
+    # of the two episodes one left its loop, and one was cut at full depth
+    left = replace(batch, truncated_E=np.array([True, True]), short_E=np.array([False, True]))
+    looped = step_metrics.step_row(episodes, left, targets, done, replace(plan, loop_share=0.75), state)
+    assert (looped["depth/left_loops"], "depth/left_loops" in row, "depth/loop_ratio" in row) == (0.5, False, False)
+    assert step_metrics.depth_row(plan, replace(state, loop_ratio=0.25))["depth/loop_ratio"] == 0.25
 
 
 def test_how_far_the_weights_have_moved() -> None:

@@ -450,6 +450,7 @@ def test_what_a_partial_probe_asks_of_the_rollouts(ragged: list[Episode], monkey
     assert (asked.max_turns, asked.plan.short_episodes, asked.plan.short_turns) == (50, 3, 11)
     assert depth_caps(asked) == [50, 50, 50, 11, 11, 11]
     assert depth_caps(request(probe=True, short_share=0.99)) == [50, 11, 11, 11, 11, 11]
+    assert request(loop_share=0.5).plan.leave_loops == 3
     whole = request(probe=True)
     assert (whole.plan.short_episodes, whole.plan.short_turns, depth_caps(whole)) == (0, None, [50] * 6)
 
