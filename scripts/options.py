@@ -229,17 +229,17 @@ def list_presets(argv: Sequence[str]) -> bool:
     return True
 
 
-def train_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
-    """Options of `turngym train` that select the environment and split of `world`."""
+def train_argv(world: EmbeddedWorld, split: str | None = None, max_turns: int | None = None) -> list[str]:
+    """Options of `turngym train` that select the environment and split of `world`, and its turns if not others."""
     given = world.settings(split)
     argv = ["--env", given["env"], "--split", given["split"], "--env-kwargs", json.dumps(given["env_kwargs"])]
-    return [*argv, "--max-turns", str(given["max_turns"])]
+    return [*argv, "--max-turns", str(max_turns or given["max_turns"])]
 
 
 def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
-    """Options of `turngym train` that distill the tiny student of `world` from its tiny teacher."""
+    """Options of `turngym train` that distill the student of `world` from its teacher."""
     recipe = world.distill
-    argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--threads", "1"]
+    argv = [*train_argv(world, split, recipe.max_turns), "--episodes", str(recipe.episodes), "--threads", "1"]
     argv += ["--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
     argv += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
     argv += ["--eval-every", str(recipe.eval_every), "--eval-samples", "1"]

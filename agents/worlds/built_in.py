@@ -125,14 +125,17 @@ HOUSEHOLD_SMOLLM2 = replace(
     dtype="bfloat16",
     base=Path("models/smollm2"),
     distill=DistillRecipe(
-        steps=12,
+        steps=60,
         episodes=8,
-        lr=5e-4,
+        lr=1e-3,
         warmup=2,
+        max_turns=10,
         eval_every=0,
         samples=2,
-        tasks=24,
+        tasks=50,
         settings={
+            # the reverse KL makes this student worse (docs/real_model.md, "Which divergence")
+            "distill": {"form": "forward"},
             "lora": {"rank": 16},
             "autocast": "bfloat16",
             "teacher_dtype": "bfloat16",

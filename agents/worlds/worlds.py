@@ -60,6 +60,8 @@ class DistillRecipe:
     episodes: int = 64
     lr: float = 1e-3
     warmup: int = 10
+    max_turns: int | None = None
+    """Turns of an episode in training, where those of the evaluations would cost too much; None: the world's."""
     eval_every: int = 10
     samples: int = 4
     """Episodes per task of the evaluations before and after."""
