@@ -127,8 +127,8 @@ HOUSEHOLD_SMOLLM2 = replace(
     distill=DistillRecipe(
         steps=60,
         episodes=8,
-        lr=1e-3,
-        warmup=2,
+        lr=7e-4,
+        warmup=4,
         max_turns=10,
         eval_every=0,
         samples=2,
@@ -136,6 +136,8 @@ HOUSEHOLD_SMOLLM2 = replace(
         settings={
             # the reverse KL makes this student worse (docs/real_model.md, "Which divergence")
             "distill": {"form": "forward"},
+            # an action has about 12; a response that runs on would be copied turn after turn
+            "max_new_tokens": 32,
             "lora": {"rank": 16},
             "autocast": "bfloat16",
             "teacher_dtype": "bfloat16",
