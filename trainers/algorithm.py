@@ -5,7 +5,6 @@ The training loop knows these protocols and no algorithm by name: something new 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -172,27 +171,6 @@ class DepthPlan:
     """TCOD B2F: turns that the student plays at the end, after a demonstration. None: it plays all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthStats:
-    """What a probe measured, over all E episodes that were played to its full depth.
-
-    `kl_T` float [T] token-pooled mean KL per turn, nats, NaN where a turn has no tokens; `survivors_T` int [T] episodes
-    that reached the turn; `last_turn_E` int [E] index of each episode's last turn; `success_E` bool [E] the episodes'
-    success flags; `cut_E` bool [E] stopped by the depth cap, so neither completed nor successful. `loop_kl` and
-    `rest_kl` are the mean KL of tokens in and outside of loops, nats, over all episodes (NaN without any), and `loops`
-    is how many episodes went on in a loop.
-    """
-
-    kl_T: NDArray[np.float64]
-    survivors_T: NDArray[np.int64]
-    last_turn_E: NDArray[np.int64]
-    success_E: NDArray[np.bool_]
-    cut_E: NDArray[np.bool_]
-    loop_kl: float = math.nan
-    rest_kl: float = math.nan
-    loops: int = 0
-
-
 class DepthController(Protocol):
     """A piece of an algorithm: a pure state machine over training steps (1-based)."""
 
@@ -200,7 +178,17 @@ class DepthController(Protocol):
 
     def plan(self, state: DepthState, step: int) -> DepthPlan: ...
 
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState: ...
+    def learn(
+        self,
+        state: DepthState,
+        plan: DepthPlan,
+        batch: RolloutBatch,
+        episodes: Sequence[Episode],
+        kl_N: NDArray[np.floating],
+        /,
+    ) -> DepthState:
+        """The state after a step; `kl_N` [N] is the raw KL to the teacher in nats, 0 where the algorithm has none.
+        `episodes[batch.source_E[e]]` is the batch's episode e."""
 
 
 class EpisodeFilter(Protocol):
@@ -381,6 +369,6 @@ class FixedDepth:
         """Play `h_max` turns."""
         return DepthPlan(cap=self.h_max, full_depth=True)
 
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+    def learn(self, state: DepthState, *measured: object) -> DepthState:
         """Nothing is learned."""
         return state

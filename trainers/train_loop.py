@@ -39,7 +39,6 @@ from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_save
 from turngym.trainers.schedule import Planned, RolloutSchedule, Synchronous
 from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
 from turngym.trainers.step_metrics import played_row
-from turngym.trainers.turn_stats import loop_stats, probe_stats
 from turngym.trainers.world import SINGLE, World, on_all_ranks
 
 # Where the time of a step goes: wall clock and CPU seconds of this process, phase by phase.
@@ -335,8 +334,7 @@ class TrainLoop:
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
-        measured = replace(probe_stats(batch, kl_N), **loop_stats(batch, kept, kl_N))
-        depth = algorithm.depth.update(self.state.depth, plan, measured)
+        depth = algorithm.depth.learn(self.state.depth, plan, batch, kept, kl_N)
         if trainer.on_update is not None:
             trainer.on_update(step)
         end = ClockReading.now()

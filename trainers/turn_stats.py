@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, loop_end
-from turngym.trainers.algorithm import DepthStats
 from turngym.trainers.batch import RolloutBatch
 
 Column = NDArray[np.float64]
@@ -61,14 +56,14 @@ def turn_stats(
     unknown_E = batch.truncated_E & batch.short_E if full_depth else batch.truncated_E
     success_N = batch.success_E[batch.episode_N]
     fail_N = (~batch.success_E & ~unknown_E)[batch.episode_N]
-    kl_T, tokens_T = _pooled_mean(kl_N, batch.turn_N, all_N, turns)
-    kl_success_T, tokens_success_T = _pooled_mean(kl_N, batch.turn_N, success_N, turns)
-    kl_fail_T, tokens_fail_T = _pooled_mean(kl_N, batch.turn_N, fail_N, turns)
+    kl_T, tokens_T = pooled_mean(kl_N, batch.turn_N, all_N, turns)
+    kl_success_T, tokens_success_T = pooled_mean(kl_N, batch.turn_N, success_N, turns)
+    kl_fail_T, tokens_fail_T = pooled_mean(kl_N, batch.turn_N, fail_N, turns)
     return TurnStats(
         tokens_T=tokens_T,
         tokens_success_T=tokens_success_T,
         tokens_fail_T=tokens_fail_T,
-        survivors_T=_survivors(batch.depth_E, turns),
+        survivors_T=survivors(batch.depth_E, turns),
         kl_T=kl_T,
         kl_success_T=kl_success_T,
         kl_fail_T=kl_fail_T,
@@ -77,41 +72,6 @@ def turn_stats(
         teacher_entropy_success_T=_optional_mean(teacher_entropy_N, batch.turn_N, success_N, turns),
         teacher_entropy_fail_T=_optional_mean(teacher_entropy_N, batch.turn_N, fail_N, turns),
     )
-
-
-def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
-    """What `AdaptiveDepth.update` takes in: K_t, survivors, last turns and success of every episode of a probe.
-
-    `kl_N` [N] nats per supervised token. Episodes that the probe itself cut at full depth count like all others: left
-    out, the long failures would be missing, and K_t, n_t and H_eff would only know short episodes. Of a partial probe
-    only the episodes that had full depth before them count, the short ones not even where they ended sooner. Episodes
-    that an environment, an engine or a deadline broke off (`error_...`) are in no batch.
-    Source: [turnopd] Algorithm 1; docs/algorithms.md#turn-statistics.
-    """
-    include_E = ~batch.short_E
-    depth_E = batch.depth_E[include_E]
-    turns = int(depth_E.max(initial=0))
-    kl_T, _ = _pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns)
-    return DepthStats(
-        kl_T=kl_T,
-        survivors_T=_survivors(depth_E, turns),
-        last_turn_E=depth_E - 1,
-        success_E=batch.success_E[include_E],
-        cut_E=batch.truncated_E[include_E],
-    )
-
-
-def loop_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[np.floating]) -> dict[str, Any]:
-    """`loop_kl`, `rest_kl` and `loops` of `DepthStats`: a token is in a loop if its turn comes after `loop_end`.
-
-    The turn that closes the loop is still outside: an episode that is ended there has it, too. `kl_N` [N] nats;
-    `episodes[batch.source_E[e]]` is the batch's episode e. Source: docs/algorithms.md#leaving-loops.
-    """
-    ends = [loop_end(episodes[source].turns) for source in batch.source_E]
-    end_E = np.array([np.iinfo(np.int64).max if end is None else end for end in ends], dtype=np.int64)
-    loop_N = batch.turn_N >= end_E[batch.episode_N]
-    means = [float(kl_N[mask_N].mean(dtype=np.float64)) if mask_N.any() else math.nan for mask_N in (loop_N, ~loop_N)]
-    return {"loop_kl": means[0], "rest_kl": means[1], "loops": len(np.unique(batch.episode_N[loop_N]))}
 
 
 def sum_by_turn(value_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
@@ -154,13 +114,15 @@ def deep_third(share_T: Column) -> float:
     return float(share_T[-(-2 * len(share_T) // 3) :].sum())
 
 
-def _survivors(depth_E: Counts, turns: int) -> Counts:
+def survivors(depth_E: Counts, turns: int) -> Counts:
+    """How many of the episodes reached each of `turns` turns: int64 [T]."""
     return (depth_E[:, None] > np.arange(turns)).sum(axis=0)
 
 
-def _pooled_mean(
+def pooled_mean(
     value_N: NDArray[np.floating], turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
 ) -> tuple[Column, Counts]:
+    """Mean of a per-token column over the kept tokens of each turn (NaN without any), and their number: [T] each."""
     count_T = np.bincount(turn_N[keep_N], minlength=turns)
     total_T = np.bincount(turn_N[keep_N], weights=value_N[keep_N], minlength=turns)
     # where() computes both sides: an empty turn must not divide by 0
@@ -170,7 +132,7 @@ def _pooled_mean(
 def _optional_mean(
     value_N: NDArray[np.floating] | None, turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
 ) -> Column:
-    return np.full(turns, np.nan) if value_N is None else _pooled_mean(value_N, turn_N, keep_N, turns)[0]
+    return np.full(turns, np.nan) if value_N is None else pooled_mean(value_N, turn_N, keep_N, turns)[0]
 
 
 def _check_lengths(batch: RolloutBatch, **columns: NDArray[np.floating] | None) -> None:

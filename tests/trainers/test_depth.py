@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats, FixedDepth
+from turngym.trainers.algorithm import DepthPlan, DepthState, FixedDepth
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
     DepthConfig,
+    DepthStats,
     covering_depth,
     divergence_mass,
     effective_depth,
@@ -177,7 +178,7 @@ def test_fixed_depth_stays():
     control = FixedDepth(h_max=30)
     state = control.start()
     assert control.plan(state, 7) == DepthPlan(cap=30, full_depth=True)
-    assert control.update(state, control.plan(state, 7), stats()) == state
+    assert control.learn(state, control.plan(state, 7)) == state
 
 
 @pytest.mark.parametrize(

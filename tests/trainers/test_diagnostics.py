@@ -14,7 +14,7 @@ import pytest
 
 from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
-from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
 from turngym.trainers.diagnostics.curves import CurveSums, StepSums, kl_shares, smooth, step_bins
 from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, run_controls
@@ -22,7 +22,6 @@ from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizo
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
 from turngym.trainers.metrics import iter_metrics
 from turngym.trainers.step_metrics import depth_row, turn_row
-from turngym.trainers.turn_stats import probe_stats
 
 NAN = float("nan")
 EARLY, MIDDLE, LATE = PHASES

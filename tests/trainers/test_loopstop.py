@@ -15,12 +15,11 @@ from turngym.envs.core.episode import SHORT, Episode, Status, loop_end
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import read_trace
 from turngym.trainers import train
-from turngym.trainers.algorithm import DepthState, DepthStats
-from turngym.trainers.algorithms.loopstop import LoopDepth, LoopStopConfig
+from turngym.trainers.algorithm import DepthPlan, DepthState
+from turngym.trainers.algorithms.loopstop import LoopDepth, LoopStats, LoopStopConfig, loop_stats
 from turngym.trainers.batch import pack
 from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.turn_stats import loop_stats
 
 MakeEpisode = Callable[..., Episode]
 ROOM, DOOR, WALL = ("room", "look"), ("room", "open door"), ("wall", "look")
@@ -56,54 +55,41 @@ def test_what_loops_teach_by_hand(make_episode: MakeEpisode) -> None:
     # turns 4 and 5 come after the third WALL; the batch has its episodes in another order than they came in
     batch = pack([free, looping])
     kl = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.5, 0.25])
-    assert loop_stats(batch, [free, looping], kl) == {"loop_kl": 0.375, "rest_kl": 3.5, "loops": 1}
+    assert loop_stats(batch, [free, looping], kl) == (0.375, 3.5, 1)
     again = replace(looping, sample=2)
     both = loop_stats(pack([free, looping, again]), [free, looping, again], np.concatenate([kl, kl[2:]]))
-    assert both == {"loop_kl": 0.375, "rest_kl": 3.9, "loops": 2}
+    assert both == (0.375, 3.9, 2)
+    depth = LoopDepth(h_max=9, config=LoopStopConfig(min_loops=1))
+    learned = depth.learn(depth.start(), depth.plan(depth.start(), 1), batch, [free, looping], kl)
+    assert (learned.loop_ratio, learned.hbar, learned.probes) == (0.375 / 3.5, 9.0, 1)
     stopped = pack([free])
     found = loop_stats(stopped, [free], kl[:2])
-    assert (np.isnan(found["loop_kl"]), found["rest_kl"], found["loops"]) == (True, 1.5, 0)
-
-
-def measured(loop_kl: float, rest_kl: float, loops: int = 4) -> DepthStats:
-    none = np.zeros(0)
-    return DepthStats(
-        kl_T=none,
-        survivors_T=none.astype(int),
-        last_turn_E=none.astype(int),
-        success_E=none.astype(bool),
-        cut_E=none.astype(bool),
-        loop_kl=loop_kl,
-        rest_kl=rest_kl,
-        loops=loops,
-    )
+    assert (np.isnan(found.loop_kl), found.rest_kl, found.loops) == (True, 1.5, 0)
 
 
 def test_a_run_of_the_controller_by_hand() -> None:
     depth = LoopDepth(h_max=48)
     state = depth.start()
     # nothing is known: all episodes go on
-    assert (depth.plan(state, 1).loop_share, depth.plan(state, 1).cap, depth.plan(state, 1).full_depth) == (
-        0.0,
-        48,
-        True,
-    )
-    state = depth.update(state, depth.plan(state, 1), measured(0.1, 0.4))
+    assert depth.plan(state, 1) == DepthPlan(cap=48, probe=True, full_depth=True)
+    state = depth.update(state, LoopStats(0.1, 0.4, 4))
     assert state.loop_ratio == pytest.approx(0.25)
     shares = [depth.plan(state, step).loop_share for step in range(2, 18)]
     assert shares == [1.0] * 6 + [0.75] + [1.0] * 7 + [0.75] + [1.0]
+    assert depth.plan(state, 16) == DepthPlan(cap=48, probe=True, full_depth=True, loop_share=0.75)
+    assert depth.plan(state, 15) == DepthPlan(cap=48, full_depth=True, loop_share=1.0)
     # a step without loops to measure, or with too few, changes nothing
-    assert depth.update(state, depth.plan(state, 9), measured(float("nan"), 0.4, loops=0)) == state
-    assert depth.update(state, depth.plan(state, 16), measured(9.0, 0.4, loops=3)) == state
-    state = depth.update(state, depth.plan(state, 16), measured(0.8, 0.4))
+    assert depth.update(state, LoopStats(float("nan"), 0.4, 0)) == state
+    assert depth.update(state, LoopStats(9.0, 0.4, 3)) == state
+    state = depth.update(state, LoopStats(0.8, 0.4, 4))
     assert state.loop_ratio == pytest.approx(0.7 * 0.25 + 0.3 * 2.0)
     # loops that teach as much as other turns are played, and all episodes measure them
-    state = depth.update(state, depth.plan(state, 24), measured(0.8, 0.4))
+    state = depth.update(state, LoopStats(0.8, 0.4, 4))
     assert state.loop_ratio == pytest.approx(1.1425)
     assert (depth.plan(state, 25).loop_share, depth.plan(state, 25).probe) == (0.0, True)
     # the raw KL may be negative, and a batch that has none says nothing
-    assert depth.update(depth.start(), depth.plan(state, 1), measured(-0.1, 0.4)).loop_ratio == 0.0
-    assert depth.update(depth.start(), depth.plan(state, 1), measured(0.1, 0.0)) == depth.start()
+    assert depth.update(depth.start(), LoopStats(-0.1, 0.4, 4)).loop_ratio == 0.0
+    assert depth.update(depth.start(), LoopStats(0.1, 0.0, 4)) == depth.start()
 
 
 @pytest.mark.parametrize(

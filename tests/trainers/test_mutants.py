@@ -35,6 +35,7 @@ from turngym.trainers.algorithms import (
     guided_opd,
     judge_targets,
     kd_reward,
+    loopstop,
     luffy,
     prm_opd,
     sage_opd,
@@ -85,9 +86,10 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     atod: ("turn_reweighting",),
     guided_opd: ("guided",),
     critic: ("teacher_reward",),
-    turnopd: ("depth", "token_weights"),
+    turnopd: ("depth", "token_weights", "turn_stats"),
+    loopstop: ("loopstop",),
     tcod: ("curriculum",),
-    turn_stats: ("turn_stats", "loopstop"),
+    turn_stats: ("turn_stats",),
     judged: (
         "judge_votes",
         "judge_episodes",
@@ -114,8 +116,16 @@ ELSEWHERE = (
     *("micro_batches", "check_packing", "line_states", "packing_for"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
     *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),
-    *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig.", "GigpoConfig."),
-    *("ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
+    *(
+        "AtodConfig.",
+        "LuffyConfig.",
+        "GrpoOpdConfig.",
+        "GuidedOpdConfig.",
+        "PrmOpdConfig.",
+        "GigpoConfig.",
+        "LoopStopConfig.",
+    ),
+    *("LoopStopConfig.", "ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""
@@ -185,6 +195,8 @@ SAME = {
     "_bucket_mean: np.unique(bucket_N, return_inverse=True, return_counts=True) -> "
     "np.unique(bucket_N, return_inverse=True, return_counts=True)": "both are True",
     "AdaptiveDepth.plan: DepthPlan(cap=cap, adaptive_cap=cap) -> DepthPlan(cap=cap, adaptive_cap=cap)": "both are cap",
+    "LoopDepth.plan: DepthPlan(cap=self.h_max, probe=True, full_depth=True) -> "
+    "DepthPlan(cap=self.h_max, probe=True, full_depth=True)": "both are True",
     "probe_stats: 0 -> 1": "at least one episode of a probe has full depth",
     "covering_depth: 1 -> 2 (3)": "the last episode always covers: the range ends before it matters",
     "batch_turns: 1 -> 2": NUMBERED,

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.core.episode import SHORT, Status
+from turngym.trainers.algorithm import DepthState
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
 from turngym.trainers.turn_stats import (
     deep_third,
     ended_by_turn,
     kl_share,
     loss_share,
-    probe_stats,
     sum_by_turn,
     turn_stats,
 )
@@ -101,11 +102,16 @@ def test_entropy_by_turn_by_hand(ragged):
 def test_a_probe_counts_every_episode(ragged, make_episode):
     # the cap of the probe itself cut the third: it reached turns 0, 1, 2 like any other
     capped = make_episode([([1], [2, 3]), ([4], [5]), ([6], [7])], status=Status.TRUNCATED_DEPTH)
-    stats = probe_stats(pack([*ragged, capped]), np.array([*KL, 9.0, 9.0, 8.0, 7.0]))
+    batch, kl = pack([*ragged, capped]), np.array([*KL, 9.0, 9.0, 8.0, 7.0])
+    stats = probe_stats(batch, kl)
     np.testing.assert_allclose(stats.kl_T, [18.8 / 6, 4.75, 7.0])
     assert stats.survivors_T.tolist() == [3, 2, 1]
     assert stats.last_turn_E.tolist() == [1, 0, 2]
     assert (stats.success_E.tolist(), stats.cut_E.tolist()) == ([False, True, False], [False, False, True])
+    depth = AdaptiveDepth(DepthConfig(h_max=3, min_successes=1, rho=0.5))
+    state, plan = depth.start(), depth.plan(depth.start(), 1)
+    learned = depth.learn(state, plan, batch, [], kl)
+    assert learned == depth.update(state, plan, stats) == DepthState(hbar=2.0, h_eff=1, h_cov=0, probes=1)
     # no episode ends before the cap: such a student is measured all the same
     only_capped = probe_stats(pack([capped]), np.array([1.0, 3.0, 8.0, 7.0]))
     assert (only_capped.kl_T.tolist(), only_capped.last_turn_E.tolist()) == ([2, 8, 7], [2])

@@ -4,15 +4,22 @@ The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since 
 of these belong to episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others
 go on; what that saves and where it fails is in docs/loopstop.md.
 
-Read next: trainers/algorithms/opd.py, envs/core/episode.py, trainers/turn_stats.py.
+Read next: trainers/algorithms/opd.py, envs/core/episode.py.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState, DepthStats
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, loop_end
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
@@ -44,6 +51,27 @@ class LoopStopConfig:
             )
 
 
+class LoopStats(NamedTuple):
+    """Mean KL per token in and outside of loops, nats (NaN without tokens), and how many episodes went on in a loop."""
+
+    loop_kl: float
+    rest_kl: float
+    loops: int
+
+
+def loop_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[np.floating]) -> LoopStats:
+    """What a step says about loops: a token is in a loop if its turn comes after `loop_end`.
+
+    The turn that closes the loop is still outside: an episode that is ended there has it, too. `kl_N` [N] nats;
+    `episodes[batch.source_E[e]]` is the batch's episode e. Source: docs/algorithms.md#leaving-loops.
+    """
+    ends = [loop_end(episodes[source].turns) for source in batch.source_E]
+    end_E = np.array([np.iinfo(np.int64).max if end is None else end for end in ends], dtype=np.int64)
+    loop_N = batch.turn_N >= end_E[batch.episode_N]
+    means = [float(kl_N[mask_N].mean(dtype=np.float64)) if mask_N.any() else math.nan for mask_N in (loop_N, ~loop_N)]
+    return LoopStats(*means, len(np.unique(batch.episode_N[loop_N])))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDepth:
     """Full depth, but an episode ends where it loops while a token there teaches less than one elsewhere.
@@ -69,7 +97,18 @@ class LoopDepth:
         leave = 1.0 - self.config.probe_share if probe else 1.0
         return DepthPlan(cap=self.h_max, probe=probe, full_depth=True, loop_share=leave)
 
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+    def learn(
+        self,
+        state: DepthState,
+        plan: DepthPlan,
+        batch: RolloutBatch,
+        episodes: Sequence[Episode],
+        kl_N: NDArray[np.floating],
+    ) -> DepthState:
+        """The state after a step."""
+        return self.update(state, loop_stats(batch, episodes, kl_N))
+
+    def update(self, state: DepthState, stats: LoopStats) -> DepthState:
         """The state after the step; unchanged where too few episodes went on in a loop, or nothing else has a KL."""
         if stats.loops < self.config.min_loops or not stats.rest_kl > 0.0:
             return state

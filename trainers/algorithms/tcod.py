@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState, DepthStats
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
@@ -86,7 +86,7 @@ class Curriculum:
         turns = self.schedule.depth(step - 1)
         return DepthPlan(cap=self.h_max, demonstration_turns=turns) if self.back_to_front else DepthPlan(cap=turns)
 
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+    def learn(self, state: DepthState, *measured: object) -> DepthState:
         """Nothing is learned."""
         return state
 

@@ -6,32 +6,33 @@ Three parts make the algorithm, and `build` at the end puts them together:
     depth       `AdaptiveDepth`: measure to full depth now and then, play just deep enough in between
     token loss  the reverse KL to the teacher on its top-K (`targets.distillation`), as in vanilla OPD
 
-What a probe measured comes as `DepthStats` from `turn_stats.probe_stats`.
-
-Read next: trainers/algorithms/opd.py, trainers/targets.py, trainers/token_weights.py, trainers/turn_stats.py.
+Read next: trainers/token_weights.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
     DepthController,
     DepthPlan,
     DepthState,
-    DepthStats,
     FixedDepth,
     Weight,
 )
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
+from turngym.trainers.turn_stats import pooled_mean, survivors
 
 MASS_EPS = 1e-8
 """Added to the divergence mass before it divides, so that no mass at all gives depth 0."""
@@ -77,6 +78,43 @@ class DepthConfig:
             raise ValueError(f"probe_share is {self.probe_share}; valid is above 0 and at most 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthStats:
+    """What a probe measured, over all E episodes that were played to its full depth."""
+
+    kl_T: NDArray[np.float64]
+    """Token-pooled mean KL per turn, nats; NaN where a turn has no tokens."""
+    survivors_T: NDArray[np.int64]
+    """Episodes that reached the turn."""
+    last_turn_E: NDArray[np.int64]
+    """Index of each episode's last turn."""
+    success_E: NDArray[np.bool_]
+    cut_E: NDArray[np.bool_]
+    """Stopped by the depth cap, so neither completed nor successful."""
+
+
+def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
+    """What `AdaptiveDepth.update` takes in: K_t, survivors, last turns and success of every episode of a probe.
+
+    `kl_N` [N] nats per supervised token. Episodes that the probe itself cut at full depth count like all others: left
+    out, the long failures would be missing, and K_t, n_t and H_eff would only know short episodes. Of a partial probe
+    only the episodes that had full depth before them count, the short ones not even where they ended sooner. Episodes
+    that an environment, an engine or a deadline broke off (`error_...`) are in no batch.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#turn-statistics.
+    """
+    include_E = ~batch.short_E
+    depth_E = batch.depth_E[include_E]
+    turns = int(depth_E.max(initial=0))
+    kl_T, _ = pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns)
+    return DepthStats(
+        kl_T=kl_T,
+        survivors_T=survivors(depth_E, turns),
+        last_turn_E=depth_E - 1,
+        success_E=batch.success_E[include_E],
+        cut_E=batch.truncated_E[include_E],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AdaptiveDepth:
     """TurnOPD's depth controller: measure to full depth now and then, play just deep enough in between.
@@ -106,6 +144,17 @@ class AdaptiveDepth:
             return DepthPlan(cap=cap, adaptive_cap=cap)
         short = 1.0 - config.probe_share
         return DepthPlan(cap=config.h_max, probe=True, adaptive_cap=cap, full_depth=True, short_share=short)
+
+    def learn(
+        self,
+        state: DepthState,
+        plan: DepthPlan,
+        batch: RolloutBatch,
+        episodes: Sequence[Episode],
+        kl_N: NDArray[np.floating],
+    ) -> DepthState:
+        """The state after a step."""
+        return self.update(state, plan, probe_stats(batch, kl_N))
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
         """The state after the step; unchanged unless `plan` was a probe and measured at least one episode."""

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, read_toml
-from turngym.trainers.algorithm import Blended, DepthPlan, DepthStats
+from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
     DepthConfig,
+    DepthStats,
     TurnOpdConfig,
     depth_controller,
     divergence_mass,
