@@ -2,6 +2,7 @@
 
 Examples:
     turngym study recipe alfworld-1.7b --print
+    turngym study recipe bench-alfworld-1.7b --print
     turngym study recipe luffy-search --embedded --out runs/recipe
 """
 
@@ -77,6 +78,8 @@ class PaperRun:
     methods: tuple[Method, ...]
     notes: tuple[str, ...]
     """What is from the paper and what is ours."""
+    seeds: tuple[int, ...] = ()
+    """Training seeds; where they are given, everything runs on one machine with 8 GPUs, one run after the other."""
 
     @property
     def has_teacher(self) -> bool:
@@ -97,6 +100,16 @@ SEARCH = Place("search", "turngym/Search-v0", {"source": "mixture", "split": "tr
 SMALL, LARGE = ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-8B")
 OTHER = ("Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-9B")
 """Pairs of student and teacher."""
+BENCH = (
+    *(Method(name=name, algorithm=name, teacher=True) for name in ("opd", "tcod", "turnopd")),
+    Method(name="gigpo", algorithm="gigpo"),
+    Method(name="grpo-student", algorithm="grpo"),  # the folder `grpo` is the teacher's
+)
+BENCH_NOTES = (
+    "# From the papers: the algorithms' settings (our defaults), models, thinking, the tool channel.",
+    "# Ours: 100 steps of 64 episodes for every method, 50 turns, five seeds, 150 steps of GRPO for the teacher;",
+    "# what is compared is the mean of each run's last four evaluations.",
+)
 TURNOPD = tuple(Method(name=name, algorithm=name, teacher=True) for name in ("opd", "tcod", "turnopd"))
 TURNOPD_NOTES = (
     "# From the paper: models, thinking, the tool channel, turn limits, Table 7's settings (our defaults), 32 GPUs.",
@@ -193,6 +206,10 @@ RECIPES: Mapping[str, PaperRun] = {
         PaperRun("webshop-1.7b", "TurnOPD", SHOP, *SMALL, TURNOPD, TURNOPD_NOTES),
         PaperRun("webshop-4b", "TurnOPD", SHOP, *LARGE, TURNOPD, TURNOPD_NOTES),
         PaperRun("search-2b", "TurnOPD", SEARCH, *OTHER, TURNOPD, TURNOPD_NOTES),
+        PaperRun(
+            *("bench-alfworld-1.7b", "reproduction bench", replace(HOUSE, max_turns=50), *SMALL, BENCH, BENCH_NOTES),
+            seeds=(0, 1, 2, 3, 4),
+        ),
         PaperRun("tcod-alfworld", "TCOD", replace(HOUSE, max_turns=30), *SMALL, _curriculum(6, 30), TCOD_NOTES),
         PaperRun("tcod-webshop", "TCOD", replace(SHOP, max_turns=15), *SMALL, _curriculum(4, 15), TCOD_NOTES),
         *(
@@ -242,22 +259,28 @@ class Step:
     why: str
     loop: bool = False
     """Whether it runs once for each GPU N of the machine, all at the same time."""
+    seeds: tuple[int, ...] = ()
+    """Whether it runs once for each SEED, one after the other."""
 
     @property
     def line(self) -> str:
         # `$NAME` is the shell's to fill in, and must not be quoted away
-        said = " ".join(word if word.startswith("$") else shlex.quote(word) for word in self.words)
+        said = " ".join(word if "$" in word else shlex.quote(word) for word in self.words)
+        if self.seeds:
+            return f"for SEED in {' '.join(map(str, self.seeds))}; do {said}; done"
         return f"for N in 0 1 2 3 4 5 6 7; do CUDA_VISIBLE_DEVICES=$N {said} & done" if self.loop else said
 
 
 def paper_steps(run: PaperRun, out: str) -> list[Step]:
     """Everything from the hub's models to the evaluations, in order."""
+    if run.seeds:
+        return node_steps(run, out)
     student, teacher = f"{out}/models/student", f"{out}/models/teacher"
     steps = [_download(run.student, student, "the student's weights"), *_helpers(run, out)]
     for method in run.methods:
         made = f"{out}/{method.name}/checkpoints/step_000100/model"
         words = [*_common(run), *method.words, "--student", student, "--out", f"{out}/{method.name}"]
-        words += ["--policy-server", PLAY, "--panel", run.place.panel]
+        words += ["--policy-server", PLAY, "--weight-sync", "disk", "--panel", run.place.panel]
         words += ["--teacher", teacher, "--teacher-server", SCORE] if method.teacher else []
         words += ["--judge", JUDGES, *method.judge] if method.judge else []
         words += ["--lm-loss.files", TEXT] if method.text else []
@@ -272,6 +295,49 @@ def paper_steps(run: PaperRun, out: str) -> list[Step]:
     return steps
 
 
+def node_steps(run: PaperRun, out: str) -> list[Step]:
+    """Everything on one machine with 8 GPUs, whose processes train, play, score and evaluate; no server is needed."""
+    student, base, teacher = (f"{out}/models/{name}" for name in ("student", "base", "teacher"))
+    lean = ["--rollout-dtype", "bfloat16", "--shard-teacher"]
+    plan = ["--gpus", "8", "--teacher-dtype", "bfloat16", *lean]
+    sizes = [model.rpartition("-")[2] for model in (run.student, run.teacher)]
+    # a larger model beside its keys and values: fewer episodes side by side
+    grpo = [*_common(run), *lean, "--student", base, "--out", f"{out}/grpo", "--steps", "150", "--slots", "4"]
+    steps = [
+        Step(where="anywhere", words=("turngym", "plan", "--student", sizes[0], "--teacher", sizes[1], *plan),
+             why="memory and seconds of a step, by formula; --chip names yours"),
+        _download(run.student, student, "the student's weights"),
+        _download(run.teacher, base, "the teacher's weights"),
+        Step(where="1 machine x 8", words=_one_machine("grpo", grpo), why="GRPO makes the teacher"),
+        Step(where="anywhere", words=("cp", "-r", f"{out}/grpo/checkpoints/step_000150/model", teacher),
+             why="its last checkpoint teaches"),
+    ]  # fmt: skip
+    for method in run.methods:
+        folder, packed = f"{out}/{method.name}-seed$SEED", f"{out}/results/{method.name}-seed$SEED.result.xz"
+        words = [*_common(run), *lean, *method.words, "--student", student, "--out", folder, "--seed", "$SEED"]
+        words += ["--panel", run.place.panel, "--eval-every", "25"]
+        words += ["--teacher", teacher] if method.teacher else []
+        pack = ("turngym", "result", "pack", f"{folder}/eval/step_000100.jsonl", "--out", packed)
+        steps += [
+            Step(where="1 machine x 8", words=_one_machine(method.algorithm, words), seeds=run.seeds,
+                 why=f"100 steps of {method.name}, Avg@4 after every 25"),
+            Step(where="anywhere", words=pack, why="the last evaluation, every episode played once more",
+                 seeds=run.seeds),
+        ]  # fmt: skip
+    folders = [f"{method.name}-{seed}={out}/{method.name}-seed{seed}" for method in run.methods for seed in run.seeds]
+    table = ("turngym", "result", "table", f"{out}/results", "--out", f"{out}/table")
+    report = ("turngym", "report", *folders, "--out", f"{out}/report")
+    return [
+        *steps,
+        Step(where="anywhere", words=table, why="the page with every episode"),
+        Step(where="anywhere", words=report, why="means of the last evaluations, spread between seeds, differences"),
+    ]
+
+
+def _one_machine(algorithm: str, words: list[str]) -> tuple[str, ...]:
+    return ("torchrun", "--standalone", "--nproc-per-node", "8", "-m", "turngym", "train", algorithm, *words)
+
+
 def _helpers(run: PaperRun, out: str) -> list[Step]:
     """The steps that start the teacher or the judge. GRPO trains the teacher first."""
     base, teacher = f"{out}/models/base", f"{out}/models/teacher"
@@ -284,7 +350,8 @@ def _helpers(run: PaperRun, out: str) -> list[Step]:
         return [_download(run.teacher, judge, "the judge's weights"), served]
     if not run.has_teacher:
         return []
-    grpo = [*_common(run), "--student", base, "--out", f"{out}/grpo", "--policy-server", PLAY, "--steps", "150"]
+    grpo = [*_common(run), "--student", base, "--out", f"{out}/grpo", "--steps", "150"]
+    grpo += ["--policy-server", PLAY, "--weight-sync", "disk"]
     return [
         _download(run.teacher, base, "the teacher's weights"),
         _serve(POLICY, base, "8 servers that play for the teacher's own training; end them after it"),
@@ -324,7 +391,7 @@ def _common(run: PaperRun) -> list[str]:
     more = {name: value for name, value in run.place.env_kwargs.items() if name != "split"}
     words += ["--env-kwargs", json.dumps(more)] if more else []
     words += ["--channel", "tool", "--thinking", "on", "--autocast", "bfloat16", "--gradient-checkpointing"]
-    return [*words, "--teacher-dtype", "bfloat16", "--weight-sync", "disk"]
+    return [*words, "--teacher-dtype", "bfloat16"]
 
 
 def _evaluate(run: PaperRun, out: str, method: Method) -> tuple[str, ...]:
@@ -338,6 +405,11 @@ def render(run: PaperRun, steps: list[Step]) -> str:
     """A shell script for people: above each command stand its purpose and where it runs."""
     role = "judged by" if run.has_judge else "learns from" if run.has_teacher else ""
     who = f"{run.student} {role} {run.teacher}" if role else run.student
+    if run.seeds:
+        head = [f"# {run.name} ({run.paper}): {who}, on one machine with 8 GPUs of 80 GB.", *run.notes, *costs(run)]
+        head += ["# None of these commands has been run at this size; --embedded runs the same path with tiny models."]
+        head += ["# Set ALFWORLD_DATA to the folder of alfworld-download, everywhere."]
+        return _script(head, steps)
     hosts = [POLICY, *([TEACHER] if run.has_teacher else []), *([JUDGE] if run.has_judge else []), TRAIN]
     head = [f"# {run.name} ({run.paper}): {who}, on at most 4 machines with 8 GPUs each.", *run.notes]
     head += [f"# Set {', '.join(hosts)} to host names, TURNGYM_SERVER_KEY everywhere, and --out on a shared disk."]
@@ -347,7 +419,31 @@ def render(run: PaperRun, steps: list[Step]) -> str:
     judge = (f"{JUDGES[1:]}=http://${JUDGE}:{PORT}/v1", "export TURNGYM_JUDGE_KEY=$TURNGYM_SERVER_KEY")
     head += judge if run.has_judge else []
     head += [f"{TEXT[1:]}=pretraining.txt  # what L_PT reads"] if run.has_text else []
+    return _script(head, steps)
+
+
+def _script(head: list[str], steps: list[Step]) -> str:
     return "\n".join([*head, *(line for step in steps for line in ("", f"# {step.where}: {step.why}", step.line))])
+
+
+def costs(run: PaperRun) -> list[str]:
+    """What `node_steps` takes on 8 H100s by the formulas of `turngym plan`, as comments."""
+    from turngym.trainers.plan import Workload, chip_named, estimate, shape_named
+
+    work = Workload(rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
+    student, base = (shape_named(model.rpartition("-")[2]) for model in (run.student, run.teacher))
+    chip = chip_named("H100")
+    making = 150 * estimate(base, None, chip, 8, replace(work, slots=4)).step_s
+    each = [estimate(student, base if method.teacher else None, chip, 8, work) for method in run.methods]
+    learning = len(run.seeds) * sum(100 * one.step_s for one in each)
+    # before the first step, and after 25, 50, 75 and 100
+    playing = len(run.seeds) * sum(5 * one.eval_s for one in each)
+    total, peak = making + learning + playing, max(one.peak for one in each)
+    return [
+        f"# By formula, on H100s, episodes of 30 turns: {total / 3600:.0f} hours (teacher {making / 3600:.1f}, "
+        f"training {learning / 3600:.1f}, evaluations {playing / 3600:.1f}); a GPU holds {peak / 1e9:.0f} GB while "
+        "students learn."
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

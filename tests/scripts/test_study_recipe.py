@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from turngym.envs.panels import load_panel
 from turngym.scripts import train
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
+from turngym.scripts.report import Options as ReportOptions
+from turngym.scripts.result import Pack, Table
 from turngym.scripts.serve_policy import ServePolicy
 from turngym.scripts.study import recipe as verb
 from turngym.scripts.study.recipe import RECIPES, Step, paper_steps, render
@@ -32,7 +35,10 @@ def trained(step: Step) -> Any:
     return train.parse([SHELL.get(word, "text.txt" if word == "$TEXT" else word) for word in words])
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+CLUSTER = [name for name, run in RECIPES.items() if not run.seeds]
+
+
+@pytest.mark.parametrize("name", CLUSTER)
 def test_every_command_is_one_that_our_verbs_take(name: str) -> None:
     run, served, evaluated, algorithms = RECIPES[name], 0, 0, []
     for step in paper_steps(run, "out"):
@@ -150,6 +156,42 @@ def test_thirty_two_gpus() -> None:
     sizes = {tuple(step.words[2:5:2]) for step in steps if step.words[0] == "torchrun"}
     assert sizes == {("3", "8"), ("2", "8")}  # 24 and the 8 that play; 16, the 8 that play, and the 8 that score
     assert all(step.loop for step in steps if step.words[1:3] == ("serve", "policy"))
+
+
+def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reproduction bench: five methods and seeds of one student, on the same panel, without a server."""
+    run = RECIPES["bench-alfworld-1.7b"]
+    steps = paper_steps(run, "out")
+    parsed: list[str] = []
+    learned: list[tuple[str, Path, Path | None]] = []
+    for step in steps:
+        line = step.line.replace("$SEED", "4")
+        assert line.startswith("for SEED in 0 1 2 3 4; do ") == line.endswith("; done") == bool(step.seeds)
+        words = shlex.split(line.removeprefix("for SEED in 0 1 2 3 4; do ").removesuffix("; done"))
+        if words[0] == "torchrun":
+            assert words[1:7] == ["--standalone", "--nproc-per-node", "8", "-m", "turngym", "train"]
+            config = train.parse(words[7:])
+            assert (config.rollouts.servers.policy_server, config.rollouts.servers.teacher_server) == ("", "")
+            assert (config.run.max_turns, config.run.episodes, config.run.seed) == (50, 64, 4 if step.seeds else 0)
+            learned.append((config.algorithm, config.models.student, config.models.teacher))
+        elif words[:2] == ["turngym", "plan"]:
+            assert main(words[1:]) == 0
+            assert re.search(r"17\.6 +\S 116\.3", capsys.readouterr().out.replace("│", "|"))
+        elif words[:2] == ["turngym", "result"]:
+            parsed.append(tyro.cli({"pack": Pack, "table": Table}[words[2]], args=words[3:]).out.as_posix())
+        elif words[:2] == ["turngym", "report"]:
+            runs = tyro.cli(ReportOptions, args=words[2:]).runs
+            assert (len(runs), runs[9]) == (25, "tcod-4=out/tcod-seed4")
+        else:
+            assert words[0] in ("hf", "cp")
+    student, teacher = Path("out/models/student"), Path("out/models/teacher")
+    assert learned[0] == ("grpo", Path("out/models/base"), None)
+    assert learned[1:4] == [(name, student, teacher) for name in ("opd", "tcod", "turnopd")]
+    assert learned[4:] == [("gigpo", student, None), ("grpo", student, None)]
+    names = ("opd", "tcod", "turnopd", "gigpo", "grpo-student")
+    assert parsed == [*(f"out/results/{name}-seed4.result.xz" for name in names), "out/table"]
+    said = render(run, steps)
+    assert "19 hours (teacher 3.3, training 11.5, evaluations 4.0); a GPU holds 23 GB" in said
 
 
 def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
