@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated
 
 import tyro
 
 from turngym.agents.evaluation.compare import decisive, describe, differing
 from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
-from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
+from turngym.agents.evaluation.statistics import ScoreError, last_points, least_time, same_step
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.options import pop_option
@@ -33,13 +34,14 @@ from turngym.scripts.report_turns import episode_figures
 
 
 def training_table(runs: Sequence[Run]) -> Table:
-    """One row per training run: start, end, Same-Step, Least-Time, depth."""
+    """One row per training run: first, best and last evaluation, Same-Step, Least-Time, depth."""
     lines = curves(runs)
     steps, times = same_step(lines), least_time(lines)
     budget = min(max(point.seconds for point in points) for points in lines.values())
     step = min(max(point.step for point in points) for points in lines.values())
     header = [
-        *("run", "steps", "seconds", "start", "best", f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)", "depth"),
+        *("run", "steps", "seconds", "start", "best", "last"),
+        *(f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)", "depth"),
     ]
     rows = []
     for run in runs:
@@ -47,8 +49,26 @@ def training_table(runs: Sequence[Run]) -> Table:
             last, values = max(run.points, key=lambda point: point.step), [point.value for point in run.points]
             depth = "full" if not run.depth else f"{run.depth[-1][2]:.1f}"
             cells = [str(last.step), f"{last.seconds:.0f}", percent(values[0]), percent(max(values))]
+            cells.append(percent(last.value))
             rows.append([run.name, *cells, _spread(steps[run.name]), _spread(times[run.name]), depth])
     return header, rows
+
+
+def seeds_table(runs: Sequence[Run]) -> Table | None:
+    """One row per method that was trained with several seeds: how far they lie apart at their last evaluation, and in
+    the mean of their last four. None if no two runs differ in their seed alone."""
+    same: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.points and "seed" in run.config:
+            settings = {name: value for name, value in run.config.items() if name not in ("seed", "out", "provenance")}
+            same.setdefault(repr(sorted(settings.items())), []).append(run)
+    rows = []
+    for found in same.values():
+        if len(found) > 1:
+            cells = [[last_points(run.points, count)[0] for run in found] for count in (1, 4)]
+            means = (_spread((fmean(values), stdev(values))) for values in cells)
+            rows.append([f"{found[0].name} ... {found[-1].name}", str(len(found)), *means])
+    return (["runs", "seeds", "last evaluation", "mean of the last four"], rows) if rows else None
 
 
 def settings_table(runs: Sequence[Run]) -> Table | None:
@@ -186,7 +206,10 @@ def sections(
         made.append(Section(title="Settings that differ", parts=(("settings", unlike),)))
     if curves(runs):
         text = "Same-Step and Least-Time: mean ± standard deviation of the last four evaluations, in percent."
-        parts: tuple[Part, ...] = (("training", training_table(runs)), text, *accuracy_figures(runs))
+        parts: tuple[Part, ...] = (("training", training_table(runs)), text)
+        if (seeds := seeds_table(runs)) is not None:
+            parts += (("seeds", seeds), "Runs that differ in their seed alone: mean ± standard deviation over seeds.")
+        parts += (*accuracy_figures(runs),)
         made.append(Section(title="Training", parts=parts))
     made += _diagnostics(found)
     traces = {run.name: item for run in runs if (item := trace_curves_of(run)) is not None and item.turns}

@@ -115,6 +115,26 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     assert f"<p class=summary>{summary}</p>" in page
 
 
+def test_averages_over_checkpoints_and_what_seeds_differ_by(tmp_path: Path, capsys: Any) -> None:
+    runs = []
+    for seed, end in enumerate((0.1, 0.3, 0.5, 0.3, 0.3, 0.9)):
+        rows = [{"step": step, "kind": "eval", "eval/avg": value, "time/train_s": step} for step, value in
+                enumerate((0.0, 0.4, 0.4, 0.4, end))]  # fmt: skip
+        runs.append(write_run(tmp_path / f"opd-{seed}", rows))
+        # the last one has another learning rate, too: no seed of the others
+        settings = f'algorithm = "opd"\nseed = {seed}\nout = "opd-{seed}"\nsteps = 4\n[optimizer]\n'
+        settings += f"lr = {0.1 if seed < 5 else 0.2}\n[provenance]\nstarted = 'day {seed}'\n"
+        (tmp_path / f"opd-{seed}" / "config.toml").write_text(settings)
+    assert main(["report", *runs, "--no-diagnostics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # (3 * 0.4 + end) / 4: 32.5, 37.5, 42.5, 37.5, 37.5
+    assert "| opd-0 ... opd-4 | 5 | 30.0 ± 14.1 | 37.5 ± 3.5 |" in lines
+    assert "| run | steps | seconds | start | best | last | Same-Step (4) | Least-Time (4 s) | depth |" in lines
+    assert "| opd-2 | 4 | 4 | 0.0 | 50.0 | 50.0 | 42.5 ± 5.0 | 42.5 ± 5.0 | full |" in lines
+    assert main(["report", runs[0], runs[5], "--no-diagnostics"]) == 0
+    assert "mean of the last four" not in capsys.readouterr().out
+
+
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:
     with (folder / "data" / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
