@@ -1,7 +1,7 @@
 """Does depth pay in a world? KL and teacher entropy along episodes of vanilla distillation, against the paper's signs.
 
-A pair of models is measured on full-depth episodes of the student, as the first step of vanilla OPD would see them
-(no update is kept); a run of vanilla OPD is measured early, late and over all of its steps.
+A pair of models is measured on full-depth episodes of the student, as the first steps of vanilla OPD would see them
+(no update moves anything); a run of vanilla OPD is measured early, late and over all of its steps.
 
 Examples:
     turngym study regime --world alfworld --world webshop --world search
@@ -13,23 +13,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import tyro
 
 from turngym.agents.worlds import load_world
+from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
-from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, turn_sums
+from turngym.envs.core.trace import read_episodes
+from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 
 WINDOWS = ("early", "late", "all")
+TOGETHER = 6
+"""Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
 ABOUT = """\
 Signs that depth can pay: deep / shallow KL below 60 %, the deep third's share of the KL mass at most 12 %, teacher
 entropy falling with depth in failed episodes. Shallow and deep turns are the first and last third of full depth; KL is
-the raw reverse KL in nats per token; G is that of failed less that of successful episodes."""
+the raw reverse KL in nats per token; G is that of failed less that of successful episodes. In brackets: 95 % intervals
+over steps (jackknife). Looping: episodes that give an observation the same action three times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A regime, and how sure it is."""
+
+    regime: Regime
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of `depth.SIGNS`, as far as there are steps enough."""
+    looping: float | None = None
+    """Share of the episodes that loop (`envs.core.episode.loop_end`); None where the episodes were not kept."""
+
+
+def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> Measured:
+    """What `rows` of full depth of the run in `folder` say. Raises ValueError if they have no divergence."""
+    regime = measure_regime(turn_sums(rows))
+    files = [folder / "rollouts" / f"step_{row['step']:06d}.jsonl" for row in rows]
+    looping = None
+    if all(file.is_file() for file in files):
+        looping = fmean(loop_end(episode.turns) is not None for file in files for episode in read_episodes(file))
+    return Measured(regime=regime, intervals=sign_intervals(rows), looping=looping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +93,11 @@ def main(argv: Sequence[str]) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "regime.md").write_text(text, encoding="utf-8")
         (options.out / "regime.json").write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
-    return 0 if all(regime.passes for windows in found.values() for regime in windows.values()) else 1
+    return 0 if all(item.regime.passes for windows in found.values() for item in windows.values()) else 1
 
 
-def regimes(options: RegimeOptions) -> dict[str, dict[str, Regime]]:
-    """Maps names to windows to regimes. Raises TurngymError if there is nothing to measure."""
+def regimes(options: RegimeOptions) -> dict[str, dict[str, Measured]]:
+    """Maps names to windows to what was measured. Raises TurngymError if there is nothing to measure."""
     if not options.world and not options.run:
         raise TurngymError("name what to measure: --world NAME, or --run PATH of a run of vanilla OPD")
     if (options.student or options.teacher) and len(options.world) != 1:
@@ -84,7 +111,7 @@ def regimes(options: RegimeOptions) -> dict[str, dict[str, Regime]]:
     return found
 
 
-def regime_of_run(folder: Path) -> dict[str, Regime]:
+def regime_of_run(folder: Path) -> dict[str, Measured]:
     """The regime in the first and last third of a run's full-depth steps, and in all of them."""
     rows = full_depth_rows(read_metrics(folder))
     if not rows:
@@ -92,76 +119,85 @@ def regime_of_run(folder: Path) -> dict[str, Regime]:
     part = max(1, len(rows) // 3)
     windows = zip(WINDOWS, (rows[:part], rows[-part:], rows), strict=True)
     try:
-        return {window: measure_regime(turn_sums(chosen)) for window, chosen in windows}
+        return {window: measured(chosen, folder) for window, chosen in windows}
     except ValueError as error:
         raise TurngymError(f"{folder}: {error}") from error
 
 
-def regime_of_pair(world: str, options: RegimeOptions) -> Regime:
+def regime_of_pair(world: str, options: RegimeOptions) -> Measured:
     """The regime of a teacher and a student before any update, on full-depth episodes of the student."""
     import tempfile
 
     from turngym.trainers import train
 
     place = load_world(world)
-    given: dict[str, Any] = {**place.settings(), **({"max_turns": options.max_turns} if options.max_turns else {})}
+    steps = -(-options.episodes // TOGETHER)
+    settings = {"micro_tokens": 2048, **place.distill.settings, **place.settings()}
+    settings |= {"max_turns": options.max_turns} if options.max_turns else {}
     with tempfile.TemporaryDirectory(prefix="turngym-regime-") as folder:
         out = Path(folder) / "run"
-        # one step of vanilla OPD whose update moves nothing: what is measured is what training itself logs
+        # vanilla OPD whose updates move nothing: what is measured is what training itself logs
         train(
             "opd",
             student=options.student or place.checkpoint("student"),
             teacher=options.teacher or place.checkpoint("teacher"),
             out=out,
-            steps=1,
-            episodes=options.episodes,
+            steps=steps,
+            episodes=min(TOGETHER, options.episodes),
             seed=options.seed,
             optimizer={"lr": 0.0},
+            keep_rollouts=steps,
+            eval_every=0,
+            checkpoint_every=steps,
             threads=1,
             tensorboard=False,
-            **{"micro_tokens": 2048, **place.distill.settings},
-            **given,
+            **settings,
         )
-        return measure_regime(turn_sums(full_depth_rows(read_metrics(out))))
+        return measured(full_depth_rows(read_metrics(out)), out)
 
 
-def regime_table(found: Mapping[str, Mapping[str, Regime]]) -> Table:
+def regime_table(found: Mapping[str, Mapping[str, Measured]]) -> Table:
     """One row per world and window."""
     header = ["world", "steps", "turns", "KL shallow", "KL deep", "deep / shallow", "deep third of KL mass"]
     header += ["deep third of KL (eq. 11)", "first 3 turns", "entropy deep / shallow (failed)", "deep support"]
-    header += ["G", "H_eff", "signs"]
+    header += ["G", "H_eff", "looping", "signs"]
     rows = []
-    for name, windows in found.items():
-        for window, regime in windows.items():
-            shares = (regime.kl_ratio, regime.deep_mass, regime.deep_share, regime.first_mass, regime.entropy_ratio)
-            cells = [_number(regime.kl_shallow), _number(regime.kl_deep), *map(_percent, shares)]
-            cells += [_percent(regime.deep_support), _number(regime.separation), str(regime.h_eff)]
-            rows.append([name, window, str(regime.turns), *cells, "all" if regime.passes else "missing"])
+    for world, windows in found.items():
+        for window, item in windows.items():
+            regime, ends = item.regime, item.intervals
+            cells = [_number(regime.kl_shallow), _number(regime.kl_deep)]
+            shares = "kl_ratio", "deep_mass", "deep_share", "first_mass", "entropy_ratio", "deep_support"
+            cells += [_percent(getattr(regime, name), ends.get(name)) for name in shares]
+            cells += [_number(regime.separation, ends.get("separation")), str(regime.h_eff), _percent(item.looping)]
+            rows.append([world, window, str(regime.turns), *cells, "all" if regime.passes else "missing"])
     return header, rows
 
 
-def render(found: Mapping[str, Mapping[str, Regime]]) -> str:
+def render(found: Mapping[str, Mapping[str, Measured]]) -> str:
     """The report in Markdown: the table, and the signs that are missing in each world."""
     missing = [
-        f"- {name}, {window}: {'; '.join(regime.failures)}"
+        f"- {name}, {window}: {'; '.join(item.regime.failures)}"
         for name, windows in found.items()
-        for window, regime in windows.items()
-        if not regime.passes
+        for window, item in windows.items()
+        if not item.regime.passes
     ]
     parts = ["# Regime", markdown(regime_table(found)), ABOUT]
     return "\n\n".join(parts + (["Missing:\n\n" + "\n".join(missing)] if missing else [])) + "\n"
 
 
-def as_json(found: Mapping[str, Mapping[str, Regime]]) -> dict[str, Any]:
-    return {
-        name: {window: {**asdict(regime), "missing": regime.failures} for window, regime in windows.items()}
-        for name, windows in found.items()
-    }
+def as_json(found: Mapping[str, Mapping[str, Measured]]) -> dict[str, Any]:
+    def entry(item: Measured) -> dict[str, Any]:
+        more = {"intervals": dict(item.intervals), "looping": item.looping, "missing": item.regime.failures}
+        return {**asdict(item.regime), **more}
+
+    return {name: {window: entry(item) for window, item in windows.items()} for name, windows in found.items()}
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+def _percent(value: float | None, ends: tuple[float, float] | None = None) -> str:
+    between = f" [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]" if ends else ""
+    return "-" if value is None else f"{100 * value:.1f}{between} %"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _number(value: float | None, ends: tuple[float, float] | None = None) -> str:
+    between = f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
+    return "-" if value is None else f"{value:.3f}{between}"

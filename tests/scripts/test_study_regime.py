@@ -42,7 +42,7 @@ def test_a_run_is_measured_early_late_and_as_a_whole(tmp_path: Path, capsys: pyt
     assert main(["study", "regime", "--run", f"house={run}", "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
     assert (
-        "| house | early | 3 | 1.000 | 0.100 | 10.0 % | 4.8 % | 4.8 % | 100.0 % | 50.0 % | 100.0 % | - | 1 | all |"
+        "| house | early | 3 | 1.000 | 0.100 | 10.0 % | 4.8 % | 4.8 % | 100.0 % | 50.0 % | 100.0 % | - | 1 | - | all |"
         in said
     )
     assert "- house, late: deep / shallow KL is 90.0 %, below 60 % is wanted" in said
@@ -62,15 +62,17 @@ def test_a_pair_is_measured_on_what_training_logs(monkeypatch: pytest.MonkeyPatc
 
     def train(algorithm: str, *, out: Path, **settings: Any) -> None:
         asked.update(settings, algorithm=algorithm)
-        write(out, [row(1, deep=0.25)])
+        write(out, [row(step, deep=deep) for step, deep in enumerate((0.15, 0.25, 0.35))])
 
     monkeypatch.setattr("turngym.trainers.train", train)
     options = verb.RegimeOptions(world=("webshop",), episodes=7, max_turns=5, seed=3, teacher=Path("mine"))
     (windows,) = verb.regimes(options).values()
-    assert windows["before"].kl_ratio == pytest.approx(0.25)
-    # vanilla OPD to the given depth, whose update moves nothing
-    assert (asked["algorithm"], asked["steps"], asked["optimizer"]) == ("opd", 1, {"lr": 0.0})
-    assert (asked["episodes"], asked["max_turns"], asked["seed"]) == (7, 5, 3)
+    found = windows["before"]  # 0.25 -+ 4.302653 * 0.1 / sqrt(3)
+    assert found.regime.kl_ratio == pytest.approx(0.25)
+    assert found.intervals["kl_ratio"] == pytest.approx((0.001586, 0.498414), abs=1e-6)
+    # vanilla OPD to the given depth, whose updates move nothing, in steps of six episodes
+    assert (asked["algorithm"], asked["steps"], asked["optimizer"]) == ("opd", 2, {"lr": 0.0})
+    assert (asked["episodes"], asked["max_turns"], asked["seed"]) == (6, 5, 3)
     assert asked["teacher"] == Path("mine")
     assert asked["student"].parts[-2:] == ("webshop", "student")
     assert asked["env"] == "turngym/WebShop-v0"
@@ -80,7 +82,7 @@ def test_a_pair_is_measured_on_what_training_logs(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("world", ["alfworld-loops", "search-loops"])
 def test_the_shipped_pairs_with_loops_have_the_signs(world: str) -> None:
     (windows,) = verb.regimes(verb.RegimeOptions(world=(world,), seed=1)).values()
-    assert windows["before"].passes
+    assert windows["before"].regime.passes
 
 
 def test_what_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,4 +102,4 @@ def test_what_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_same_numbers_from_python(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [row(1, deep=0.1), row(2, deep=0.3)])
-    assert verb.regime_of_run(run)["all"] == measure_regime(turn_sums(full_depth_rows(read_metrics(run))))
+    assert verb.regime_of_run(run)["all"].regime == measure_regime(turn_sums(full_depth_rows(read_metrics(run))))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 
 NAN = None
 
@@ -102,3 +102,27 @@ def test_a_negative_turn_has_no_mass() -> None:
     found = measure_regime(turn_sums([row(**{"turn/kl_raw": [0.5, 0.5, -1.0, 0.0, 0.0, 0.0]})]))
     assert (found.first_mass, found.deep_mass) == (1.0, 0.0)
     np.testing.assert_allclose(turn_sums([row()]).kl_T, [10, 6, 4, 2, 0.4, 1.2])
+
+
+def test_intervals_leave_out_a_step_at_a_time() -> None:
+    rows = [row(**{"turn/kl_raw": [1.0, 1.0, 1.0, 1.0, deep, deep]}) for deep in (0.1, 0.3, 0.5)]
+    found = sign_intervals(rows)
+    # deep / shallow is 0.3; without a step 0.4, 0.3 and 0.2; t of two degrees of freedom is 4.303
+    wide = 4.302653 * (2 / 3 * (0.01 + 0.01)) ** 0.5
+    assert found["kl_ratio"] == pytest.approx((0.3 - wide, 0.3 + wide))
+    assert found["entropy_ratio"] == pytest.approx((0.375, 0.375))
+    assert set(found) == {"kl_ratio", "deep_mass", "entropy_ratio", "separation"}
+    assert sign_intervals(rows[:2]) == {}
+    # no episode was won in two of three steps: without the third the difference cannot be measured
+    lost = {"turn/tokens_success": [0] * 6, "turn/kl_raw_success": [NAN] * 6}
+    assert "separation" not in sign_intervals([row(), row(**lost), row(**lost)])
+
+
+def test_intervals_of_a_ratio_cover() -> None:
+    rng, hit = np.random.default_rng(0), 0
+    for _ in range(200):
+        parts = rng.gamma(4.0, 0.1, size=(12, 2))
+        rows = [row(**{"turn/kl_raw": [a, a, a, b / 2, b / 2, b / 2]}) for a, b in parts]
+        low, high = sign_intervals(rows)["kl_ratio"]
+        hit += low <= 0.5 <= high
+    assert hit >= 0.92 * 200

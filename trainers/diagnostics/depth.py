@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.evaluation.statistics import t_quantile
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, read_toml
 from turngym.trainers.algorithm import Blended, DepthPlan
@@ -232,6 +233,29 @@ def measure_regime(sums: TurnSums) -> Regime:
         separation=None if failed is None or solved is None else failed - solved,
         h_eff=effective_depth(kl_T, sums.survivors_T),
     )
+
+
+SIGNS = ("kl_ratio", "deep_mass", "entropy_ratio", "separation")
+
+
+def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """95 % intervals of `SIGNS` over the steps of full depth `rows`, which are taken as independent of each other.
+
+    theta +- t_{n-1} sqrt((n - 1) / n sum_i (theta_(i) - mean_(i))^2), theta_(i) what is measured without step i (the
+    jackknife). A sign has none where one of these cannot be measured, and nothing has one with fewer than three steps.
+    """
+    n, turns = len(rows), max(int(row["depth/cap"]) for row in rows)
+    if n < 3:
+        return {}
+    whole = measure_regime(turn_sums(rows, turns))
+    without = [measure_regime(turn_sums([*rows[:i], *rows[i + 1 :]], turns)) for i in range(n)]
+    found = {}
+    for sign in SIGNS:
+        value, values = getattr(whole, sign), [getattr(regime, sign) for regime in without]
+        if value is not None and None not in values:
+            wide = t_quantile(0.975, n - 1) * float(np.std(values)) * (n - 1) ** 0.5
+            found[sign] = (value - wide, value + wide)
+    return found
 
 
 def turn_sums(rows: Sequence[Mapping[str, Any]], turns: int | None = None) -> TurnSums:
