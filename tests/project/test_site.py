@@ -57,6 +57,15 @@ def test_tables_fit_beside_the_lists_of_links(site: Path, browser: Browser, page
     assert [name for name in asked if not name.startswith(("file:", "data:", "blob:"))] == []
 
 
+@pytest.mark.parametrize("page", ["index", "getting_started", "real_model"])
+def test_no_end_of_a_command_is_hidden(site: Path, browser: Browser, page: str) -> None:
+    browser.open((site / f"{page}.html").as_uri())
+    blocks = "[...document.querySelectorAll('.language-bash pre > code, .language-python pre > code')]"
+    assert browser.value(f"{blocks}.length") > 2
+    cut = f"{blocks}.filter(code => code.scrollWidth > code.clientWidth).map(code => code.textContent.slice(0, 40))"
+    assert browser.value(cut) == []
+
+
 def test_pages_are_there_as_markdown_and_notebooks(site: Path) -> None:
     listed = re.findall(r"\]\(([\w/]+\.md)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert len(listed) > 30
