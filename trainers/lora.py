@@ -68,6 +68,11 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:
         raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
+    if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
+        # under autocast peft would copy each input to float32 for a product that is taken in bfloat16 all the same
+        for module in model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
     for parameter in model.parameters():
         if parameter.requires_grad:
             # updates of adapters are as small as those of weights; bfloat16 would lose them

@@ -224,6 +224,19 @@ def test_bfloat16_students_have_float32_adapters(tmp_path: Path) -> None:
     assert torch.allclose(again(IDS).logits.float(), model(IDS).logits.float(), atol=0.05)
 
 
+def test_autocast_copies_no_input_of_an_adapter_to_float32() -> None:
+    model = toy.tiny(1)
+    add_adapters(model, LoraConfig(rank=2))
+    seen = []
+    for name, module in model.named_modules():
+        if name.endswith("down_proj.lora_A.default"):
+            module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.tensor([[1, 2, 3]]))
+    assert seen
+    assert set(seen) == {torch.bfloat16}
+
+
 def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="lora rank is -1"):
         LoraConfig(rank=-1)
