@@ -67,9 +67,17 @@ class DistillConfig:
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate (`form=sampled`)."""
+    vocabulary: Literal["same", "other"] = "same"
+    """`same` refuses a teacher whose ids mean other tokens than the student's. `other` compares the two by the text
+    that their tokens are (docs/other_vocabulary.md); with one vocabulary it changes nothing."""
+    unmatched: Literal["rank", "bin"] = "rank"
+    """Vocabulary other: what becomes of likely ids that only one side has. `rank` pairs the likeliest of both sides,
+    the second likeliest, ...; `bin` leaves them to the mass outside the support."""
 
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)
+        if self.vocabulary == "other" and self.support == "student":
+            raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
         if not self.temperature > 0:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:

@@ -320,6 +320,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 SHOWN = 5
 """How many ids that differ an error names."""
+OTHER = "--distill.vocabulary other compares what the two say as text"
 
 
 class VocabularyError(TurngymError):
@@ -339,7 +340,7 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
         rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN])
         raise VocabularyError(
             f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
-            "Distillation needs one tokenizer for both"
+            f"Distillation needs one tokenizer for both; {OTHER}"
         )
     _same_special_tokens(student, teacher)
     size = min(student_size, teacher_size)
@@ -362,7 +363,7 @@ def _same_special_tokens(student: Any, teacher: Any) -> None:
         if mine.get(role) != theirs.get(role):
             raise VocabularyError(
                 f"special token {role} differs: student {mine.get(role)!r}, teacher {theirs.get(role)!r}. "
-                "Make both tokenizers the same"
+                f"Make both tokenizers the same; {OTHER}"
             )
 
 

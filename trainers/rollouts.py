@@ -24,13 +24,15 @@ from turngym.agents.judges.hints import HintedEnv, HintPrompts
 from turngym.agents.judges.judges import make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe
+from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe, renderer_of
 from turngym.agents.rendering.examples import Examples, read_examples
+from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.sglang.open_servers import train_policy
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.channels import make_channel
@@ -256,6 +258,37 @@ class StudentRollouts:
         assert_disjoint([episode.task for episode in episodes], self._held_out)
         # what another agent said is text; this student's ids are made of it
         return text_writer(self._actor)(episodes)
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """Makes the student's ids of a conversation."""
+        return self._actor.renderer
+
+    def reader(self, model: Any, folder: Path) -> TextEpisodes:
+        """Writes the student's episodes as the ids of another `model`, from `folder`: in its own chat template and with
+        its own system message, but in the student's channel. Raises TurngymError for histories that are rewritten."""
+        if self.settings.memory != "all":
+            raise TurngymError(
+                f"--memory {self.settings.memory}: a teacher with another vocabulary reads the whole conversation; it "
+                "needs --memory all"
+            )
+        tokenizer, tool = load_tokenizer(folder), self._env.env.unwrapped.tool
+        settings = replace(ChatSettings.load(folder), channel=self.settings.channel)
+        settings = complete_settings(settings, tokenizer, tool)
+        renderer, channel = (
+            renderer_of(model, tokenizer, settings, tool, self._examples.episodes),
+            make_channel(settings.channel, tool),
+        )
+        said = settings.system
+        if said is None:
+            said = system_message(self._env.env.unwrapped, channel, renderer)
+        return TextEpisodes(
+            renderer=renderer,
+            channel=channel,
+            tool=tool,
+            system=self._examples.in_system(said) if self._examples.text else said,
+            max_context=settings.max_context or model.config.get_text_config().max_position_embeddings,
+        )
 
     def collect(self, teacher: Any, share: float, *, guided: bool = False) -> RolloutSource:
         """Returns who plays the episodes of a step: the student, or an expert whom it imitates.

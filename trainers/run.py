@@ -36,6 +36,8 @@ from turngym.trainers.distributed import distribute_trainer, local_device, world
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
 from turngym.trainers.lora import adapter_identity, add_adapters
 from turngym.trainers.losses import bounded
+from turngym.trainers.models import vocabulary_size
+from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, NoProgress
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
@@ -198,7 +200,9 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         "packing": run.packing,
     }
     servers = config.rollouts.servers
-    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, (model, tokenizer), **scoring)
+    distill = getattr(config, "distill", DistillConfig())
+    other = distill.vocabulary == "other"
+    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, (model, tokenizer), other=other, **scoring)
     reference = None
     if algorithm.needs_reference:
         reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
@@ -227,6 +231,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
             if item.name in teachers and item.teacher is not None:
                 identity[f"{item.name}.teacher"] = weights_hash(item.teacher)
     source = _rewarded(source, config)
+    if other and isinstance(teacher, LocalScorer) and vocab_size is None and models.teacher is not None:
+        if further:
+            raise ConfigError("distill vocabulary is other with --also; valid: same")
+        algorithm = of_other_vocabulary(
+            algorithm,
+            student=rollouts.renderer,
+            reader=rollouts.reader(teacher.model, models.teacher),
+            sizes=(vocabulary_size(model), vocabulary_size(teacher.model)),
+            unmatched=distill.unmatched,
+        )
     order: RolloutSchedule = Synchronous()
     if actor is not None:
         order = AsyncRollout(

@@ -22,6 +22,7 @@ from turngym.trainers.lm_head import project, topk
 from turngym.trainers.lora import merged
 from turngym.trainers.microbatch import line_states, packed_lines, packing_for
 from turngym.trainers.models import (
+    VocabularyError,
     common_vocabulary,
     head,
     hidden_states,
@@ -146,14 +147,20 @@ def load_scorer(
     max_tokens: int,
     vocab_size: int | None = None,
     student: tuple[Any, Any] | None = None,
+    other: bool = False,
     packing: Packing = "off",
 ) -> LocalScorer:
     """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
-    knows too are scored; TurngymError where the two differ in them. A model that cannot have `packing` goes without."""
+    knows too are scored; where the two differ in them VocabularyError, or all of the teacher's if it may have `other`
+    ids. A model that cannot have `packing` goes without."""
     model, tokenizer = load_student(folder, dtype, device)
     if student is not None:
         sizes = vocabulary_size(student[0]), vocabulary_size(model)
-        vocab_size = common_vocabulary(student[1], tokenizer, *sizes)
+        try:
+            vocab_size = common_vocabulary(student[1], tokenizer, *sizes)
+        except VocabularyError:
+            if not other:
+                raise
     return LocalScorer(
         model=model,
         vocab_size=vocab_size,

@@ -24,21 +24,30 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
 
 
 def open_teacher(
-    algorithm: Algorithm, folder: Path | None, servers: TrainServers, student: tuple[Any, Any], **scoring: Any
+    algorithm: Algorithm,
+    folder: Path | None,
+    servers: TrainServers,
+    student: tuple[Any, Any],
+    *,
+    other: bool = False,
+    **scoring: Any,
 ) -> tuple[Scorer | None, int | None]:
     """Returns the teacher as a scorer, and the number of ids that it shares with the student.
 
     The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
-    its tokenizer; `scoring` is that of `open_scorer`. (None, None) for algorithms that need no teacher.
+    its tokenizer; `scoring` is that of `open_scorer`. (None, None) for algorithms that need no teacher. A teacher that
+    may have `other` ids than the student, and has, comes with None.
     """
     if not algorithm.needs_teacher:
         return None, None
     if servers.teacher_server:
+        if other:
+            raise ConfigError("distill vocabulary is other with --teacher-server; valid: a teacher in this process")
         size = vocabulary_size(student[0])
         return teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature)
     if folder is None:
         return None, None
-    scorer = open_scorer(algorithm, folder, student=student, **scoring)
+    scorer = open_scorer(algorithm, folder, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 
