@@ -76,8 +76,6 @@ class DistillConfig:
 
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)
-        if self.vocabulary == "other" and self.support == "student":
-            raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
         if not self.temperature > 0:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:

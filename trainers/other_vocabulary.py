@@ -30,7 +30,7 @@ from turngym.envs.core.episode import Episode, TopK, Turn
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError
+from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.judged import HINTING
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.targets import TargetError, rows
@@ -433,18 +433,20 @@ def _later(logp_n: Tensor, back_n: Tensor, first_n: Tensor) -> Tensor:
 
 
 def of_other_vocabulary(
-    algorithm: Algorithm,
-    *,
-    student: ChatRenderer,
-    reader: TextEpisodes,
-    sizes: tuple[int, int],
-    unmatched: Literal["rank", "bin"],
+    algorithm: Algorithm, distill: DistillConfig, *, student: ChatRenderer, reader: TextEpisodes, sizes: tuple[int, int]
 ) -> Algorithm:
-    """`algorithm` with a teacher whose vocabulary is another one. Raises ConfigError where it cannot be had."""
+    """`algorithm` with a teacher whose vocabulary is another one; arguments as of `OtherVocabulary`.
+
+    Raises ConfigError where that cannot be had.
+    """
     if algorithm.teacher_mix or algorithm.guide is not None or algorithm.judge in HINTING:
         raise ConfigError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"
         )
-    targets = OtherVocabulary(algorithm.target_fn, student=student, reader=reader, sizes=sizes, unmatched=unmatched)
-    return replace(algorithm, target_fn=targets, token_loss=SpanLoss(loss=algorithm.token_loss))
+    if distill.support == "student":
+        raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
+    signal = OtherVocabulary(
+        algorithm.target_fn, student=student, reader=reader, sizes=sizes, unmatched=distill.unmatched
+    )
+    return replace(algorithm, target_fn=signal, token_loss=SpanLoss(loss=algorithm.token_loss))

@@ -236,10 +236,10 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
             raise ConfigError("distill vocabulary is other with --also; valid: same")
         algorithm = of_other_vocabulary(
             algorithm,
+            distill,
             student=rollouts.renderer,
             reader=rollouts.reader(teacher.model, models.teacher),
             sizes=(vocabulary_size(model), vocabulary_size(teacher.model)),
-            unmatched=distill.unmatched,
         )
     order: RolloutSchedule = Synchronous()
     if actor is not None:

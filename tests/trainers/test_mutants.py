@@ -22,6 +22,7 @@ from turngym.trainers import (
     losses,
     microbatch,
     optimizer_step,
+    other_vocabulary,
     step_metrics,
     targets,
     token_weights,
@@ -107,6 +108,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     ),
     optimizer_step: ("train_step",),
     train_loop: ("train_step",),
+    other_vocabulary: ("other_vocabulary",),
 }
 """Every function of these modules is broken in every small way, and the literal tests of these files must notice."""
 ELSEWHERE = (

@@ -25,7 +25,7 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
+from turngym.trainers.config import DistillConfig, RunConfig
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.losses import SupportKL
 from turngym.trainers.metrics import read_metrics
@@ -403,9 +403,7 @@ def test_with_equal_tokenizers_targets_losses_and_gradients_are_those_of_opd() -
     for distill in (DistillConfig(top_k=9), DistillConfig(form="sampled")):
         plain = opd.build(opd.OpdConfig(), distill, RunConfig())
         mine = writer(MINE)
-        made = of_other_vocabulary(
-            plain, student=mine.renderer, reader=writer(MINE), sizes=(size, size), unmatched="rank"
-        )
+        made = of_other_vocabulary(plain, distill, student=mine.renderer, reader=writer(MINE), sizes=(size, size))
         results = []
         for algorithm in (plain, made):
             targets = algorithm.target_fn(batch, played, scorers)
@@ -484,12 +482,11 @@ def test_with_one_vocabulary_the_option_changes_nothing(models: Path, tmp_path: 
 
 
 def test_what_cannot_be_had_with_another_vocabulary_is_said_at_once(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="other with support student; valid: support teacher"):
-        DistillConfig(vocabulary="other", support="student")
     for more, algorithm, why in (
         (("--teacher-server", "http://127.0.0.1:9"), "opd", "other with --teacher-server"),
         (("--also", "turngym/WebShop-v0,split=train"), "opd", "other with --also"),
         (("--memory", "react"), "opd", "--memory react"),
+        (("--distill.support", "student"), "opd", "other with support student; valid: support teacher"),
         ((), "guided-opd", "the teacher of guided-opd plays"),
     ):
         with pytest.raises(TurngymError, match=why):
