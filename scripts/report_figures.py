@@ -100,7 +100,9 @@ def plotting() -> Iterator[Any]:
     try:
         import matplotlib
     except ImportError as error:
-        raise TurngymError("figures need matplotlib: pip install 'turngym[train]', or use --no-figure") from error
+        raise TurngymError(
+            "figures need matplotlib: pip install 'turngym[train]'; reports go without by --no-figure"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -120,13 +122,13 @@ def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str
         return [_inline(pyplot, panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
 
 
-def save_panels(panels: Sequence[Panel], *paths: Path) -> None:
-    """Draws panels in two columns and writes them to PNG and SVG files. Raises TurngymError without matplotlib.
+def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> None:
+    """Draws panels in `columns` and writes them to PNG and SVG files. Raises TurngymError without matplotlib.
 
     A single panel leaves half of the width empty: so letters are of one size in all figures of a page.
     """
     with plotting() as pyplot:
-        drawn = _draw(pyplot, panels, columns=2)
+        drawn = _draw(pyplot, panels, columns)
         for path in paths:
             drawn.savefig(path, dpi=140, metadata=_metadata(path.suffix))
         pyplot.close(drawn)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.conversation import without
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json
 from turngym.envs.guard import listed
@@ -37,15 +38,13 @@ def write_page(path: Path, episodes: Iterable[tuple[Episode, Prompts]], *, title
 
     The data can contain anything: the page's script puts every string in as text, never as markup.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch, count = path.with_name(path.name + ".part"), 0
+    count = 0
     before, after = PAGE.read_text(encoding="utf-8").split("__DATA__")
-    with scratch.open("wb") as file:
+    with written_whole(path) as scratch, scratch.open("wb") as file:
         size = file.write(f'{before}{{"title":{_json(printable(title))},"episodes":['.encode())
         for count, (episode, prompts) in enumerate(episodes, 1):
             size += file.write((("," if count > 1 else "") + _json(episode_view(episode, prompts))).encode())
         size += file.write(f"]}}{after}".encode())
-    scratch.replace(path)
     return count, size
 
 

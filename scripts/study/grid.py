@@ -1,16 +1,26 @@
-"""The cells of `study turnopd`: every world x method x seed as a training run, in the order in which they are run."""
+"""The grid of a study: cells of world, method and seed. Each is a training run of its own and leaves a record.
+
+`run_cells` runs what is not done. A cell that is done is never run again, one that was killed goes on where it was, and
+several processes and machines may share a folder (`turngym.scripts.jobs`). Tables are made from records alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from turngym.agents.worlds import load_world
-from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.scripts.jobs import Job, shown
-from turngym.scripts.options import distill_argv
-from turngym.scripts.study.settings import GROUPS, Method, StudyOptions, chosen_methods
+import numpy as np
+
+from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.trace import iter_episodes
+from turngym.scripts.jobs import Job, Runner
+from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
+from turngym.trainers.metrics import read_metrics
 
 RECORD = "cell.json"
 """What a finished cell leaves for the tables."""
@@ -18,10 +28,14 @@ RECORD = "cell.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell(Job):
-    """One run of `study turnopd`."""
+    """One run of a study: `seed` of `method` in `world`."""
 
     world: str
-    method: Method
+    method: str
+    group: str = ""
+    """Group of methods that it belongs to, if the study has any."""
+    about: str = ""
+    """What the method is, in a line."""
     seed: int
 
     @property
@@ -34,57 +48,170 @@ class Cell(Job):
         return self.record.exists()
 
 
-def cells_of(options: StudyOptions) -> list[Cell]:
-    """All cells, in the order in which they are run: seed by seed, main methods first, worlds in turn."""
-    rows = []
-    for name in options.worlds:
-        world = load_world(name)
-        chosen = chosen_methods(options.methods, options.max_turns or world.max_turns, options.base)
-        rows += [(world, method) for method in chosen]
-    rows.sort(key=lambda row: GROUPS.index(row[1].group))
-    return [_cell(options, world, method, seed) for seed in options.seeds for world, method in rows]
+def run_cells(jobs: Sequence[Job], parallel: int, poll: float = 0.5) -> None:
+    """Run the cells, and the runs that they begin with, `parallel` at a time; each cell that ends writes its record."""
+
+    def finish(job: Job) -> None:
+        if isinstance(job, Cell):
+            write_json(job.record, to_json(make_record(job)))
+
+    Runner(jobs=jobs, finish=finish, parallel=parallel, poll=poll).run()
 
 
-def _cell(options: StudyOptions, world: EmbeddedWorld, method: Method, seed: int) -> Cell:
-    student, teacher = options.student or world.checkpoint("student"), options.teacher or world.checkpoint("teacher")
-    words = [*method.words, "--student", shown(student)]
-    # who learns from the reward alone has no teacher
-    words += [] if method.group == "reward" else ["--teacher", shown(teacher)]
-    settings = _settings(options, world)
-    pairs = zip(settings[::2], settings[1::2], strict=True)
-    words += [word for name, value in pairs if name not in method.words for word in (name, value)]
-    words += ["--steps", str(options.steps), "--seed", str(seed), "--panel", world.panel]
-    words += ["--eval-limit", str(options.tasks), "--no-tensorboard"]
-    return Cell(
-        world=world.name,
-        method=method,
-        seed=seed,
-        name=f"{world.name}/{method.name}/seed{seed}",
-        folder=options.out / "cells" / world.name / f"{method.name}-seed{seed}",
-        words=tuple(words),
-        steps=options.steps,
-        evaluates=True,
-        same_start=f"{world.name}-seed{seed}",
+def in_turn(rows: Sequence[Sequence[Job]]) -> list[Job]:
+    """All jobs, the first of every row before the second of any."""
+    return [jobs[place] for place in range(max(map(len, rows))) for jobs in rows if place < len(jobs)]
+
+
+# The record of a finished cell: evaluations task by task and what they cost.
+
+SCHEMA = 1
+PHASES = ("rollout", "teacher", "update")
+DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
+SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Cost of training up to a point, without evaluations."""
+
+    seconds: float
+    """Wall clock."""
+    cpu: float
+    """CPU seconds of the training process."""
+    turns: float
+    """Turns played."""
+    tokens: float
+    """Tokens sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation: its step, the cost up to it, and the mean success of every task."""
+
+    step: int
+    cost: Cost
+    tasks: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A finished cell."""
+
+    world: str
+    method: str
+    group: str
+    about: str
+    seed: int
+    command: str
+    samples: int
+    evaluations: tuple[Evaluation, ...]
+    categories: Mapping[str, str]
+    """Task -> category."""
+    total: Cost
+    phases: Mapping[str, tuple[float, float]]
+    """Phase -> wall clock and CPU seconds."""
+    steps: Sequence[Mapping[str, Any]]
+    """Depth, alpha and shares of the deep third, step by step."""
+    regime: Mapping[str, Mapping[str, list[float]]]
+    """Window -> sums by turn of the full-depth steps (`TurnSums`); empty where there are none."""
+
+
+def make_record(cell: Cell) -> Record:
+    """Read a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing."""
+    rows = read_metrics(cell.folder)
+    costs, phases = _costs(rows)
+    evaluations: list[Evaluation] = []
+    categories: dict[str, str] = {}
+    samples = 0
+    for step in sorted(int(row["step"]) for row in rows if row["kind"] == "eval"):
+        path = cell.folder / "eval" / f"step_{step:06d}.jsonl"
+        counted = [EpisodeOutcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
+        if not counted:
+            raise TurngymError(f"{path}: no episode that counts")
+        samples = max(one.sample for one in counted) + 1
+        categories |= {one.task.task_id: one.task.category for one in counted}
+        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
+    train = [row for row in rows if row["kind"] == "train"]
+    kept = ("step", "success", "turns_mean", *DEPTH, *SHARES)
+    return Record(
+        world=cell.world,
+        method=cell.method,
+        group=cell.group,
+        about=cell.about,
+        seed=cell.seed,
+        command=cell.command,
+        samples=samples,
+        evaluations=tuple(evaluations),
+        categories=categories,
+        total=costs[max(costs)],
+        phases=phases,
+        steps=[{name: row.get(name) for name in kept if name in row} for row in train],
+        regime=regime_windows(rows),
     )
 
 
-def _settings(options: StudyOptions, world: EmbeddedWorld) -> list[str]:
-    """How the world is distilled in, with what the study wants otherwise in place of what the world says."""
-    changed = {
-        "--eval-every": str(options.steps // options.evaluations),
-        "--eval-samples": str(options.samples),
-        **({"--episodes": str(options.episodes)} if options.episodes else {}),
-        **({"--max-turns": str(options.max_turns)} if options.max_turns else {}),
-        # a warm-up as long as a short run would leave it nothing to learn with
-        "--optimizer.lr-warmup": str(min(world.distill.warmup, options.steps // 5)),
-    }
-    return replaced(distill_argv(world), changed)
+def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str, tuple[float, float]]]:
+    """Cost after each step, from step 0 on, and in all by phase."""
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    found, phases = {0: cost}, dict.fromkeys(PHASES, (0.0, 0.0))
+    for row in rows:
+        if row["kind"] != "train":
+            continue
+        spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
+        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
+        cost = Cost(
+            seconds=row["time/train_s"],
+            cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
+            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            tokens=cost.tokens + (row.get("tokens") or 0),
+        )
+        found[int(row["step"])] = cost
+        phases = {name: (phases[name][0] + wall, phases[name][1] + cpu) for name, (wall, cpu) in spent.items()}
+    return found, phases
 
 
-def replaced(words: Sequence[str], changed: dict[str, str]) -> list[str]:
-    """`words` with other values for some options; those that it lacks are added."""
-    found, rest = list(words), dict(changed)
-    for place, word in enumerate(words[:-1]):
-        if word in rest:
-            found[place + 1] = rest.pop(word)
-    return found + [word for pair in rest.items() for word in pair]
+def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Sums by turn of the first and last third of the full-depth steps, and of all."""
+    full = full_depth_rows(rows)
+    if not full or "turn/kl_raw" not in full[0]:
+        return {}
+    part, depth = max(1, len(full) // 3), int(full[0]["depth/cap"])
+    windows = {"early": full[:part], "late": full[-part:], "all": full}
+    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in windows.items()}
+
+
+def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
+    return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
+
+
+def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
+    """Sums over several runs of one depth."""
+    total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    return {"schema": SCHEMA, **asdict(record)}
+
+
+def from_json(values: Mapping[str, Any], where: str) -> Record:
+    """The record that `to_json` wrote. Raises TurngymError for something else."""
+    if values.get("schema") != SCHEMA:
+        raise TurngymError(f"{where}: schema {values.get('schema')!r} is not a study's record of schema {SCHEMA}")
+    try:
+        given = {item.name: values[item.name] for item in fields(Record)}
+        given["evaluations"] = tuple(
+            Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
+            for item in values["evaluations"]
+        )
+        given["total"] = Cost(**values["total"])
+        given["phases"] = {name: (wall, cpu) for name, (wall, cpu) in values["phases"].items()}
+        return Record(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TurngymError(f"{where}: not a study's record ({error})") from error
+
+
+def read_record(path: Path) -> Record:
+    """The record of a cell's folder."""
+    return from_json(json.loads((path / RECORD).read_text(encoding="utf-8")), str(path / RECORD))

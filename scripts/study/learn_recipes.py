@@ -2,13 +2,13 @@
 
 The algorithms keep their documented defaults, which suit models of billions of parameters. What a model of 386,000
 parameters needs instead is here and nowhere else: higher learning rates, fewer and smaller steps. The second part
-turns a recipe into options of `turngym train`.
+turns a recipe into a cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.options import train_argv
+from turngym.scripts.study.grid import Cell
 
 # --- The recipes
 
@@ -30,6 +31,8 @@ class Recipe:
 
     algorithm: str
     """As `turngym train --algorithm` takes it."""
+    name: str = ""
+    """Its name, if not the algorithm's."""
     start: Start = "student"
     control: str | None = None
     """Row whose end this row's end is compared with, beside its own start."""
@@ -43,6 +46,11 @@ class Recipe:
     """Further options of `turngym train`."""
     in_env: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Options for one world only; of an option that comes twice the last one counts."""
+
+    @property
+    def row(self) -> str:
+        """Name of its row."""
+        return self.name or self.algorithm
 
 
 COMMON = (
@@ -121,6 +129,17 @@ def setup_of(world: str) -> Setup:
     return SETUPS[world]
 
 
+def hinted(algorithm: Literal["opd-hints", "prm-opd"]) -> Recipe:
+    """The expert's next action as a hint.
+
+    One id and a tail bin: what a nearly certain teacher gives to other ids is noise. Stuck episodes repeat one hint,
+    and behind a word that it rejects the teacher babbles: both would decide what is learned (docs/learn.md).
+    """
+    words = ("--judge-repeats", "2", f"--{algorithm}.form", "topk", "--distill.top-k", "1")
+    words += (f"--{algorithm}.reject-below", "0.05", "--optimizer.lr", "1e-3", "--optimizer.minibatches", "4")
+    return Recipe(algorithm=algorithm, expert=True, words=words)
+
+
 RECIPES: Mapping[str, Recipe] = {
     # long failures would outweigh short successes if every token counted the same
     "grpo": Recipe(algorithm="grpo", words=(*REWARD, "--grpo.weight", "trajectory")),
@@ -134,18 +153,7 @@ RECIPES: Mapping[str, Recipe] = {
         in_env={"search": ("--no-judge-strict",)},
     ),
     "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
-    # One id and a tail bin: what a nearly certain teacher gives to other ids is noise. Stuck episodes repeat one hint,
-    # and behind a word that it rejects the teacher babbles: both would decide what is learned (docs/learn.md).
-    "opd-hints": Recipe(
-        algorithm="opd-hints",
-        start="hints",
-        control="opd-from-hints",
-        expert=True,
-        words=(
-            *("--judge-repeats", "2", "--opd-hints.form", "topk", "--distill.top-k", "1"),
-            *("--opd-hints.reject-below", "0.05", "--optimizer.lr", "1e-3", "--optimizer.minibatches", "4"),
-        ),
-    ),
+    "opd-hints": replace(hinted("opd-hints"), start="hints", control="opd-from-hints"),
     "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),
     "turnopd": Recipe(algorithm="turnopd", control="opd", teacher=True, words=DISTIL),
     "tcod": Recipe(
@@ -198,7 +206,7 @@ class Size:
     """Episodes per task of an evaluation."""
 
 
-# --- As options of `turngym train`
+# --- As cells
 
 
 def recipe_words(
@@ -215,7 +223,41 @@ def recipe_words(
     return (*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ()))
 
 
-def imitation_job(imitation: Imitation, world: EmbeddedWorld, *, name: str, folder: Path) -> Job:
-    """The run that makes what other runs start from, beginning at the shipped student."""
+def recipe_cell(
+    recipe: Recipe,
+    world: EmbeddedWorld,
+    folder: Path,
+    *,
+    size: Size,
+    seed: int,
+    start: Job | None,
+    text: Path,
+) -> Cell:
+    """The run of `recipe` in `folder`, from the model that `start` makes or from the world's student."""
+    begins = f"{folder.parent}/{recipe.start}" if start is None else str(start.folder)
+    return Cell(
+        world=world.name,
+        method=recipe.row,
+        seed=seed,
+        name="/".join(folder.parts[-2:]),
+        folder=folder,
+        words=recipe_words(
+            recipe,
+            world,
+            start=world.checkpoint("student") if start is None else start.model,
+            size=size,
+            seed=seed,
+            text=text,
+        ),
+        steps=size.steps,
+        needs=start,
+        evaluates=True,
+        same_start=f"{begins}-seed{seed}",
+    )
+
+
+def imitation_job(imitation: Imitation, world: EmbeddedWorld, folder: Path, *more: str) -> Job:
+    """The run that makes what other runs start from, beginning at the shipped student; `more` are further words."""
     words = ["--student", shown(world.checkpoint("student")), *train_argv(world), "--expert", world.expert]
-    return Job(name=name, folder=folder, words=(*words, *imitation.words()), steps=imitation.steps)
+    name = "/".join(folder.parts[-2:])
+    return Job(name=name, folder=folder, words=(*words, *imitation.words(), *more), steps=imitation.steps)

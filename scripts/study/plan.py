@@ -159,7 +159,7 @@ def _evaluation(path: Path) -> tuple[TaskMeans, int, float]:
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
-    from turngym.scripts.study.results import Record
+    from turngym.scripts.study.grid import Record
     from turngym.scripts.study.turnopd import read_study
 
     found: dict[str, dict[int, Record]] = {}

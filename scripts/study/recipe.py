@@ -27,8 +27,8 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.tables import print_table
 from turngym.scripts.jobs import shown
 from turngym.scripts.options import distill_argv
-from turngym.scripts.study.grid import replaced
 from turngym.scripts.study.learn import write_text
+from turngym.scripts.study.settings import replaced
 
 # The recipes: students, environments and methods of the papers, and which settings are theirs or ours.
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.tables import atomic_write
 from turngym.envs.panels import assert_disjoint, load_panel, panel_of_env, write_panel
 from turngym.envs.search.world import TINY, Part
 from turngym.envs.search.world_questions import generate_world, one_world
-from turngym.scripts.study.learn_recipes import FREE_CRITIC, REWARD, Imitation, Recipe, Size, setup_of
+from turngym.scripts.study.learn_recipes import FREE_CRITIC, REWARD, Imitation, Recipe, Size, hinted, setup_of
 
 # --- What a scenario is
 
@@ -70,14 +71,6 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One row of a scenario."""
-
-    name: str
-    recipe: Recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One claim of a paper, put where it should show."""
 
@@ -86,9 +79,9 @@ class Scenario:
     """What its paper promises, in a sentence."""
     place: Place
     start: Start
-    method: Arm
-    control: Arm
-    others: tuple[Arm, ...] = ()
+    method: Recipe
+    control: Recipe
+    others: tuple[Recipe, ...] = ()
     """Further rows, compared with the control as well."""
     words: tuple[str, ...] = ()
     """Options of `turngym train` that all arms have; their own come after them."""
@@ -98,18 +91,13 @@ class Scenario:
     measure: Measure = "success"
 
     @property
-    def arms(self) -> tuple[Arm, ...]:
+    def arms(self) -> tuple[Recipe, ...]:
         """The control first: the others are compared with it."""
         return (self.control, self.method, *self.others)
 
-    def recipe(self, arm: Arm) -> Recipe:
-        """With the words that all arms have, and what it is compared with."""
-        control = None if arm is self.control else self.row(self.control)
-        return replace(arm.recipe, words=(*self.words, *arm.recipe.words), control=control)
-
-    def row(self, arm: Arm) -> str:
-        """Its name in tables that hold several scenarios."""
-        return f"{self.name}: {arm.name}"
+    def recipe(self, arm: Recipe) -> Recipe:
+        """With the words that all arms have."""
+        return replace(arm, words=(*self.words, *arm.words))
 
 
 # --- The scenarios
@@ -186,7 +174,7 @@ READER = Start(
 )
 """A model that has seen text: without that there is nothing to forget."""
 # long failures would outweigh short successes if every token counted the same
-GRPO = Arm(name="grpo", recipe=Recipe(algorithm="grpo", words=("--grpo.weight", "trajectory")))
+GRPO = Recipe(algorithm="grpo", words=("--grpo.weight", "trajectory"))
 JUDGE = ("--judge", "expert")
 BOLD = (*REWARD, "--optimizer.lr", "5e-4")
 """Where nearly nothing succeeds there is little that large steps could undo."""
@@ -198,11 +186,9 @@ GIGPO = Scenario(
     "of its own, which the reward of the whole attempt does not.",
     place=HOUSEHOLD,
     start=STUDENT,
-    method=Arm(name="gigpo", recipe=Recipe(algorithm="gigpo", words=GIGPO_WORDS)),
+    method=Recipe(algorithm="gigpo", words=GIGPO_WORDS),
     control=GRPO,
-    others=(
-        Arm(name="gigpo-state", recipe=Recipe(algorithm="gigpo", words=(*GIGPO_WORDS, "--gigpo.anchor", "state"))),
-    ),
+    others=(Recipe(name="gigpo-state", algorithm="gigpo", words=(*GIGPO_WORDS, "--gigpo.anchor", "state")),),
     words=REWARD,
     steps=12,
 )
@@ -217,9 +203,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "demonstrations in the groups get it going.",
             place=QUESTIONS,
             start=STUCK,
-            method=Arm(
-                name="luffy", recipe=Recipe(algorithm="luffy", expert=True, words=("--luffy.weight", "trajectory"))
-            ),
+            method=Recipe(algorithm="luffy", expert=True, words=("--luffy.weight", "trajectory")),
             control=GRPO,
             words=BOLD,
             steps=20,
@@ -230,7 +214,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             claim="Over long horizons a judge's verdict on each turn teaches where one reward at the end does not.",
             place=LOOPS,
             start=LOOPY,
-            method=Arm(name="prm-rl", recipe=Recipe(algorithm="prm-rl", expert=True, words=(*JUDGE, "--judge-strict"))),
+            method=Recipe(algorithm="prm-rl", expert=True, words=(*JUDGE, "--judge-strict")),
             control=GRPO,
             words=(*REWARD, "--optimizer.ppo-epochs", "1"),
             steps=20,
@@ -242,32 +226,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             "the same judge's verdict as a reward, without any teacher model.",
             place=QUESTIONS,
             start=HINTS,
-            method=Arm(
-                name="opd-hints",
-                recipe=Recipe(
-                    algorithm="opd-hints",
-                    expert=True,
-                    words=(
-                        *("--judge-repeats", "2", "--opd-hints.form", "topk", "--distill.top-k", "1"),
-                        *("--opd-hints.reject-below", "0.05", "--optimizer.lr", "1e-3", "--optimizer.minibatches", "4"),
-                    ),
-                ),
-            ),
-            control=Arm(name="prm-rl", recipe=Recipe(algorithm="prm-rl", expert=True, words=REWARD)),
-            others=(
-                Arm(
-                    name="prm-opd",
-                    recipe=Recipe(
-                        algorithm="prm-opd",
-                        expert=True,
-                        words=(
-                            *("--judge-repeats", "2", "--prm-opd.form", "topk", "--distill.top-k", "1"),
-                            *("--prm-opd.reject-below", "0.05", "--optimizer.lr", "1e-3"),
-                            *("--optimizer.minibatches", "4"),
-                        ),
-                    ),
-                ),
-            ),
+            method=hinted("opd-hints"),
+            control=Recipe(algorithm="prm-rl", expert=True, words=REWARD),
+            others=(hinted("prm-opd"),),
             words=JUDGE,
             steps=16,
             episodes=128,
@@ -277,7 +238,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             claim="A teacher's log-likelihood is a dense reward: it tells attempts apart where none succeeds.",
             place=QUESTIONS,
             start=STUCK,
-            method=Arm(name="grpo-kd", recipe=Recipe(algorithm="grpo-kd", teacher=True)),
+            method=Recipe(algorithm="grpo-kd", teacher=True),
             control=GRPO,
             words=BOLD,
             steps=20,
@@ -288,8 +249,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             claim="Language modeling on text beside the reward (L_PT, weight 1) keeps a student from forgetting it.",
             place=QUESTIONS,
             start=READER,
-            method=Arm(name="grpo-minillm", recipe=Recipe(algorithm="grpo-minillm", teacher=True, text=True)),
-            control=Arm(name="grpo-kd", recipe=Recipe(algorithm="grpo-kd", teacher=True)),
+            method=Recipe(algorithm="grpo-minillm", teacher=True, text=True),
+            control=Recipe(algorithm="grpo-kd", teacher=True),
             words=REWARD,
             steps=16,
             episodes=128,
@@ -300,8 +261,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             claim="A critic gives each token its own advantage, as far as its values explain the returns.",
             place=QUESTIONS,
             start=STUDENT,
-            method=Arm(name="ppo-kd", recipe=Recipe(algorithm="ppo-kd", teacher=True, words=FREE_CRITIC)),
-            control=Arm(name="ppo-kd, slow critic", recipe=Recipe(algorithm="ppo-kd", teacher=True)),
+            method=Recipe(algorithm="ppo-kd", teacher=True, words=FREE_CRITIC),
+            control=Recipe(name="ppo-kd, slow critic", algorithm="ppo-kd", teacher=True),
             words=REWARD,
             steps=16,
             episodes=128,
@@ -412,13 +373,11 @@ def text_path(folder: Path, part: Part) -> Path:
 def write_passages(folder: Path) -> None:
     """Write both files to `folder`, unless they are there."""
     counts: dict[Part, int] = {"train": TRAIN, "eval": HELD_OUT}
-    folder.mkdir(parents=True, exist_ok=True)
     for part, count in counts.items():
         path = text_path(folder, part)
         if not path.exists():
-            scratch = path.with_suffix(".writing")
-            scratch.write_text("\n\n".join(islice(article_documents(part), count)) + "\n", encoding="utf-8")
-            scratch.replace(path)
+            with atomic_write(path) as file:
+                file.write("\n\n".join(islice(article_documents(part), count)) + "\n")
 
 
 def article_documents(part: Part) -> Iterator[str]:

@@ -29,22 +29,15 @@ from turngym.agents.evaluation.statistics import Interval, t_quantile
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
-from turngym.scripts.jobs import Job, Runner, metric_rows, shown
-from turngym.scripts.study.learn import (
-    NOTE,
-    Result,
-    curve_text,
-    draw_figure,
-    read_result,
-    signed,
-)
-from turngym.scripts.study.learn import table as learn_table
-from turngym.scripts.study.learn_recipes import imitation_job, recipe_words
+from turngym.scripts.jobs import Job, metric_rows, shown
+from turngym.scripts.study.grid import Cell, in_turn, run_cells
+from turngym.scripts.study.learn_recipes import imitation_job, recipe_cell
+from turngym.scripts.study.rows import NOTE, Result, curve_text, read_result, signed, table, write_files
 from turngym.scripts.study.scenario_settings import (
-    Arm,
     Measure,
     Scenario,
     ScenarioOptions,
+    Start,
     Use,
     chosen_scenarios,
     panel_path,
@@ -83,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     planned = [plan(options, scenario) for scenario in chosen_scenarios(options.scenarios)]
     if options.run:
         prepare(options, planned)
-        Runner(jobs=all_jobs(planned), parallel=options.parallel).run()
+        run_cells(all_jobs(planned), options.parallel)
 
     write_report(options, planned)
     return 0
@@ -107,41 +100,53 @@ class Planned:
     scenario: Scenario
     start: Job | None
     """Makes what the runs begin with, unless that is shipped."""
-    runs: Mapping[str, Sequence[Job]]
+    runs: Mapping[str, Sequence[Cell]]
     """Name of the arm -> one per seed, the control first."""
 
     @property
     def jobs(self) -> list[Job]:
         """The start, then seed by seed, so that a queue that is stopped has whole pairs."""
-        first = [] if self.start is None else [self.start]
-        return first + [job for pair in zip(*self.runs.values(), strict=True) for job in pair]
+        return [*([] if self.start is None else [self.start]), *in_turn(list(self.runs.values()))]
 
     def finished(self) -> Planned:
         """With the seeds alone that every arm has finished."""
-        whole = [place for place, pair in enumerate(zip(*self.runs.values(), strict=True)) if _all_finished(pair)]
-        return replace(self, runs={name: [jobs[place] for place in whole] for name, jobs in self.runs.items()})
-
-
-def _all_finished(pair: Sequence[Job]) -> bool:
-    return all(job.finished for job in pair)
+        pairs = [pair for pair in zip(*self.runs.values(), strict=True) if all(cell.finished for cell in pair)]
+        return replace(self, runs={name: [pair[arm] for pair in pairs] for arm, name in enumerate(self.runs)})
 
 
 def plan(options: ScenarioOptions, scenario: Scenario) -> Planned:
     """The runs of `scenario`."""
-    world = world_of(options, scenario)
-    start = _start(options, scenario, world)
+    use: Use = "chosen" if options.chosen else "reported"
+    panel = panel_path(options.out / "panels", scenario.place, use)
+    world = replace(scenario.place.opened(), panel=shown(panel))
+    folder = options.out / f"{scenario.place.name}-{scenario.start.name}"
+    text = text_path(options.out / "text", "train")
+    start = _start(options, scenario.start, world, folder / "start", text)
     runs = {
-        arm.name: [_job(options, scenario, world, arm, seed, start) for seed in options.seeds_played]
+        arm.row: [
+            recipe_cell(
+                scenario.recipe(arm),
+                world,
+                folder / f"{arm.row.replace(', ', '-').replace(' ', '-')}-seed{seed}",
+                size=options.size(scenario),
+                seed=seed,
+                start=start,
+                text=text,
+            )
+            for seed in options.seeds_played
+        ]
         for arm in scenario.arms
     }
     return Planned(scenario=scenario, start=start, runs=runs)
 
 
-def world_of(options: ScenarioOptions, scenario: Scenario) -> EmbeddedWorld:
-    """The world of `scenario` with the panel that is played."""
-    use: Use = "chosen" if options.chosen else "reported"
-    path = panel_path(options.out / "panels", scenario.place, use)
-    return replace(scenario.place.opened(), panel=shown(path))
+def _start(options: ScenarioOptions, start: Start, world: EmbeddedWorld, folder: Path, text: Path) -> Job | None:
+    if start.imitation is None:
+        return None
+    imitation = replace(start.imitation, steps=2) if options.short else start.imitation
+    # the last --algorithm counts
+    reads = ("--algorithm", NAME, "--lm-loss.files", str(text)) if start.text else ()
+    return imitation_job(imitation, world, folder, *start.words, *reads)
 
 
 def all_jobs(planned: Sequence[Planned]) -> list[Job]:
@@ -151,43 +156,6 @@ def all_jobs(planned: Sequence[Planned]) -> list[Job]:
         if found.setdefault(job.folder, job).words != job.words:
             raise TurngymError(f"two scenarios want different runs in {job.folder}; an arm needs a name of its own")
     return list(found.values())
-
-
-def _job(
-    options: ScenarioOptions, scenario: Scenario, world: EmbeddedWorld, arm: Arm, seed: int, start: Job | None
-) -> Job:
-    size, place = options.size(scenario), scenario.place
-    name = f"{place.name}-{scenario.start.name}/{arm.name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
-    return Job(
-        name=name,
-        folder=options.out / name,
-        words=recipe_words(
-            scenario.recipe(arm),
-            world,
-            start=world.checkpoint("student") if start is None else start.model,
-            size=size,
-            seed=seed,
-            text=text_path(options.out / "text", "train"),
-        ),
-        steps=size.steps,
-        needs=start,
-        evaluates=True,
-        same_start=f"{place.name}-{scenario.start.name}-seed{seed}",
-    )
-
-
-def _start(options: ScenarioOptions, scenario: Scenario, world: EmbeddedWorld) -> Job | None:
-    start = scenario.start
-    if start.imitation is None:
-        return None
-    imitation = replace(start.imitation, steps=2) if options.short else start.imitation
-    name = f"{scenario.place.name}-{start.name}/start"
-    job = imitation_job(imitation, world, name=name, folder=options.out / name)
-    words = (*job.words, *start.words)
-    if start.text:
-        # the last --algorithm counts
-        words += ("--algorithm", NAME, "--lm-loss.files", str(text_path(options.out / "text", "train")))
-    return replace(job, words=words)
 
 
 # --- What is measured beside success
@@ -285,7 +253,7 @@ def _text(options: ScenarioOptions, planned: Planned) -> Extra:
     assert planned.start is not None, "a scenario that measures text begins with a model that has seen some"
     before = heldout_nats(planned.start, documents)
     after = {name: [heldout_nats(job, documents) for job in jobs] for name, jobs in planned.runs.items()}
-    control = after[planned.scenario.control.name]
+    control = after[planned.scenario.control.row]
     header = ["row", "nats per token at the start", "at the end [95 %]", "more [95 %]", "minus control's [95 %]"]
     body: list[list[str]] = []
     numbers: dict[str, Any] = {}
@@ -333,25 +301,23 @@ def write_report(options: ScenarioOptions, planned: Sequence[Planned]) -> None:
     results = {name: read_scenario(one) for name, one in found.items()}
     extras = {name: extra_of(options, found[name]) for name, rows in results.items() if rows}
     figure = f"scenarios{suffix}.png"
-    text = render(options, found, results, extras, figure)
-    print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"report{suffix}.md").write_text(text, encoding="utf-8")
-    numbers = json.dumps(to_json(options, results, extras), indent=1)
-    (options.out / f"scenarios{suffix}.json").write_text(numbers + "\n", encoding="utf-8")
-    drawn = [result for rows in results.values() for result in rows.values()]
-    if drawn:
-        print(f"figure: {draw_figure(drawn, options.out / figure, options.evaluated[1])}")
+    write_files(
+        options.out,
+        (f"report{suffix}.md", f"scenarios{suffix}.json", figure),
+        render(options, found, results, extras, figure),
+        to_json(options, results, extras),
+        [result for rows in results.values() for result in rows.values()],
+        options.evaluated[1],
+    )
 
 
 def read_scenario(planned: Planned) -> dict[str, Result]:
-    """Row -> its result over the seeds that every arm has finished; nothing where there are none."""
-    scenario = planned.scenario
+    """Arm -> its result over the seeds that every arm has finished, the control first; nothing without any."""
     rows: dict[str, Result] = {}
-    for arm in scenario.arms:
-        jobs = planned.runs[arm.name]
-        if jobs:
-            rows[scenario.row(arm)] = read_result(scenario.row(arm), scenario.recipe(arm), jobs, rows)
+    for name, cells in planned.runs.items():
+        if cells:
+            control = rows.get(planned.scenario.control.row)
+            rows[name] = read_result(f"{planned.scenario.name}: {name}", cells, control)
     return rows
 
 
@@ -395,14 +361,13 @@ def summary(
     for name, one in planned.items():
         scenario, rows = one.scenario, results[name]
         if not rows:
-            body.append([name, f"`{scenario.method.name}`", f"`{scenario.control.name}`", "0", *["not run"] * 4])
+            body.append([name, f"`{scenario.method.row}`", f"`{scenario.control.row}`", "0", *["not run"] * 4])
             continue
-        control = rows[scenario.row(scenario.control)]
-        for arm in scenario.arms[1:]:
-            row = rows[scenario.row(arm)]
+        control, *others = rows.items()
+        for arm, row in others:
             assert row.against is not None
-            line = [name, f"`{arm.name}`", f"`{scenario.control.name}`", str(row.seeds), signed(row.rise)]
-            body.append([*line, signed(control.rise), signed(row.against), verdict(row.against, row.seeds)])
+            line = [name, f"`{arm}`", f"`{control[0]}`", str(row.seeds), signed(row.rise)]
+            body.append([*line, signed(control[1].rise), signed(row.against), verdict(row.against, row.seeds)])
     return header, body
 
 
@@ -413,8 +378,9 @@ def _section(options: ScenarioOptions, one: Planned, rows: Mapping[str, Result],
     parts = [f"## {scenario.name}", f"{told}{size.steps} steps of {size.episodes} episodes."]
     if not rows:
         return [*parts, "No seed is finished in both arms: there is nothing to report."]
-    parts.append(markdown(learn_table(rows, size.samples)))
-    parts.append("\n".join(f"- `{name}`: {curve_text(result)}" for name, result in rows.items()))
+    named = {result.name: result for result in rows.values()}
+    parts.append(markdown(table(named, size.samples)))
+    parts.append("\n".join(f"- `{name}`: {curve_text(result)}" for name, result in named.items()))
     if extra is not None:
         parts += [extra.title, markdown(extra.table)]
     commands = [job.command for job in ([one.start] if one.start else []) + [jobs[0] for jobs in one.runs.values()]]
@@ -426,6 +392,6 @@ def to_json(
 ) -> dict[str, Any]:
     """The numbers of the report."""
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    rows = {name: {row: result.to_json() for row, result in found.items()} for name, found in results.items()}
+    rows = {name: {row.name: row.to_json() for row in found.values()} for name, found in results.items()}
     more = {name: extra.numbers for name, extra in extras.items() if extra is not None}
     return {"settings": settings, "scenarios": rows, "measures": more}

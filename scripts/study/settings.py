@@ -1,4 +1,4 @@
-"""What `turngym study turnopd` compares: one row per method, as words of `turngym train`."""
+"""What `turngym study turnopd` compares: its methods as words of `turngym train`, and its options."""
 
 from __future__ import annotations
 
@@ -191,3 +191,12 @@ def shortened(options: StudyOptions) -> StudyOptions:
         if getattr(options, name) == getattr(default, name)
     }
     return replace(options, **changed) if options.short else options
+
+
+def replaced(words: Sequence[str], changed: dict[str, str]) -> list[str]:
+    """`words` with other values for some options; those that it lacks are added."""
+    found, rest = list(words), dict(changed)
+    for place, word in enumerate(words[:-1]):
+        if word in rest:
+            found[place + 1] = rest.pop(word)
+    return found + [word for pair in rest.items() for word in pair]

@@ -14,7 +14,6 @@ Examples:
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import zlib
@@ -28,37 +27,43 @@ import tyro
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.statistics import Interval
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
-from turngym.scripts.jobs import Runner
+from turngym.scripts.jobs import shown
+from turngym.scripts.options import distill_argv
+from turngym.scripts.report_figures import csv_text
 from turngym.scripts.result_table import write_table
-from turngym.scripts.study.grid import cells_of
+from turngym.scripts.study.grid import (
+    PHASES,
+    Cell,
+    Cost,
+    Record,
+    from_json,
+    pooled_sums,
+    read_record,
+    run_cells,
+    to_json,
+)
 from turngym.scripts.study.regime import WINDOWS, regime_table
 from turngym.scripts.study.results import (
     MEASURES,
-    PHASES,
-    Cost,
-    Record,
     Rows,
     Study,
     at_category,
     budgets,
     by_world,
-    from_json,
     least_time,
     merge_studies,
     picked_within,
-    pooled_sums,
     reached,
-    read_record,
     same_step,
-    to_json,
     total_cost,
-    write_record,
 )
-from turngym.scripts.study.settings import BASE, StudyOptions, shortened
+from turngym.scripts.study.settings import BASE, GROUPS, Method, StudyOptions, chosen_methods, replaced, shortened
 from turngym.trainers.diagnostics.depth import Regime, measure_regime
 
 # The tables of a study, from its records.
@@ -253,7 +258,7 @@ def write_study(study: Study, out: Path) -> str:
     records, tables = study.records, study_tables(study.records)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write_csv(out / f"{name}.csv", table)
+        (out / f"{name}.csv").write_text(csv_text(table), encoding="utf-8")
     text = render(records, tables)
     (out / "study.md").write_text(text, encoding="utf-8")
     write_json(out / DATA, {"made_by": study.made_by, "records": [to_json(record) for record in records]})
@@ -276,12 +281,6 @@ def render(records: Sequence[Record], tables: Mapping[str, Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_csv(path: Path, table: Table) -> None:
-    """A table as CSV, cells as they are shown."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([table[0], *table[1]])
-
-
 def read_study(path: Path) -> Study:
     """The content of a study.json, as it is or compressed by gzip. Raises TurngymError where it is none."""
     try:
@@ -298,6 +297,54 @@ def read_study(path: Path) -> Study:
     )
 
 
+# The cells: every world x method x seed, in the order in which they are run.
+
+
+def cells_of(options: StudyOptions) -> list[Cell]:
+    """All cells: seed by seed, main methods first, worlds in turn."""
+    rows = []
+    for name in options.worlds:
+        world = load_world(name)
+        chosen = chosen_methods(options.methods, options.max_turns or world.max_turns, options.base)
+        rows += [(world, method) for method in chosen]
+    rows.sort(key=lambda row: GROUPS.index(row[1].group))
+    return [_cell(options, world, method, seed) for seed in options.seeds for world, method in rows]
+
+
+def _cell(options: StudyOptions, world: EmbeddedWorld, method: Method, seed: int) -> Cell:
+    student, teacher = options.student or world.checkpoint("student"), options.teacher or world.checkpoint("teacher")
+    words = [*method.words, "--student", shown(student)]
+    # who learns from the reward alone has no teacher
+    words += [] if method.group == "reward" else ["--teacher", shown(teacher)]
+    # how the world is distilled in, with what the study wants otherwise in place of what the world says
+    changed = {
+        "--eval-every": str(options.steps // options.evaluations),
+        "--eval-samples": str(options.samples),
+        **({"--episodes": str(options.episodes)} if options.episodes else {}),
+        **({"--max-turns": str(options.max_turns)} if options.max_turns else {}),
+        # a warm-up as long as a short run would leave it nothing to learn with
+        "--optimizer.lr-warmup": str(min(world.distill.warmup, options.steps // 5)),
+    }
+    settings = replaced(distill_argv(world), changed)
+    pairs = zip(settings[::2], settings[1::2], strict=True)
+    words += [word for name, value in pairs if name not in method.words for word in (name, value)]
+    words += ["--steps", str(options.steps), "--seed", str(seed), "--panel", world.panel]
+    words += ["--eval-limit", str(options.tasks), "--no-tensorboard"]
+    return Cell(
+        world=world.name,
+        method=method.name,
+        group=method.group,
+        about=method.about,
+        seed=seed,
+        name=f"{world.name}/{method.name}/seed{seed}",
+        folder=options.out / "cells" / world.name / f"{method.name}-seed{seed}",
+        words=tuple(words),
+        steps=options.steps,
+        evaluates=True,
+        same_start=f"{world.name}-seed{seed}",
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study turnopd` with `argv` (without the verb itself)."""
     about = (__doc__ or "").split("\n")[0]
@@ -306,22 +353,22 @@ def main(argv: Sequence[str]) -> int:
         study = merge_studies({str(path): read_study(path) for path in options.data})
     else:
         command = recorded_command(["turngym", "study", "turnopd", *argv])
-        study = Study(records=run_cells(options), made_by=[made_by(command)])
+        study = Study(records=records_of(options), made_by=[made_by(command)])
     tables = options.out / "tables"
     print(write_study(study, tables))
     print(f"written to {tables}")
     return 0
 
 
-def run_cells(options: StudyOptions) -> list[Record]:
+def records_of(options: StudyOptions) -> list[Record]:
     """Run what is to be run; the records of all cells that are done, whoever ran them."""
     cells = cells_of(options)
     if options.run:
-        Runner(jobs=cells, finish=write_record, parallel=options.parallel).run()
+        run_cells(cells, options.parallel)
     finished = [cell for cell in cells if cell.finished]
     if options.pack and finished:
         for cell in finished:
-            packed = options.out / "results" / f"{cell.world}-{cell.method.name}-seed{cell.seed}{SUFFIX}"
+            packed = options.out / "results" / f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
             if not packed.exists():
                 pack_result(cell.folder / "eval" / f"step_{cell.steps:06d}.jsonl", packed)
         write_table(options.out / "results", options.out / "results-table", "Study")

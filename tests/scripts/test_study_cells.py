@@ -17,10 +17,11 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.scripts import jobs as running
 from turngym.scripts import train
-from turngym.scripts.jobs import Runner
 from turngym.scripts.main import main
-from turngym.scripts.study.grid import Cell, cells_of
+from turngym.scripts.study import grid
+from turngym.scripts.study.grid import Cell, run_cells
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
+from turngym.scripts.study.turnopd import cells_of
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import Curriculum
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth
@@ -35,7 +36,7 @@ def built(cell: Cell) -> Any:
 
 def test_every_row_trains_what_it_says(tmp_path: Path) -> None:
     options = StudyOptions(out=tmp_path, worlds=("webshop",), seeds=(5,))
-    found = {cell.method.name: built(cell) for cell in cells_of(options)}
+    found = {cell.method: built(cell) for cell in cells_of(options)}
     depth: dict[str, Any] = {name: algorithm.depth for name, algorithm in found.items()}
     weight: dict[str, Any] = {name: algorithm.weight for name, algorithm in found.items()}
     assert depth["opd"] == FixedDepth(h_max=12)
@@ -84,7 +85,7 @@ def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, t
 
 def test_who_learns_from_the_reward_has_no_teacher_and_a_rate_of_its_own(tmp_path: Path) -> None:
     options = StudyOptions(out=tmp_path, worlds=("alfworld",), seeds=(0,), methods=("main", "reward"))
-    found = {cell.method.name: train.parse([*cell.words, "--out", "x"]) for cell in cells_of(options)}
+    found = {cell.method: train.parse([*cell.words, "--out", "x"]) for cell in cells_of(options)}
     assert {name: one.optimizer.lr for name, one in found.items()} == {
         **dict.fromkeys(("opd", "tcod", "turnopd"), 1e-3),
         **dict.fromkeys(("grpo", "gigpo"), 2e-4),
@@ -167,9 +168,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         options = StudyOptions(out=tmp_path, worlds=("alfworld",), methods=("turnopd",), seeds=(0, 1))
         cells, fake = cells_of(options), Fake(fails)
         monkeypatch.setattr(running, "launch", fake)
+        monkeypatch.setattr(grid, "make_record", lambda cell: cell.method)
+        monkeypatch.setattr(grid, "to_json", lambda record: record)
 
         def run() -> None:
-            Runner(jobs=cells, finish=lambda cell: cell.record.write_text("{}") and None, poll=0.01).run()
+            run_cells(cells, 2, poll=0.01)
 
         return fake, cells, run
 

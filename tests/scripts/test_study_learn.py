@@ -19,6 +19,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.scripts import jobs, train
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.study import learn
+from turngym.scripts.study.grid import in_turn
 from turngym.scripts.study.learn import write_text
 from turngym.scripts.study.learn_recipes import MUST_RISE, RECIPES, Size, choose
 
@@ -36,28 +37,26 @@ def test_controls_come_along_and_come_first() -> None:
 @pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
 def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None:
     options = learn.LearnOptions(env=env, out=tmp_path, seeds=2)
-    planned = learn.plan(options, load_world(env), choose(()))
+    made, cells = learn.plan(options, load_world(env), choose(()))
     runs = {name: 4 if name in MUST_RISE else 2 for name in RECIPES}
     starts = ["warm", "hints"] if env == "webshop" else ["hints"]
-    assert list(planned) == [*starts, *RECIPES]
-    assert {name: len(planned[name]) for name in RECIPES} == runs
-    for row in planned.values():
-        for job in row:
-            if job is not row[-1]:
-                continue
-            parsed = train.parse(shlex.split(job.command)[2:])
-            assert parsed.run.steps == job.steps
-            assert parsed.models.out == job.folder
-            if parsed.algorithm == "prm-rl":
-                assert parsed.optimizer.ppo_epochs == 1, "of an option that comes twice the last one counts"
-    hinted = planned["opd-hints"][1]
-    assert hinted.needs is planned["hints"][0]
+    assert [job.folder.name for job in made.values()] == starts
+    assert {name: len(row) for name, row in cells.items()} == runs
+    for job in (*made.values(), *(row[-1] for row in cells.values())):
+        parsed = train.parse(shlex.split(job.command)[2:])
+        assert parsed.run.steps == job.steps
+        assert parsed.models.out == job.folder
+        if parsed.algorithm == "prm-rl":
+            assert parsed.optimizer.ppo_epochs == 1, "of an option that comes twice the last one counts"
+    hinted = cells["opd-hints"][1]
+    assert hinted.needs is made["hints"]
     assert str(hinted.needs.model) in hinted.command
-    order = [job.name.partition("/")[2] for job in learn.in_turn(list(planned.values()))]
-    assert order[: len(RECIPES) + len(starts)] == [*starts, *(f"{name}/seed0" for name in RECIPES)]
-    assert len(order) == len(starts) + sum(runs.values())
-    assert planned["opd"][1].same_start == planned["grpo"][1].same_start != hinted.same_start
-    assert planned["grpo"][1].needs is (planned["warm"][0] if env == "webshop" else None)
+    order = [job.name for job in in_turn(list(cells.values()))]
+    assert order[: len(RECIPES)] == [f"{env}/{name}-seed0" for name in RECIPES]
+    assert len(order) == sum(runs.values())
+    assert cells["opd"][1].same_start == cells["grpo"][1].same_start != hinted.same_start
+    assert cells["grpo"][1].needs is made.get("student")
+    assert (cells["opd-from-hints"][1].method, cells["opd-from-hints"][1].seed) == ("opd-from-hints", 1)
 
 
 def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
@@ -75,7 +74,7 @@ def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
 
 def test_a_start_is_shared_within_its_world_only() -> None:
     shop, search = (
-        learn.plan(learn.LearnOptions(env=env), load_world(env), choose(("grpo",)))["grpo"][0].same_start
+        learn.plan(learn.LearnOptions(env=env), load_world(env), choose(("grpo",)))[1]["grpo"][0].same_start
         for env in ("webshop", "search")
     )
     assert shop != search
@@ -83,7 +82,7 @@ def test_a_start_is_shared_within_its_world_only() -> None:
 
 def test_what_a_world_asks_for_comes_after_what_all_have() -> None:
     strict = {
-        env: learn.plan(learn.LearnOptions(env=env), load_world(env), choose(("prm-rl",)))["prm-rl"][0].words
+        env: learn.plan(learn.LearnOptions(env=env), load_world(env), choose(("prm-rl",)))[1]["prm-rl"][0].words
         for env in ("alfworld", "search")
     }
     parsed = {env: train.parse([*words, "--out", "x"]) for env, words in strict.items()}

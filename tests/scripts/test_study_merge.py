@@ -13,7 +13,8 @@ import pytest
 
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study.results import Cost, Evaluation, Record, Study, merge_studies
+from turngym.scripts.study.grid import Cost, Evaluation, Record
+from turngym.scripts.study.results import Study, merge_studies
 from turngym.scripts.study.turnopd import read_study, write_study
 
 WORDS = "--env E --env-kwargs '{\"a b\": 1}' --steps 20"

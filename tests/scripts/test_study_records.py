@@ -9,9 +9,9 @@ import pytest
 
 from turngym.agents.evaluation.packed import check_result
 from turngym.scripts.main import main
-from turngym.scripts.study.grid import Cell, cells_of
-from turngym.scripts.study.results import make_record, pooled_sums, read_record
+from turngym.scripts.study.grid import Cell, make_record, pooled_sums, read_record
 from turngym.scripts.study.settings import StudyOptions
+from turngym.scripts.study.turnopd import cells_of
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
 
@@ -31,7 +31,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cells(out: Path) -> dict[str, Cell]:
     size = {"steps": 2, "evaluations": 1, "episodes": 4, "tasks": 3, "samples": 2}
     options = StudyOptions(out=out, worlds=("search",), methods=("turnopd",), seeds=(0,), **size)
-    return {cell.method.name: cell for cell in cells_of(options)}
+    return {cell.method: cell for cell in cells_of(options)}
 
 
 def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:

@@ -24,6 +24,7 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
 from turngym.scripts.jobs import Job
 from turngym.scripts.study import scenarios as bench
+from turngym.scripts.study.grid import Cell, make_record, to_json
 from turngym.scripts.study.scenario_settings import (
     QUESTIONS,
     SCENARIOS,
@@ -83,11 +84,11 @@ def given(job: Job) -> dict[str, tuple[str, ...]]:
 def test_every_command_is_one_that_train_takes(scenario: Scenario, chosen: bool, tmp_path: Path) -> None:
     one = plan(ScenarioOptions(out=tmp_path, chosen=chosen), scenario)
     seeds = [0] if chosen else [1, 2, 3]
-    assert list(one.runs) == [arm.name for arm in scenario.arms]
+    assert list(one.runs) == [arm.row for arm in scenario.arms]
     for arm in scenario.arms:
-        for seed, job in zip(seeds, one.runs[arm.name], strict=True):
+        for seed, job in zip(seeds, one.runs[arm.row], strict=True):
             parsed = train.parse(shlex.split(job.command)[2:])
-            assert parsed.algorithm == arm.recipe.algorithm
+            assert parsed.algorithm == arm.algorithm
             assert (parsed.run.seed, parsed.run.steps, parsed.run.episodes) == (seed, scenario.steps, scenario.episodes)
             panel = f"{scenario.place.name}-{'chosen' if chosen else 'reported'}-v1.json"
             assert Path(given(job)["--panel"][0]).name == panel
@@ -103,11 +104,11 @@ def test_every_command_is_one_that_train_takes(scenario: Scenario, chosen: bool,
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
 def test_a_control_differs_in_what_the_claim_is_about(scenario: Scenario, tmp_path: Path) -> None:
     one = plan(ScenarioOptions(out=tmp_path), scenario)
-    method, control = (given(one.runs[arm.name][0]) for arm in (scenario.method, scenario.control))
+    method, control = (given(one.runs[arm.row][0]) for arm in (scenario.method, scenario.control))
     differing = {name for name in method | control if method.get(name) != control.get(name)}
     assert differing == DIFFER[scenario.name]
     assert "--eval-every" not in differing
-    assert one.runs[scenario.method.name][0].same_start == one.runs[scenario.control.name][0].same_start
+    assert one.runs[scenario.method.row][0].same_start == one.runs[scenario.control.row][0].same_start
 
 
 def test_weights_and_critics_are_what_the_papers_have() -> None:
@@ -115,7 +116,7 @@ def test_weights_and_critics_are_what_the_papers_have() -> None:
     assert "--lm-loss.coef" not in SCENARIOS["text"].recipe(SCENARIOS["text"].method).words
     scenario = SCENARIOS["ppo-kd"]
     one = plan(ScenarioOptions(), scenario)
-    parsed = [train.parse(shlex.split(one.runs[arm.name][0].command)[2:]).own for arm in scenario.arms]
+    parsed = [train.parse(shlex.split(one.runs[arm.row][0].command)[2:]).own for arm in scenario.arms]
     assert [(own.critic.lr, own.critic.clip) for own in parsed] == [(1e-5, 0.2), (1e-3, None)]
     text = plan(ScenarioOptions(), SCENARIOS["text"]).runs["grpo-minillm"][0]
     assert train.parse(shlex.split(text.command)[2:]).lm_loss.coef == 1.0  # type: ignore[attr-defined]
@@ -159,7 +160,7 @@ def test_the_seed_of_the_choice_is_never_reported() -> None:
 def test_a_shared_control_is_run_once_and_pairs_come_together(tmp_path: Path) -> None:
     options = ScenarioOptions(out=tmp_path, seeds=2)
     both = [plan(options, SCENARIOS[name]) for name in ("luffy", "grpo-kd")]
-    names = [job.name.partition("/")[2] for job in all_jobs(both)]
+    names = [job.folder.name for job in all_jobs(both)]
     assert names == [
         *("start", "grpo-seed1", "luffy-seed1", "grpo-seed2", "luffy-seed2"),
         *("grpo-kd-seed1", "grpo-kd-seed2"),
@@ -233,7 +234,7 @@ def test_a_verdict_needs_an_interval_clear_of_zero() -> None:
     assert verdict(Interval(mean=0.5, low=0.4, high=0.6, tasks=9), 1) == "one seed"
 
 
-def finish(job: Job, curve: Sequence[Sequence[int]], **more: float) -> None:
+def finish(job: Cell, curve: Sequence[Sequence[int]], **more: float) -> None:
     """A finished run; `curve` has, evaluation by evaluation, what each task's one episode came to."""
     job.model.mkdir(parents=True)
     steps = [0, job.steps]
@@ -245,6 +246,7 @@ def finish(job: Job, curve: Sequence[Sequence[int]], **more: float) -> None:
         with TraceWriter(job.folder / "eval" / f"step_{step:06d}.jsonl") as writer:
             for place, value in enumerate(values):
                 writer.write(episode(f"task{place}", bool(value)))
+    job.record.write_text(json.dumps(to_json(make_record(job))))
 
 
 def episode(task: str, success: bool) -> Episode:

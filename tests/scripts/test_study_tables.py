@@ -15,19 +15,8 @@ from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study import turnopd as tables
-from turngym.scripts.study.results import (
-    Cost,
-    Evaluation,
-    Record,
-    Study,
-    by_world,
-    from_json,
-    least_time,
-    reached,
-    same_step,
-    to_json,
-    total_cost,
-)
+from turngym.scripts.study.grid import Cost, Evaluation, Record, from_json, to_json
+from turngym.scripts.study.results import Study, by_world, least_time, reached, same_step, total_cost
 from turngym.scripts.study.turnopd import made_by, read_study, write_study
 
 
