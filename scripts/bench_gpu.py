@@ -1,12 +1,12 @@
 """One training step of the paper's shapes on one device, phase by phase, against `turngym plan`; it checks itself.
 
-Models have random weights. Episodes are played in a real environment: its observations are what is read, what the
-student says is drawn from it and counts, what is done is a random admissible action. Then a teacher scores the episodes
-and the student is updated, by the trainer's own code.
+Models have random weights and episodes are made up: a random observation, then a response that the student samples. A
+teacher scores them and the student is updated, by the trainer's own code. What environments cost is measured by
+`turngym bench rollout`.
 
 The checks: log-probabilities noted at sampling are the trainer's (to 0.06 in bfloat16, 1e-4 in float32), the loss is
-finite and the weights move, episodes have the turns asked for, memory stays below what `plan` says. The exit status
-is 1 where one fails. On a CPU the same code runs with tiny shapes and without figures of memory.
+finite and the weights move, memory stays below what `plan` says. The exit status is 1 where one fails. On a CPU the
+same code runs with tiny shapes and without figures of memory.
 
 A server is measured beside the local engine in a second call, by wall clock: the first one writes the student
 (`--save`), `turngym serve policy` serves that folder, and `--policy-server` names it.
@@ -23,8 +23,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,14 +32,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import tyro
 
-from turngym.agents.playing.environments import EnvOptions, env_maker
 from turngym.agents.sglang.open_servers import TOLERANCE
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
+from turngym.envs.core.protocols import Policy
 from turngym.envs.core.tables import print_table
-from turngym.envs.core.task import Task
-from turngym.envs.guard import guard_of
+from turngym.envs.core.task import Task, Verdict
+from turngym.scripts.bench_episodes import made_up_turns, random_ids
 from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 
@@ -59,6 +58,8 @@ class GpuBench:
     """Episodes that are played side by side."""
     turns: int = 30
     """Turns of each episode."""
+    observation: int = 140
+    """Ids of each observation."""
     response: int = 100
     """Ids that the student says per turn."""
     system: int = 300
@@ -73,10 +74,6 @@ class GpuBench:
     """Recompute activations in the backward pass."""
     threads: int = 4
     """Threads of torch on the CPU."""
-    env: EnvOptions = field(
-        default_factory=lambda: EnvOptions(split="generated", env_kwargs='{"config": "small"}', on_invalid="noop")
-    )
-    """What is played; `--env.split valid_unseen --env.env-kwargs "{}" --env.data DIR` takes the real games."""
     save: Path | None = None
     """Folder of the student's weights: written if it has none, else read."""
     policy_server: str = ""
@@ -100,103 +97,47 @@ class GpuBench:
         return min(shape_named(self.student).vocab, shape_named(self.teacher).vocab)
 
 
-# --- Playing with a model of random weights
-
-CHARACTERS = 4
-"""Characters of an observation that become one id: about what tokenizers make of English."""
-
-
-@dataclass(slots=True)
-class Played:
-    """One episode that is being played."""
-
-    env: Any
-    task: Task
-    number: int
-    ids: np.ndarray[Any, np.dtype[np.int32]]
-    """The history so far, ending with an observation."""
-    observation: str
-    """The last observation."""
-    turns: list[Turn] = field(default_factory=list)
-    fed: int = 0
-    """Ids of the history that belong to earlier turns."""
-
-    def request(self, response: int) -> GenerateRequest:
-        """Asks for the next `response` ids, drawn at temperature 1."""
-        sampling = Sampling(temperature=1.0, max_new_tokens=response)
-        stream = (self.number, len(self.turns))
-        return GenerateRequest(session=str(self.number), prompt_ids=self.ids, sampling=sampling, stream=stream)
-
-    def take(self, ids: Any, logprobs: Any, vocab: int, rng: np.random.Generator) -> bool:
-        """Adds the response as a turn and plays a random admissible action. Returns whether the episode goes on."""
-        guard = guard_of(self.env)
-        action = guard.base.sample_action(rng)
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        end = len(self.ids) + len(ids)
-        self.turns.append(
-            Turn(
-                index=len(self.turns),
-                observation=self.observation,
-                admissible=None,
-                response="",
-                action=action,
-                verdict=info["verdict"],
-                reward=float(reward),
-                prompt_span=(self.fed, len(self.ids)),
-                response_span=(len(self.ids), end),
-                logprobs=np.asarray(logprobs, np.float32),
+def play(policy: Policy, bench: GpuBench) -> list[Episode]:
+    """All episodes, side by side; responses are sampled at temperature 1."""
+    rng, fixed = np.random.default_rng(0), (bench.observation, bench.observation)
+    histories = [random_ids(rng, bench.system, bench.vocab)] * bench.episodes
+    played: list[list[Turn]] = [[] for _ in histories]
+    ends = [0] * bench.episodes
+    for number, turn in enumerate(
+        made_up_turns(rng, bench.turns, histories, bench.vocab, fixed, (bench.response, bench.response))
+    ):
+        answers = policy.generate(turn.requests(number, temperature=1.0))
+        for row, (prompt, answer) in enumerate(zip(turn.prompts, answers, strict=True)):
+            played[row].append(
+                Turn(
+                    index=number,
+                    observation="",
+                    admissible=None,
+                    response="",
+                    action=None,
+                    verdict=Verdict.MALFORMED,
+                    reward=0.0,
+                    prompt_span=(ends[row], len(prompt)),
+                    response_span=(len(prompt), len(prompt) + len(answer.ids)),
+                    logprobs=np.asarray(answer.logprobs, np.float32),
+                )
             )
-        )
-        self.ids, self.fed, self.observation = np.concatenate((self.ids, ids)), end, observation
-        over = bool(terminated or truncated)
-        if not over:
-            self.ids = np.concatenate((self.ids, as_ids(observation, vocab)))
-        return not over
-
-    def episode(self) -> Episode:
-        """Returns what was played, without the ids after the last response."""
-        return Episode(
-            task=self.task,
+            ends[row] = len(prompt) + len(answer.ids)
+            turn.answers.append(answer.ids)
+    return [
+        Episode(
+            task=Task(env_id="bench", task_id=f"episode{row}", sha256="made up", split="train", category="made up"),
             seed=0,
             sample=0,
-            group=self.number,
-            segments=(self.ids[: self.fed],),
-            turns=tuple(self.turns),
+            group=row,
+            segments=(np.concatenate((turn.prompts[row], turn.answers[row])),),
+            turns=tuple(turns),
             status=Status.COMPLETED,
             success=False,
             episode_return=0.0,
         )
-
-
-def as_ids(text: str, vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Makes one id of every `CHARACTERS` characters; equal characters give equal ids."""
-    pieces = [text[at : at + CHARACTERS].encode() for at in range(0, len(text), CHARACTERS)] or [b" "]
-    return np.array([int.from_bytes(piece, "little") % vocab for piece in pieces], np.int32)
-
-
-def begin(envs: Sequence[Any], bench: GpuBench) -> list[Played]:
-    """Starts an episode in each of `envs`. All begin with the same `bench.system` made-up ids."""
-    shared = np.random.default_rng(0).integers(0, bench.vocab, bench.system).astype(np.int32)
-    task_ids, rows = guard_of(envs[0]).task_ids(), []
-    for number, env in enumerate(envs):
-        observation, _ = env.reset(options={"task": task_ids[number % len(task_ids)]})
-        ids = np.concatenate((shared, as_ids(observation, bench.vocab)))
-        rows.append(Played(env=env, task=guard_of(env).base.task, number=number, ids=ids, observation=observation))
-    return rows
-
-
-def play(policy: Policy, rows: Sequence[Played], bench: GpuBench) -> list[Episode]:
-    """Plays all episodes to their end, side by side. Every response has `bench.response` ids."""
-    active = list(rows)
-    streams = {row.number: np.random.default_rng((1, row.number)) for row in rows}
-    while active:
-        answers = policy.generate([row.request(bench.response) for row in active])
-        active = [
-            row
-            for row, answer in zip(active, answers, strict=True)
-            if row.take(answer.ids, answer.logprobs, bench.vocab, streams[row.number])
-        ]
-    return [row.episode() for row in rows]
+        for row, turns in enumerate(played)
+    ]
 
 
 # --- One training step of OPD by the trainer's own code
@@ -211,6 +152,29 @@ class TrainingStep:
     algorithm: Any
     teacher: Any
     forward: Any
+
+    @classmethod
+    def of(cls, bench: GpuBench, student: Any, teacher: Any) -> TrainingStep:
+        """A step of OPD. On a GPU the update runs in bfloat16 autocast."""
+        from turngym.trainers.algorithms import opd
+        from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+        from turngym.trainers.optimizer_step import Forward, make_optimizer
+        from turngym.trainers.scorer import LocalScorer
+
+        tokens, chunk = bench.micro_tokens, bench.head_chunk
+        run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
+        return cls(
+            student=student,
+            optimizer=make_optimizer(student, OptimizerConfig()),
+            algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run),
+            teacher=LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab),
+            forward=Forward(
+                micro_tokens=tokens,
+                head_chunk=chunk,
+                autocast=not bench.on_cpu,
+                gradient_checkpointing=bench.checkpointing,
+            ),
+        )
 
     def score(self, episodes: list[Episode]) -> Any:
         """Returns the teacher's targets."""
@@ -237,144 +201,87 @@ class TrainingStep:
         )
 
 
-def make_step(bench: GpuBench, student: Any, teacher: Any) -> TrainingStep:
-    """Makes a step of OPD. On a GPU the update runs in bfloat16 autocast."""
-    from turngym.trainers.algorithms import opd
-    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-    from turngym.trainers.optimizer_step import Forward, make_optimizer
-    from turngym.trainers.scorer import LocalScorer
-
-    tokens, chunk = bench.micro_tokens, bench.head_chunk
-    run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
-    return TrainingStep(
-        student=student,
-        optimizer=make_optimizer(student, OptimizerConfig()),
-        algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run),
-        teacher=LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab),
-        forward=Forward(
-            micro_tokens=tokens, head_chunk=chunk, autocast=not bench.on_cpu, gradient_checkpointing=bench.checkpointing
-        ),
-    )
-
-
-def matmul_rate(device: str, size: int = 0) -> float:
-    """Operations per second of the fastest of eight square matrix products: bfloat16 on a GPU, float32 on a CPU."""
-    import torch
-
-    on_cpu = device == "cpu"
-    size = size or (1024 if on_cpu else 8192)
-    left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
-    best = float("inf")
-    for _ in range(8):
-        begin = clock(not on_cpu)
-        left @ left
-        best = min(best, clock(not on_cpu) - begin)
-    return 2.0 * size**3 / best
-
-
-def clock(cuda: bool) -> float:
-    """Reads a clock in seconds: wall time after all work on the GPU has finished, or CPU time of this process."""
-    if not cuda:
-        return time.process_time()
-    import torch
-
-    # the calls that start kernels return before the kernels have finished
-    torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-# --- The step in its three phases
+# --- The step in its phases
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Time and memory of one part of the step."""
+    """Time, memory and work of one part of the step."""
 
     seconds: float
-    """Wall clock on a GPU, CPU seconds on a CPU."""
+    """Wall clock on a GPU and of servers, CPU seconds on a CPU."""
     peak: float
     """Peak bytes allocated on the GPU; nan on a CPU."""
+    tokens: int
+    """Tokens sampled, or of the episodes."""
+    flops: float = math.nan
+    """Operations of the model itself: recomputation takes time but is not counted; nan where tokens are sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
     """Everything that was measured."""
 
-    rollout: Phase
-    served: Phase | None
-    """The same environments played by a server."""
-    teacher: Phase
-    update: Phase
-    episodes: int
-    turns: int
+    phases: Mapping[str, Phase]
+    """`rollout`, `rollout, server` where one plays, `teacher`, `update`."""
     tokens: int
     """Tokens of all episodes."""
-    sampled: int
-    """Tokens that the student sampled."""
     fed: int
     """Prompt ids that the engine computed."""
     gap: float
     """Largest difference between a log-probability at sampling and the trainer's, nats, in the first episodes."""
-    served_gap: float
-    """The same for the server's log-probabilities; 0 without a server."""
+    served_gap: float | None
+    """The same for the server's log-probabilities."""
     loss: float
     moved: bool
     """Whether the update changed the weights."""
     matmul: float
     """Operations per second of large products on the same device."""
-    teacher_flops: float
-    update_flops: float
-    """Operations of the model itself: recomputation takes time but is not counted."""
 
 
-def measure(bench: GpuBench, envs: Sequence[Any]) -> StepFigures:
-    """Plays one episode in each of `envs`, scores and updates; the log-probabilities of two episodes are compared."""
+def measure(bench: GpuBench) -> StepFigures:
+    """Plays, scores and updates; the log-probabilities of two episodes are compared."""
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.trainers.plan import random_model
 
     student = make_student(bench)
-    engine = LocalEngine(student, max_batch=len(envs), dtype=bench.dtype)
-    rows = begin(envs, bench)
-    episodes, rollout = _timed(bench, partial(play, engine, rows, bench))
-    fed = engine.fed_tokens
-    gap = _gap(student, episodes[:2], bench)
+    engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
+    episodes, (seconds, peak) = _timed(bench, partial(play, engine, bench))
+    tokens = sum(len(episode.segments[0]) for episode in episodes)
+    sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
+    phases = {"rollout": Phase(seconds=seconds, peak=peak, tokens=sampled)}
+    fed, gap, served_gap = engine.fed_tokens, _gap(student, episodes[:2], bench), None
     del engine
-    served, served_gap = _served(bench, student, envs)
+    if bench.policy_server:
+        phases["rollout, server"], served_gap = _served(bench, student)
     dtype = torch.float32 if bench.on_cpu else torch.bfloat16
     teacher = random_model(shape_named(bench.teacher), dtype=dtype, device=bench.device, seed=1)
-    step = make_step(bench, student, teacher)
+    step = TrainingStep.of(bench, student, teacher)
     before = next(student.parameters()).detach().flatten()[:4096].clone()
     # the first step is not timed: it loads kernels and allocates the optimizer's state
     step.update(episodes[:1], step.score(episodes[:1]))
     targets, scored = _timed(bench, lambda: step.score(episodes))
     result, updated = _timed(bench, lambda: step.update(episodes, targets))
-    lengths = [len(episode.segments[0]) for episode in episodes]
-    sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
-    context = float(np.mean(lengths)) / 2
-    shapes = (shape_named(bench.student), shape_named(bench.teacher))
-    flops = [shape.forward_flops(sum(lengths), context, sampled) for shape in shapes]
+    for name, shape, passes, (seconds, peak) in (
+        ("teacher", bench.teacher, 1, scored),
+        ("update", bench.student, 3, updated),
+    ):
+        flops = passes * shape_named(shape).forward_flops(tokens, tokens / len(episodes) / 2, sampled)
+        phases[name] = Phase(seconds=seconds, peak=peak, tokens=tokens, flops=flops)
     first = next(student.parameters()).detach().flatten()[:4096]
     return StepFigures(
-        rollout=rollout,
-        served=served,
-        served_gap=served_gap,
-        teacher=scored,
-        update=updated,
-        episodes=len(episodes),
-        turns=sum(len(episode.turns) for episode in episodes),
-        tokens=sum(lengths),
-        sampled=sampled,
+        phases=phases,
+        tokens=tokens,
         fed=fed,
         gap=gap,
+        served_gap=served_gap,
         loss=result.loss,
         moved=not result.skipped and bool((first != before).any()),
         matmul=matmul_rate(bench.device),
-        teacher_flops=flops[1],
-        update_flops=3 * flops[0],
     )
 
 
@@ -396,30 +303,29 @@ def make_student(bench: GpuBench) -> Any:
     return student
 
 
-def _served(bench: GpuBench, student: Any, envs: Sequence[Any]) -> tuple[Phase | None, float]:
-    """Time of the same rollout on the servers, and the gap of their log-probabilities; (None, 0) without servers."""
+def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
+    """The same rollout on the servers, and the gap of their log-probabilities."""
     from transformers import AutoTokenizer
 
     from turngym.agents.sglang.client import PolicyServer
     from turngym.agents.sglang.open_servers import eval_policy
 
-    if not bench.policy_server:
-        return None, 0.0
     if bench.save is None:
         raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")
     tokenizer = AutoTokenizer.from_pretrained(bench.save)
     policy = eval_policy(PolicyServer(policy_server=bench.policy_server), bench.save, tokenizer, None)
     try:
-        rows = begin(envs, bench)
         start = time.perf_counter()
-        episodes = play(policy, rows, bench)
+        episodes = play(policy, bench)
         seconds = time.perf_counter() - start
     finally:
         policy.fleet.close()
-    return Phase(seconds, float("nan")), _gap(student, episodes[:2], bench)
+    sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
+    return Phase(seconds=seconds, peak=math.nan, tokens=sampled), _gap(student, episodes[:2], bench)
 
 
-def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, Phase]:
+def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
+    """What `work` returns, its seconds and its peak of memory."""
     import torch
 
     if not bench.on_cpu:
@@ -428,7 +334,33 @@ def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, Phase]:
     start = clock(not bench.on_cpu)
     result = work()
     seconds = clock(not bench.on_cpu) - start
-    return result, Phase(seconds, float("nan") if bench.on_cpu else float(torch.cuda.max_memory_allocated()))
+    return result, (seconds, math.nan if bench.on_cpu else float(torch.cuda.max_memory_allocated()))
+
+
+def clock(cuda: bool) -> float:
+    """Reads a clock in seconds: wall time after all work on the GPU has finished, or CPU time of this process."""
+    if not cuda:
+        return time.process_time()
+    import torch
+
+    # the calls that start kernels return before the kernels have finished
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def matmul_rate(device: str) -> float:
+    """Operations per second of the fastest of eight square matrix products: bfloat16 on a GPU, float32 on a CPU."""
+    import torch
+
+    on_cpu = device == "cpu"
+    size = 1024 if on_cpu else 8192
+    left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
+    best = float("inf")
+    for _ in range(8):
+        begin = clock(not on_cpu)
+        left @ left
+        best = min(best, clock(not on_cpu) - begin)
+    return 2.0 * size**3 / best
 
 
 def _gap(student: Any, episodes: Sequence[Episode], bench: GpuBench) -> float:
@@ -459,35 +391,33 @@ class Check:
 
 def checks(found: StepFigures, bench: GpuBench, plan: Estimate | None) -> list[Check]:
     """Returns all checks; the check of memory needs a plan."""
-    most, turns = GAP[bench.dtype], f"episodes have {bench.turns} turns"
+    most = GAP[bench.dtype]
     listed = [
         Check(f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"),
         Check("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
         Check("the weights have moved", found.moved, str(found.moved)),
-        Check(turns, found.turns == bench.turns * found.episodes, f"{found.turns} in all"),
     ]
-    if found.served is not None:
+    if found.served_gap is not None:
         holds = found.served_gap <= TOLERANCE["auto"]
         listed.append(Check("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
     if plan is not None:
-        peak = max(phase.peak for phase in (found.rollout, found.teacher, found.update))
+        peak = max(phase.peak for name, phase in found.phases.items() if name != "rollout, server")
         held = f"{peak / 1e9:.1f} of {plan.peak / 1e9:.1f} GB"
         listed.append(Check("memory is at most what is planned", peak <= plan.peak, held))
     return listed
 
 
-def planned(bench: GpuBench, found: StepFigures) -> Estimate:
+def planned(bench: GpuBench) -> Estimate:
     """What `turngym plan` says of a step of these sizes."""
-    length = found.tokens / found.turns
     work = Workload(
-        episodes=found.episodes,
+        episodes=bench.episodes,
         turns=bench.turns,
-        observation=max(1, round(length - bench.response)),
+        observation=bench.observation + round(bench.system / bench.turns),
         response=bench.response,
         micro_tokens=bench.micro_tokens,
         head_chunk=bench.head_chunk,
         checkpointing=bench.checkpointing,
-        slots=found.episodes,
+        slots=bench.episodes,
         rollout_dtype=bench.dtype,
         teacher_dtype=bench.dtype,
         precision="float32" if bench.on_cpu else "autocast",
@@ -495,38 +425,26 @@ def planned(bench: GpuBench, found: StepFigures) -> Estimate:
     return estimate(shape_named(bench.student), shape_named(bench.teacher), chip_named(bench.chip), 1, work)
 
 
+HEADER = ["phase", "seconds", "peak GB", "tokens/s", "share of large products"]
+
+
 def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[list[str]]:
     """The table's lines; shares are of what the same device reaches in large products, and of the chip's peak."""
-    lines = [["rollout", *_cells(found.rollout), _rate(found.sampled, found.rollout), "-"]]
-    if found.served is not None:
-        lines.append(["rollout, server", *_cells(found.served), _rate(found.sampled, found.served), "-"])
-    for name, phase, flops in (
-        ("teacher", found.teacher, found.teacher_flops),
-        ("update", found.update, found.update_flops),
-    ):
-        done = flops / phase.seconds
+    lines = []
+    for name, phase in found.phases.items():
+        done = phase.flops / phase.seconds
         peak = "" if plan is None else f", {done / chip.flops:.0%} of {chip.name}'s"
-        share = f"{done / 1e12:.2f} TFLOP/s, {done / found.matmul:.0%}{peak}"
-        lines.append([name, *_cells(phase), _rate(found.tokens, phase), share])
+        share = "-" if math.isnan(done) else f"{done / 1e12:.2f} TFLOP/s, {done / found.matmul:.0%}{peak}"
+        held = "-" if math.isnan(phase.peak) else f"{phase.peak / 1e9:.1f}"
+        lines.append([name, f"{phase.seconds:.2f}", held, f"{phase.tokens / phase.seconds:,.0f}", share])
     if plan is not None:
-        for name, seconds, held in (
+        for name, seconds, bytes_held in (
             ("planned: rollout", plan.rollout_s, plan.rollout),
             ("planned: teacher", plan.teacher_s, plan.scoring),
             ("planned: update", plan.update_s, plan.update),
         ):
-            lines.append([name, f"{seconds:.2f}", f"{(plan.states + held) / 1e9:.1f}", "-", "-"])
+            lines.append([name, f"{seconds:.2f}", f"{(plan.states + bytes_held) / 1e9:.1f}", "-", "-"])
     return lines
-
-
-def _cells(phase: Phase) -> list[str]:
-    return [f"{phase.seconds:.2f}", "-" if math.isnan(phase.peak) else f"{phase.peak / 1e9:.1f}"]
-
-
-def _rate(tokens: int, phase: Phase) -> str:
-    return f"{tokens / phase.seconds:,.0f}"
-
-
-HEADER = ["phase", "seconds", "peak GB", "tokens/s", "share of large products"]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -537,16 +455,10 @@ def main(argv: Sequence[str]) -> int:
     if not bench.on_cpu and not torch.cuda.is_available():
         raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
     torch.set_num_threads(bench.threads)
-    make = env_maker(bench.env.env, **{**bench.env.kwargs(), "max_turns": bench.turns})
-    envs = [make() for _ in range(bench.episodes)]
-    try:
-        found = measure(bench, envs)
-    finally:
-        for env in envs:
-            env.close()
-    plan = None if bench.on_cpu else planned(bench, found)
+    found = measure(bench)
+    plan = None if bench.on_cpu else planned(bench)
     name = bench.device if bench.on_cpu else torch.cuda.get_device_name()
-    size = f"{found.episodes} episodes, {found.turns} turns, {found.tokens:,} tokens, {found.fed:,} read to play"
+    size = f"{bench.episodes} episodes of {bench.turns} turns, {found.tokens:,} tokens, {found.fed:,} read to play"
     title = f"{bench.student} student, {bench.teacher} teacher on {name}: {size}"
     print_table((HEADER, table_rows(found, plan, chip_named(bench.chip))), title)
     listed = checks(found, bench, plan)

@@ -14,11 +14,7 @@ Examples:
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,7 +27,7 @@ from typing import Any
 import tyro
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.errors import TurngymError
+from turngym.scripts.bench_server import Server
 
 # --- Clients, and what the records must hold
 
@@ -71,12 +67,12 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-def talk(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
+def talk(config: BenchProxy, server: Server, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
     """Runs all clients. Returns (server's memory in MB over time, last /healthz while clients were busy, seconds)."""
     import httpx
 
     began = time.perf_counter()
-    http = httpx.Client(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None))
+    http = httpx.Client(base_url=server.url, timeout=300, limits=httpx.Limits(max_connections=None))
     clients = [
         threading.Thread(target=_client, args=(config, http, number, began + config.seconds, tally))
         for number in range(config.sessions)
@@ -87,9 +83,9 @@ def talk(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[flo
     health: dict[str, Any] = {}
     while any(client.is_alive() for client in clients):
         time.sleep(min(2.0, config.seconds / 20))
-        memory.append(megabytes(pid))
+        memory.append(server.megabytes)
         if time.perf_counter() < began + config.seconds:
-            health = http.get(url.removesuffix("/v1") + "/healthz").json()
+            health = http.get(server.url.removesuffix("/v1") + "/healthz").json()
     spent = time.perf_counter() - began
     http.close()
     return memory, health, spent
@@ -157,14 +153,6 @@ def check(out: Path, tally: Tally) -> list[str]:
     return problems[:10]
 
 
-def megabytes(pid: int) -> float:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 # --- The command
 
 
@@ -179,13 +167,14 @@ def main(argv: Sequence[str]) -> int:
 
 def run_load(config: BenchProxy, out: Path) -> int:
     """Runs the load and checks the records. Returns 0 if nothing was lost, mixed up or leaked."""
-    server, url = _start_server(config, out)
-    tally = Tally()
+    command = ["-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student), "--out", str(out)]
+    command += ["--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
+    command += ["--batch-turns", "64"] if config.train else ["--no-train"]
+    server, tally = Server(command), Tally()
     try:
-        memory, health, spent = talk(config, url, server.pid, tally)
+        memory, health, spent = talk(config, server, tally)
     finally:
-        server.send_signal(signal.SIGTERM)
-        said = server.communicate(timeout=300)[0]
+        said = server.end()
     problems = [*tally.errors[:5], *check(out, tally)]
     if "everything accepted was answered" not in said:
         problems.append(f"the server did not end cleanly: {said[-500:]!r}")
@@ -195,20 +184,6 @@ def run_load(config: BenchProxy, out: Path) -> int:
         print(line)
     print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no lost turn, no crossed session, no leak")
     return 1 if problems else 0
-
-
-def _start_server(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
-    """Starts the proxy and returns it with its address. Raises TurngymError if it ends before it has one."""
-    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
-    command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
-    command += ["--batch-turns", "64"] if config.train else ["--no-train"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"ready: (http://[^\s,]+)", line):
-            return process, found[1]
-    raise TurngymError(f"the server did not start; it ended with status {process.wait()}")
 
 
 def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:

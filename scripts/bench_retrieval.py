@@ -24,12 +24,11 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,44 +39,19 @@ import tyro
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.core import RetrievalError
+from turngym.scripts.bench_server import Server, started
 
 # --- Made-up passages and queries
 
-
-def zipf_passages(count: int, *, words: int = 100, vocabulary: int = 500_000, seed: int = 0) -> Iterator[Passage]:
-    """Passages of `words` words whose frequencies fall off as in English text (rank ** -1), 4 to 9 letters each."""
-    rng = np.random.default_rng(seed)
-    weight = np.cumsum(1 / np.arange(1, vocabulary + 1))
-    weight /= weight[-1]
-    names = zipf_words(vocabulary)
-    for start in range(0, count, 1000):
-        drawn = np.searchsorted(weight, rng.random((min(1000, count - start), words)))
-        for row, places in enumerate(drawn.tolist()):
-            text = [names[place] for place in places]
-            yield Passage(id=str(start + row), title=" ".join(text[-2:]), text=" ".join(text))
+WORDS = 50_000
+"""Vocabulary of passages and queries."""
 
 
-def zipf_queries(count: int, *, words: int = 8, vocabulary: int = 500_000, seed: int = 1) -> list[str]:
-    """Questions: words half as skewed as the text, since people ask for what is rare."""
-    rng = np.random.default_rng(seed)
-    weight = np.cumsum(np.arange(1, vocabulary + 1) ** -0.7)
-    names = zipf_words(vocabulary)
-    drawn = np.searchsorted(weight / weight[-1], rng.random((count, words)))
-    return [" ".join(names[place] for place in row) for row in drawn.tolist()]
-
-
-def zipf_words(count: int) -> list[str]:
-    """Different words of consonants and vowels in turn, short ones first."""
-    first, second = "bcdfghklmnprstvz", "aeiou"
-    words = []
-    for number in range(count):
-        rest, word = number + 16 * 5 * 16, ""
-        while rest:
-            rest, letter = divmod(rest, 16 if len(word) % 2 == 0 else 5)
-            word += (first if len(word) % 2 == 0 else second)[letter]
-        words.append(word + "q")
-    return words
+def made_up_texts(count: int, words: int, seed: int) -> list[str]:
+    """Texts of so many random words; equal ones are hardly to be expected."""
+    drawn = np.random.default_rng(seed).integers(0, WORDS, (count, words))
+    return [" ".join(f"word{number}" for number in row) for row in drawn.tolist()]
 
 
 # --- Clients
@@ -200,27 +174,6 @@ class _Connection:
             self._streams[1].close()
 
 
-# --- CPU time of a server
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of process `pid` and its descendants, ended ones included; NaN without /proc."""
-    found: dict[int, tuple[int, int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # the name of a program may have spaces and parentheses
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    if pid not in found:
-        return float("nan")
-    tree = {pid}
-    while more := {child for child, (parent, _) in found.items() if parent in tree} - tree:
-        tree |= more
-    return float(sum(found[member][1] for member in tree)) / os.sysconf("SC_CLK_TCK")
-
-
 # --- The peer
 
 THREADS = 40
@@ -277,19 +230,9 @@ def serve_peer() -> int:
 
 # --- The load test
 
-WORDS = 50_000
-"""Vocabulary of made-up passages and queries."""
 OURS = "turngym"
 PEERS = {"Search-R1 per request": "0", "the same, 1 thread each": "1"}
 """Number of faiss threads in each request of the peer; 0 is faiss' default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server in a process of its own."""
-
-    url: str
-    pid: int
 
 
 def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
@@ -299,12 +242,12 @@ def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         folder = config.index or Path(scratch) / "index"
         build_load_index(config, folder, Path(scratch))
-        peer = [sys.executable, "-m", "turngym.scripts.bench_retrieval", str(folder)]
+        peer = ["-m", "turngym.scripts.bench_retrieval", str(folder)]
         verb = ["serve", "retrieval", "--index", str(folder), "--port", "0"]
         commands = {name: [*peer, threads] for name, threads in PEERS.items()}
-        commands[OURS] = [sys.executable, "-m", "turngym.scripts.main", *verb]
+        commands[OURS] = ["-m", "turngym.scripts.main", *verb]
         with ExitStack() as stack:
-            sides = {name: stack.enter_context(server_process(command)) for name, command in commands.items()}
+            sides = {name: stack.enter_context(started(command)) for name, command in commands.items()}
             one, many = measure(config, sides)
     return report(config, one, many, figures)
 
@@ -317,27 +260,14 @@ def build_load_index(config: RetrievalBench, folder: Path, scratch: Path) -> Non
         return
     corpus = scratch / "corpus.jsonl"
     with corpus.open("w", encoding="utf-8") as file:
-        for passage in zipf_passages(config.passages, vocabulary=WORDS, seed=config.seed):
-            file.write(json.dumps({"id": passage.id, "contents": passage.contents}) + "\n")
+        for number, text in enumerate(made_up_texts(config.passages, 100, config.seed)):
+            file.write(json.dumps({"id": str(number), "contents": text}) + "\n")
     build_index(BuildPlan(corpus=corpus, out=folder, kind="dense", dim=config.dim, factory="Flat"))
 
 
 def distinct_queries(seed: int, number: int) -> list[str]:
     """Makes up to `number` questions, none twice, so that no cache of answers helps."""
-    return list(dict.fromkeys(zipf_queries(number, vocabulary=WORDS, seed=seed + 1)))
-
-
-@contextmanager
-def server_process(command: list[str]) -> Iterator[Server]:
-    """Starts a server and yields it as soon as it has printed its address."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            line = server.stdout.readline() if server.stdout is not None else ""
-            if not line.startswith("ready: "):
-                raise TurngymError(f"{' '.join(command[1:4])} ended before it was ready: {line.strip()}")
-            yield Server(line.split()[1].rstrip(","), server.pid)
-        finally:
-            server.terminate()
+    return list(dict.fromkeys(made_up_texts(number, 8, seed + 1)))
 
 
 def measure(config: RetrievalBench, sides: dict[str, Server]) -> tuple[dict[str, Tally], dict[str, Tally]]:
@@ -358,9 +288,9 @@ def measure(config: RetrievalBench, sides: dict[str, Server]) -> tuple[dict[str,
 
 def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, **more: Any) -> Tally:
     """Calls `load` and adds the server's CPU time."""
-    before = cpu_seconds(server.pid)
+    before = server.cpu_seconds
     tally = asyncio.run(load(server.url, queries, clients=clients, warm=warm, **more))
-    tally.cpu, tally.answered = cpu_seconds(server.pid) - before, len(tally.latencies) + clients * warm
+    tally.cpu, tally.answered = server.cpu_seconds - before, len(tally.latencies) + clients * warm
     return tally
 
 

@@ -12,7 +12,7 @@ history and number of processes, and the share of time spent in environments.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,15 +22,15 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.tables import print_table
+from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.trainers.plan import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
@@ -56,8 +56,6 @@ MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
 
 
 # --- The peer
-
-Ids = NDArray[np.int32]
 
 
 def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
@@ -212,49 +210,20 @@ class Tally:
         return self.engine.speed / self.kept.speed
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What every side is asked in one turn."""
-
-    prompts: list[Ids]
-    """Whole histories with the new observation, by the engine's answers."""
-    new: list[Ids]
-    """What is new since the last answer."""
-    limits: list[int]
-    """Ids of every response."""
-    answers: list[Ids] = field(default_factory=list)
-    """The engine's."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of ids that are drawn."""
-        return sum(self.limits)
-
-    def requests(self, number: int) -> list[GenerateRequest]:
-        """The same as requests to an engine."""
-        return [
-            GenerateRequest(
-                session=str(row),
-                prompt_ids=prompt,
-                sampling=Sampling(temperature=0.0, max_new_tokens=limit),
-                stream=(row, number),
-            )
-            for row, (prompt, limit) in enumerate(zip(self.prompts, self.limits, strict=True))
-        ]
-
-
 def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
     """Plays all turns with the engine and with the peer."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
     together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
-    system = _random_ids(rng, lengths.system, vocab)
+    system = random_ids(rng, lengths.system, vocab)
     tally.kept.timed(partial(peer.begin, system), 0)
-    for number, turn in enumerate(_turns(rng, lengths, vocab, turns, [system] * batch)):
-        drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), turn.tokens)]
+    asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
+    for number, turn in enumerate(asked):
+        tokens = sum(turn.limits)
+        drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)]
         turn.answers.extend(drawn)
-        theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
+        theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), tokens)
         # the histories of rows that differ once differ from then on
         for row in np.flatnonzero(together).tolist():
             tally.responses += 1
@@ -263,22 +232,6 @@ def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) 
             if not together[row]:
                 tally.gap = max(tally.gap, _gap(model, turn.prompts[row], drawn[row], theirs[row]))
     return tally
-
-
-def _turns(
-    rng: np.random.Generator, lengths: RolloutBench, vocab: int, turns: int, histories: list[Ids]
-) -> Iterator[Turn]:
-    """Yields the turns. The caller fills in `answers` before it asks for the next turn."""
-    for _ in range(turns):
-        limits = [int(rng.integers(*lengths.response, endpoint=True)) for _ in histories]
-        new = [_random_ids(rng, int(rng.integers(*lengths.observation, endpoint=True)), vocab) for _ in histories]
-        turn = Turn([np.concatenate(pair) for pair in zip(histories, new, strict=True)], new, limits)
-        yield turn
-        histories = [np.concatenate(pair) for pair in zip(turn.prompts, turn.answers, strict=True)]
-
-
-def _random_ids(rng: np.random.Generator, count: int, vocab: int) -> Ids:
-    return rng.integers(0, vocab, count).astype(np.int32)
 
 
 def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
@@ -314,89 +267,32 @@ class PlayBench:
     """Each row is played so many times and its fastest time taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedWay:
-    """One way to play; the times are of its fastest repetition."""
-
-    name: str
-    slots: int
-    depth: int
-    workers: int
-    seconds: float
-    """Wall clock."""
-    tokens: int
-    """Sampled by the model."""
-    turns: int
-    history: float
-    """Ids that the last turn of an episode had before it, mean over episodes."""
-    env_seconds: float
-    """Seconds inside environments, summed over workers."""
-
-    @property
-    def env_share(self) -> float:
-        """Share of the wall clock of all workers that was spent in environments, in [0, 1]."""
-        return self.env_seconds / (self.seconds * max(self.workers, 1))
-
-    def cells(self, base: PlayedWay) -> list[str]:
-        speed = self.tokens / self.seconds if self.tokens else None
-        return [
-            self.name,
-            str(self.slots),
-            str(self.depth),
-            f"{self.history:.0f}" if self.tokens else "-",
-            "-" if speed is None else f"{speed:.0f}",
-            f"{self.turns / self.seconds:.0f}",
-            f"{100 * self.env_share:.0f} %",
-            f"{base.seconds / self.seconds * self.turns / base.turns:.2f}x",
-        ]
-
-
 PLAY_HEADER = [
-    *("engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment"),
+    "engine",
+    "environments",
+    "turns <=",
+    "history ids",
+    "tokens/s",
+    "turns/s",
+    "environment",
     "turns/s ratio",
 ]
 
 
-@dataclass(slots=True)
-class Stage:
-    """Plays the rows, all with the same jobs."""
-
-    bench: PlayBench
-    make_env: Any
-    jobs: Sequence[Job]
-    system: str | None
-    rows: list[PlayedWay] = field(default_factory=list)
-
-    def measure(
-        self, name: str, agent: Any, slots: int, depth: int, *, play: PlayJobs = rollout, workers: int = 0
-    ) -> list[Episode]:
-        """Plays the jobs, adds a row and returns the episodes."""
-        best, episodes = float("inf"), []
-        for _ in range(self.bench.repeats):
-            start = time.perf_counter()
-            played = play(self.jobs, self.make_env, agent, slots=slots, max_turns=depth, system=self.system)
-            seconds = time.perf_counter() - start
-            if seconds < best:
-                best, episodes = seconds, played
-        turns = [turn for episode in episodes for turn in episode.turns]
-        lasts = [episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns]
-        row = PlayedWay(
-            name=name,
-            slots=slots,
-            depth=depth,
-            workers=workers,
-            seconds=best,
-            tokens=sum(turn.response_length for turn in turns),
-            turns=len(turns),
-            history=sum(lasts) / max(len(lasts), 1),
-            env_seconds=sum(episode.timings.get("env", 0.0) for episode in episodes),
-        )
-        self.rows.append(row)
-        print(f"  {name}, {slots} environments, {depth} turns: {best:.2f} s", flush=True)
-        return episodes
+def played_row(
+    name: str, slots: int, depth: int, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
+) -> tuple[list[str], float]:
+    """A line of the table and its turns per second; `base` are those of the first line (None: this is it)."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
+    history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])
+    envs = sum(episode.timings.get("env", 0.0) for episode in episodes) / (seconds * workers)
+    cells = [f"{history:.0f}", f"{tokens / seconds:.0f}"] if tokens else ["-", "-"]
+    ratio = f"{speed / (base or speed):.2f}x"
+    return [name, str(slots), str(depth), *cells, f"{speed:.0f}", f"{100 * envs:.0f} %", ratio], speed
 
 
-def run_play(bench: PlayBench, threads: int) -> list[PlayedWay]:
+def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
     """Measures every row; the first is the reference: all environments, all turns, keys and values kept."""
     from turngym.agents.executor.parallel import ParallelRollout
     from turngym.agents.executor.processes import LocalWorkers
@@ -407,16 +303,35 @@ def run_play(bench: PlayBench, threads: int) -> list[PlayedWay]:
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
     jobs = [Job(task_id=ids[n % len(ids)], sample=n // len(ids), group=n) for n in range(bench.episodes)]
-    stage = Stage(bench, make_env, jobs, system)
-    slots, depth = max(bench.slots), max(bench.depths)
-    expected = stage.measure("kept keys and values", agent("ragged"), slots, depth)
+    rows: list[list[str]] = []
+    base: float | None = None
+
+    def measure(
+        name: str, player: Any, slots: int, depth: int, play: PlayJobs = rollout, workers: int = 1
+    ) -> list[Episode]:
+        """Plays the jobs, the fastest of `repeats` times counts; adds the row."""
+        nonlocal base
+        best, episodes = float("inf"), []
+        for _ in range(bench.repeats):
+            start = time.perf_counter()
+            played = play(jobs, make_env, player, slots=slots, max_turns=depth, system=system)
+            if (seconds := time.perf_counter() - start) < best:
+                best, episodes = seconds, played
+        row, speed = played_row(name, slots, depth, best, episodes, base, workers)
+        base = base or speed
+        rows.append(row)
+        print(f"  {name}, {slots} environments, {depth} turns: {best:.2f} s", flush=True)
+        return episodes
+
+    slots, depth, kept = max(bench.slots), max(bench.depths), "kept keys and values"
+    expected = measure(kept, agent("ragged"), slots, depth)
     for fewer in sorted(set(bench.slots) - {slots}, reverse=True):
-        stage.measure("kept keys and values", agent("ragged"), fewer, depth)
+        measure(kept, agent("ragged"), fewer, depth)
     for shorter in sorted(set(bench.depths) - {depth}, reverse=True):
-        stage.measure("kept keys and values", agent("ragged"), slots, shorter)
+        measure(kept, agent("ragged"), slots, shorter)
     if bench.recompute:
-        stage.measure("recompute", agent("recompute"), slots, depth)
-    stage.measure("expert (no model)", ExpertAgent(), slots, depth)
+        measure("recompute", agent("recompute"), slots, depth)
+    measure("expert (no model)", ExpertAgent(), slots, depth)
     for count in bench.workers:
         with ExitStack() as stack:
             play = ParallelRollout(LocalWorkers(count, threads=threads))
@@ -424,13 +339,13 @@ def run_play(bench: PlayBench, threads: int) -> list[PlayedWay]:
             player = agent("ragged")
             # the processes start, and get the model, before the time is taken
             play(jobs[:count], make_env, player, slots=slots, max_turns=1, system=system)
-            found = stage.measure(f"{count} processes", player, slots, depth, play=play, workers=count)
+            found = measure(f"{count} processes", player, slots, depth, play, count)
             same = sum(
                 [ids.tolist() for ids in one.segments] == [ids.tolist() for ids in other.segments]
                 for one, other in zip(found, expected, strict=True)
             )
             print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
-    return stage.rows
+    return rows
 
 
 def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
@@ -521,6 +436,5 @@ def main(argv: Sequence[str]) -> int:
         print_table((HEADER, [cells(tally) for tally in measure(name, config)]))
     if config.play.episodes:
         print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
-        rows = run_play(config.play, config.threads)
-        print_table((PLAY_HEADER, [row.cells(rows[0]) for row in rows]))
+        print_table((PLAY_HEADER, run_play(config.play, config.threads)))
     return 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from turngym.scripts import bench_retrieval as bench
-from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, cpu_seconds, distinct_queries
+from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, distinct_queries
+from turngym.scripts.bench_server import cpu_seconds
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")

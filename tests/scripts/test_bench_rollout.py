@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from turngym.scripts.bench_rollout import (  # noqa: E402
     HEADER,
     SMALL,
     KeptCache,
-    PlayedWay,
     Side,
     Tally,
     cells,
@@ -24,6 +24,7 @@ from turngym.scripts.bench_rollout import (  # noqa: E402
     left_padded,
     main,
     new_ids,
+    played_row,
 )
 from turngym.trainers.plan import random_model  # noqa: E402
 
@@ -33,25 +34,8 @@ TOY = replace(SMALL, layers=1, width=32, vocab=50)
 @pytest.mark.long
 def test_bench_prints_ratios_and_equal_ids(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(bench.MODELS, "tiny", (TOY, (2, 3), (2,)))
-    assert (
-        main(
-            [
-                "--models",
-                "tiny",
-                "--system",
-                "5",
-                "--observation",
-                "2",
-                "4",
-                "--response",
-                "1",
-                "3",
-                "--play.episodes",
-                "0",
-            ]
-        )
-        == 0
-    )
+    sizes = "--system 5 --observation 2 4 --response 1 3 --play.episodes 0"
+    assert main(f"--models tiny {sizes}".split()) == 0
     out = capsys.readouterr().out
     assert "tiny (1 layers, width 32), tokens per CPU second" in out
     assert "4/4" in out
@@ -104,12 +88,11 @@ def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytes
 
 
 def test_a_row_by_hand() -> None:
-    base = PlayedWay(
-        name="a", slots=4, depth=9, workers=0, seconds=2.0, tokens=60, turns=20, history=31.5, env_seconds=0.5
-    )
-    fast = PlayedWay(
-        name="b", slots=4, depth=9, workers=2, seconds=0.5, tokens=30, turns=10, history=30.0, env_seconds=0.2
-    )
-    assert base.cells(base) == ["a", "4", "9", "32", "30", "10", "25 %", "1.00x"]
-    assert fast.cells(base) == ["b", "4", "9", "30", "60", "20", "20 %", "2.00x"]
-    assert replace(base, tokens=0).cells(base)[3:5] == ["-", "-"]
+    """Two episodes of 2 and 1 turns with 2 ids each; histories of 6 and 1 ids; 0.5 s in environments of 2 workers."""
+    turns = [SimpleNamespace(response_length=2, prompt_span=(0, end)) for end in (1, 6, 1)]
+    played: list[Any] = [SimpleNamespace(turns=turns[:2], timings={"env": 0.5})]
+    played.append(SimpleNamespace(turns=turns[2:], timings={}))
+    base, speed = played_row("a", 4, 9, 2.0, played, None)
+    assert (base, speed) == (["a", "4", "9", "4", "3", "2", "25 %", "1.00x"], 1.5)
+    assert played_row("b", 4, 9, 0.5, played, speed, workers=2)[0][4:] == ["12", "6", "50 %", "4.00x"]
+    assert played_row("c", 4, 9, 1.0, [], 1.5)[0][3:5] == ["-", "-"]

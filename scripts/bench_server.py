@@ -1,0 +1,75 @@
+"""Servers that a bench starts in processes of their own: their address, CPU time and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from turngym.envs.core.errors import TurngymError
+
+
+class Server:
+    """A server that runs: `url` is its address, `process` the process."""
+
+    def __init__(self, command: list[str]) -> None:
+        """Starts `python` with the arguments `command` and waits for its line `ready: URL`."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"} if "--threads" in command else None
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, text=True, env=environment)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(r"ready: (http://[^\s,]+)", line):
+                self.url = found[1]
+                return
+        raise TurngymError(f"{' '.join(command[1:4])} ended before it was ready, with status {self.process.wait()}")
+
+    @property
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self.process.pid)
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory; 0 once it has ended."""
+        try:
+            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        except OSError:
+            return 0.0
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def end(self) -> str:
+        """Asks it to end, and returns what it has printed since it was ready."""
+        self.process.terminate()
+        return self.process.communicate(timeout=300)[0]
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[Server]:
+    """A server that is ended with the block."""
+    server = Server(command)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of process `pid` and its descendants, ended ones included; NaN without /proc."""
+    found: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # the name of a program may have spaces and parentheses
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    if pid not in found:
+        return float("nan")
+    tree = {pid}
+    while more := {child for child, (parent, _) in found.items() if parent in tree} - tree:
+        tree |= more
+    return float(sum(found[member][1] for member in tree)) / os.sysconf("SC_CLK_TCK")
