@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode, TopK
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.models import final_states
@@ -216,7 +215,15 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
 # Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
 
 
-def update_servers(world: World, servers: SyncedPolicy | None) -> None:
+class WeightServers(Protocol):
+    """Engine servers that play with the student's weights (`agents.sglang.weights.SyncedPolicy`)."""
+
+    def publish_now(self) -> tuple[str | None, int]: ...
+
+    def adopt(self, name: str, version: int) -> None: ...
+
+
+def update_servers(world: World, servers: WeightServers | None) -> None:
     """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
         name, version = on_rank_zero(world, servers.publish_now)
@@ -237,7 +244,7 @@ class SharedCollect:
     world: World
     model: Any
     """The policy; its full parameters are gathered while it plays."""
-    servers: SyncedPolicy | None = None
+    servers: WeightServers | None = None
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         with self.world.full_params(self.model):
@@ -275,7 +282,7 @@ class PlayedAheadTogether:
     """Implements `Together` (`AsyncRollout`): threads play shares, ranks meet to gather them and to update servers."""
 
     world: World
-    servers: SyncedPolicy | None = None
+    servers: WeightServers | None = None
 
     @property
     def in_turn(self) -> bool:
@@ -382,7 +389,7 @@ class SharedEvaluation:
     ranks call, and `finish(step)`."""
     world: World
     model: Any
-    servers: SyncedPolicy | None = None
+    servers: WeightServers | None = None
 
     def __call__(self, step: int) -> EvalPoint:
         evaluation, world = self.evaluate, self.world
