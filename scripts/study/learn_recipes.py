@@ -135,7 +135,7 @@ def hinted(algorithm: Literal["opd-hints", "prm-opd"]) -> Recipe:
     One id and a tail bin: what a nearly certain teacher gives to other ids is noise. Stuck episodes repeat one hint,
     and behind a word that it rejects the teacher babbles: both would decide what is learned (docs/learn.md).
     """
-    words = ("--judge-repeats", "2", f"--{algorithm}.form", "topk", "--distill.top-k", "1")
+    words: tuple[str, ...] = ("--judge-repeats", "2", f"--{algorithm}.form", "topk", "--distill.top-k", "1")
     words += (f"--{algorithm}.reject-below", "0.05", "--optimizer.lr", "1e-3", "--optimizer.minibatches", "4")
     return Recipe(algorithm=algorithm, expert=True, words=words)
 

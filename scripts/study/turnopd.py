@@ -48,7 +48,7 @@ from turngym.scripts.study.grid import (
     run_cells,
     to_json,
 )
-from turngym.scripts.study.regime import WINDOWS, regime_table
+from turngym.scripts.study.regime import WINDOWS, Measured, regime_table
 from turngym.scripts.study.results import (
     MEASURES,
     Rows,
@@ -64,7 +64,7 @@ from turngym.scripts.study.results import (
     total_cost,
 )
 from turngym.scripts.study.settings import BASE, GROUPS, Method, StudyOptions, chosen_methods, replaced, shortened
-from turngym.trainers.diagnostics.depth import Regime, measure_regime
+from turngym.trainers.diagnostics.depth import measure_regime
 
 # The tables of a study, from its records.
 
@@ -192,13 +192,14 @@ def depth(rows: Rows) -> Table:
     return header, lines
 
 
-def regimes(worlds: Mapping[str, Rows]) -> dict[str, dict[str, Regime]]:
+def regimes(worlds: Mapping[str, Rows]) -> dict[str, dict[str, Measured]]:
     """The regime of vanilla OPD in every world, pooled over seeds: early, late, all."""
     found = {}
     for world, rows in worlds.items():
         parts = [record.regime for record in rows.get(BASE, {}).values() if record.regime]
         if parts:
-            found[world] = {name: measure_regime(pooled_sums([part[name] for part in parts])) for name in WINDOWS}
+            sums = {name: pooled_sums([part[name] for part in parts]) for name in WINDOWS}
+            found[world] = {name: Measured(regime=measure_regime(one)) for name, one in sums.items()}
     return found
 
 

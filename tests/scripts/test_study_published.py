@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turngym.scripts.study.results import Rows, by_world, same_step, total_cost
-from turngym.scripts.study.turnopd import read_study
+from turngym.scripts.study.turnopd import read_study, study_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod"}
@@ -54,3 +54,12 @@ def test_the_page_shows_what_the_data_say(world: str) -> None:
             assert line["minus OPD [95 %]"] == shown_minus, name
         seen.add(name)
     assert seen == set(rows)
+
+
+def test_the_regime_is_in_the_tables_of_a_recorded_study() -> None:
+    records = read_study(DOCS / "data" / "study-loopstop-alfworld.json.gz").records
+    rows = study_tables(records)["regime"][1]
+    assert [row[:6] for row in rows][:2] == [
+        ["alfworld", "early", "24", "0.240", "0.393", "164.0 %"],
+        ["alfworld", "late", "24", "0.084", "0.118", "140.2 %"],
+    ]

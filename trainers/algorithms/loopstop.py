@@ -68,8 +68,10 @@ def loop_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[n
     ends = [loop_end(episodes[source].turns) for source in batch.source_E]
     end_E = np.array([np.iinfo(np.int64).max if end is None else end for end in ends], dtype=np.int64)
     loop_N = batch.turn_N >= end_E[batch.episode_N]
-    means = [float(kl_N[mask_N].mean(dtype=np.float64)) if mask_N.any() else math.nan for mask_N in (loop_N, ~loop_N)]
-    return LoopStats(*means, len(np.unique(batch.episode_N[loop_N])))
+    loop_kl, rest_kl = (
+        float(kl_N[mask_N].mean(dtype=np.float64)) if mask_N.any() else math.nan for mask_N in (loop_N, ~loop_N)
+    )
+    return LoopStats(loop_kl, rest_kl, len(np.unique(batch.episode_N[loop_N])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
