@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -45,6 +45,8 @@ class PlayedEpisodes:
     """The chat settings of a model in one line; empty for other agents."""
     channel: str | None = None
     """How the agent writes actions; None for bare ones."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment."""
 
     @property
     def errors(self) -> int:
@@ -65,7 +67,7 @@ class PlayedEpisodes:
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
         chat = f"\n{self.chat}" if self.chat else ""
         played = [episode for episode in self.episodes if not episode.status.is_error]
-        said = hints(score(played), played, self.channel) if played else []
+        said = hints(score(played), played, self.channel, self.made) if played else []
         return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *said))
 
     def __str__(self) -> str:
@@ -171,7 +173,12 @@ def play_episodes(
             )
             watch.check()
         return PlayedEpisodes(
-            episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat, channel=opened.channel
+            episodes=tuple(episodes),
+            agent=opened.agent.name,
+            out=out,
+            chat=opened.chat,
+            channel=opened.channel,
+            made=ready.kwargs,
         )
 
 

@@ -188,18 +188,22 @@ class EvalResult:
         """What was measured, in one line."""
         named, limit, heat = self.settings.get("panel"), self.settings.get("limit"), self.settings["temperature"]
         what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
-        what += "" if limit is None else f", first {limit} tasks"
+        what += "" if limit is None else f", first {limit} tasks" if limit > 1 else ", first task"
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
         own, made = self.settings.get("panel_max_turns"), self.settings.get("make", {})
         what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
         what += f", reading {made['reading']}" if "reading" in made else ""
+        what += ", admissible actions shown" if made.get("show_admissible") and "preset" not in self.settings else ""
         what += f", examples {self.settings['examples']}" if "examples" in self.settings else ""
-        return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
+        samples = self.settings["samples"]
+        return f"{what}: {samples} sample{'s' if samples > 1 else ''}" + (
+            "" if heat is None else f", temperature {heat:g}"
+        )
 
     def hints(self) -> list[str]:
         """What may help where answers were cut or could not be read."""
         ended = (item for item in self.episodes if not item.status.is_error)
-        return hints(self.scores, ended, self.settings.get("channel"))
+        return hints(self.scores, ended, self.settings.get("channel"), self.settings.get("make"))
 
     def __str__(self) -> str:
         return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.hints())

@@ -249,7 +249,7 @@ def test_a_result_says_which_examples_were_shown(tmp_path: Path, capsys: pytest.
     given = {"examples": str(tmp_path / "shots.jsonl")}
     shown = evaluate("alfworld-quickstart", student, out=tmp_path / "turns", **about, **given)
     assert shown.settings["examples"].startswith("1 as turns, ")
-    assert f", examples {shown.settings['examples']}: 1 samples" in shown.title
+    assert f", examples {shown.settings['examples']}: 1 sample, " in shown.title
     first = shown.episodes[0]
     assert len(first.prompt_ids(first.turns[0])) > len(plain.episodes[0].prompt_ids(plain.episodes[0].turns[0])) + 20
     text = evaluate("alfworld-quickstart", student, examples_as="text", **about, **given)

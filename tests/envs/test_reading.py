@@ -151,7 +151,7 @@ def test_a_result_says_how_it_was_read(tmp_path: Path) -> None:
     panel: dict[str, Any] = {"samples": 1, "limit": 2, "progress": False}
     lenient = evaluate("alfworld-quickstart", "expert", env_kwargs={"reading": "lenient"}, out=tmp_path / "a", **panel)
     assert lenient.settings["make"]["reading"] == "lenient"
-    assert ", reading lenient: 1 samples" in lenient.title
+    assert ", reading lenient: 1 sample" in lenient.title
     assert json.loads((tmp_path / "a" / "results.json").read_text())["settings"]["make"]["reading"] == "lenient"
     assert "reading" in (tmp_path / "a" / "config.toml").read_text()
     with pytest.raises(TurngymError, match="played with make"):
