@@ -23,7 +23,7 @@ from tally import Tally, cpu_spent, fault_table
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Verdict
 
-Part = Literal["files", "actions", "outside", "kills", "twice", "coverage", "servers"]
+Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "coverage", "servers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class Options:
     """Requests to each kind of hostile server by each client, and episodes of each kind of hostile environment."""
     kills: int = 2
     """Kills (SIGKILL) for each kind of work."""
+    soak: int = 4
+    """Kills among a trainer, a server and its client that work at the same time."""
     twice: int = 2
     """Second starts for each kind of work."""
     evaluations: int = 300
@@ -94,6 +96,10 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
         from killed_work import kills
 
         yield from kills(scratch / "kills", options.kills, options.seed)
+    if "soak" in options.only:
+        from killed_soak import soak
+
+        yield from soak(scratch / "soak", options.soak, options.seed)
     if "twice" in options.only:
         from killed_work import second_starts
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import damaged_files
 import faults
+import killed_soak
 import killed_work
 import numpy as np
 import pytest
@@ -100,6 +101,47 @@ def test_work_that_is_started_twice_or_killed_loses_nothing(kind: str, tmp_path:
     assert killed_work.SECOND_STARTS[kind](tmp_path / "twice") == ("turned away", "")
     (tmp_path / "killed").mkdir()
     assert killed_work.KILLS[kind](tmp_path / "killed", 0.2) == ("whole", "")
+
+
+@pytest.mark.long
+def test_a_trainer_a_server_and_its_client_are_killed_while_all_work(tmp_path: Path) -> None:
+    (tally,) = killed_soak.soak(tmp_path, 4, seed=1)
+    assert tally.outcomes == {"killed": 4, "training equal": 1, "client equal": 1, "records whole": 1}, tally.notes
+
+
+def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = {"training": [[[1, 0.5]], "abc"], "client": [["a", [True, ["look"]]]], "server": []}
+    well, ill = Done(0, ""), Done(2, "no checkpoint")
+    rounds = iter(
+        [
+            ({"training": well, "client": well}, calm, 60.0),
+            ({"training": well, "client": well}, {**calm, "training": [[[1, 0.5]], "abd"]}, 60.0),
+            ({"training": ill, "client": well}, {**calm, "training": [], "server": ["line 3"]}, 60.0),
+        ]
+    )
+    asked = []
+
+    def run_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> object:
+        place.mkdir(parents=True)
+        asked.append((place.name, kills, pause))
+        return next(rounds)
+
+    monkeypatch.setattr(killed_soak, "run_round", run_round)
+    (tally,) = killed_soak.soak(tmp_path, 10, seed=0)
+    assert asked == [("calm", 0, 0.0), ("round_0", 8, 7.5), ("round_1", 2, 7.5)]
+    expected = {"killed": 10, "differs": 1, "client equal": 2, "records whole": 1, "cannot go on": 1, "damaged": 1}
+    assert (tally.outcomes, tally.failures) == (expected, 3)
+    assert "round 0, training" in tally.notes[0]
+    assert "no checkpoint" in tally.notes[1]
+
+
+def test_a_killed_run_goes_on_or_begins_anew(tmp_path: Path) -> None:
+    argv = ["train", "opd", "--out", str(tmp_path / "run")]
+    (tmp_path / "run").mkdir()
+    assert killed_soak.again(argv) == argv
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run" / "checkpoints" / "step_000001").mkdir(parents=True)
+    assert killed_soak.again(argv) == [*argv, "--resume"]
 
 
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
