@@ -268,13 +268,7 @@ class PlayBench:
 
 
 PLAY_HEADER = [
-    "engine",
-    "environments",
-    "turns <=",
-    "history ids",
-    "tokens/s",
-    "turns/s",
-    "environment",
+    *("engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment"),
     "turns/s ratio",
 ]
 

@@ -66,8 +66,8 @@ class LearnOptions:
     """Evaluations after the one before step 1, evenly spaced; the last is after the last step."""
     parallel: int = 2
     """Runs at a time, one thread each."""
-    report: bool = True
-    """Write the report; --no-report only trains."""
+    run: bool = True
+    """Train what is missing; --no-run reports what is there."""
 
     def seeds_of(self, row: str) -> range:
         """The seeds of a row of the table."""
@@ -101,15 +101,17 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym study learn` with `argv`; status 1 if a row that must rise does not clearly do so."""
     options = tyro.cli(LearnOptions, args=list(argv), prog="turngym study learn", description=__doc__)
     recipes, world = choose(options.algorithms), load_world(options.env)
-    if any(recipe.text for recipe in recipes.values()):
-        write_text(world, text_file(options, world))
     starts, cells = plan(options, world, recipes)
-    run_cells(in_turn([*([start] for start in starts.values()), *cells.values()]), options.parallel)
-    if not options.report:
-        return 0
+    if options.run:
+        if any(recipe.text for recipe in recipes.values()):
+            write_text(world, text_file(options, world))
+        run_cells(in_turn([*([start] for start in starts.values()), *cells.values()]), options.parallel)
     results: dict[str, Result] = {}
     for name, recipe in recipes.items():
-        results[name] = read_result(name, cells[name], results.get(recipe.control or ""))
+        if done := [cell for cell in cells[name] if cell.finished]:
+            results[name] = read_result(name, done, results.get(recipe.control or ""))
+    if not results:
+        raise TurngymError(f"no run in {options.out / world.name} is done: there is nothing to report")
     settings = {**asdict(options), **asdict(size_of(options, world)), "out": str(options.out)}
     write_files(
         options.out / world.name,

@@ -197,6 +197,11 @@ def test_text_for_language_modeling_has_one_document_per_episode(env: str, said:
     assert write_text(load_world(env), path).stat().st_mtime_ns == stamp
 
 
+def test_a_report_needs_a_run_that_is_done(tmp_path: Path) -> None:
+    with pytest.raises(TurngymError, match=r"no run in .*alfworld is done"):
+        learn.main(["--out", str(tmp_path), "--no-run"])
+
+
 @pytest.mark.long
 def test_the_whole_path_from_training_to_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--out", str(tmp_path), "--algorithms", "grpo", "--seeds", "1", "--steps", "1", "--evaluations", "1"]
