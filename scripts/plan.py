@@ -65,14 +65,16 @@ def notes(options: PlanOptions) -> list[str]:
     """Says in sentences which assumptions the figures rest on."""
     chip, work = chip_named(options.chip), options.work
     tokens = work.episodes * work.length
+    whole = "sharded, too" if work.shard_teacher else "whole on every GPU"
+    more = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {whole}"
+    more += "" if work.rollout_dtype == "float32" else "; the copy of the student that plays, whole"
     return [
         f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
         f"{work.response / (work.observation + work.response):.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
         f"{chip.flops / 1e12:.3g} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.3g} in float32, "
         f"{chip.bandwidth / 1e12:.2f} TB/s.",
-        "states: float32 weights, gradients and AdamW's moments of the student, sharded over all GPUs; the "
-        f"{work.teacher_dtype} teacher, {'sharded, too' if work.shard_teacher else 'whole on every GPU'}"
-        f"{'' if work.rollout_dtype == 'float32' else '; the copy of the student that plays, whole'}. update, teacher "
+        "states: float32 weights, gradients and AdamW's moments of the student, sharded over all GPUs"
+        f"{more}. update, teacher "
         "and rollout come on top, one after the other; peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",

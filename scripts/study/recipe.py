@@ -207,7 +207,12 @@ RECIPES: Mapping[str, PaperRun] = {
         PaperRun("webshop-4b", "TurnOPD", SHOP, *LARGE, TURNOPD, TURNOPD_NOTES),
         PaperRun("search-2b", "TurnOPD", SEARCH, *OTHER, TURNOPD, TURNOPD_NOTES),
         PaperRun(
-            *("bench-alfworld-1.7b", "reproduction bench", replace(HOUSE, max_turns=50), *SMALL, BENCH, BENCH_NOTES),
+            "bench-alfworld-1.7b",
+            "reproduction bench",
+            replace(HOUSE, max_turns=50),
+            *SMALL,
+            BENCH,
+            BENCH_NOTES,
             seeds=(0, 1, 2, 3, 4),
         ),
         PaperRun("tcod-alfworld", "TCOD", replace(HOUSE, max_turns=30), *SMALL, _curriculum(6, 30), TCOD_NOTES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import damaged_files
 import faults
@@ -110,7 +111,7 @@ def test_a_trainer_a_server_and_its_client_are_killed_while_all_work(tmp_path: P
 
 
 def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = {"training": [[[1, 0.5]], "abc"], "client": [["a", [True, ["look"]]]], "server": []}
+    calm: dict[str, Any] = {"training": [[[1, 0.5]], "abc"], "client": [["a", [True, ["look"]]]], "server": []}
     well, ill = Done(0, ""), Done(2, "no checkpoint")
     rounds = iter(
         [
@@ -119,7 +120,7 @@ def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             ({"training": ill, "client": well}, {**calm, "training": [], "server": ["line 3"]}, 60.0),
         ]
     )
-    asked = []
+    asked: list[tuple[str, int, float]] = []
 
     def run_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> object:
         place.mkdir(parents=True)

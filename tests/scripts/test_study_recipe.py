@@ -178,7 +178,8 @@ def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(words[1:]) == 0
             assert re.search(r"17\.6 +\S 116\.3", capsys.readouterr().out.replace("│", "|"))
         elif words[:2] == ["turngym", "result"]:
-            parsed.append(tyro.cli({"pack": Pack, "table": Table}[words[2]], args=words[3:]).out.as_posix())
+            kinds: dict[str, Any] = {"pack": Pack, "table": Table}
+            parsed.append(tyro.cli(kinds[words[2]], args=words[3:]).out.as_posix())
         elif words[:2] == ["turngym", "report"]:
             runs = tyro.cli(ReportOptions, args=words[2:]).runs
             assert (len(runs), runs[9]) == (25, "tcod-4=out/tcod-seed4")

@@ -73,6 +73,14 @@ def test_plan_knows_consumer_cards_and_this_machine(capsys: pytest.CaptureFixtur
         plan.plan_table(plan.PlanOptions(chip="4080"))
 
 
+def test_plan_names_no_teacher_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for teacher, named in (("8B", True), ("None", False)):
+        assert main(["plan", "--teacher", teacher, "--gpus", "8"]) == 0
+        said = capsys.readouterr().out
+        assert ("sharded over all GPUs; the float32 teacher, whole on every GPU. update" in said) is named
+        assert ("sharded over all GPUs. update" in said) is not named
+
+
 def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     table = {"student": "tiny", "episodes": 6, "max_turns": 7, "max_new_tokens": 8, "slots": 9, "autocast": "off"}

@@ -1,15 +1,17 @@
 """A stranger's first hour with a real model: runs every command below and prints what it printed and what it cost.
 
-python tests/tools/first_hour.py [--page docs/first_hour.md]
+python tests/tools/first_hour.py [--work FOLDER] [--page docs/first_hour.md]
 
 The commands are those that someone would type in a clone after `python3 scripts/bootstrap.py smollm2`; they run in a
-temporary folder with links to the clone's `models` and `agents`. It ends with one line and status 1 at the first
+temporary folder with links to the clone's `models` and `agents`. `--work FOLDER` keeps what they leave and what they
+printed, and another call runs only commands that are not there yet. It ends with one line and status 1 at the first
 command that fails or prints a traceback. `--page` also writes the page of the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -29,8 +31,8 @@ HAND = "--reading lenient --show-admissible on"
 FEW = "--limit 2 --samples 1 --max-new-tokens 32 --threads 1"
 SHORT = "--steps 2 --episodes 2 --threads 1 --lora.rank 8 --optimizer.lr 1e-3"
 GAME = """--env turngym/ALFWorld-v0 --split generated --env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
-LONGEST = 40
-"""Lines of one command's output that the page shows; the rest is counted."""
+LONGEST, WIDTH = 44, 100
+"""Lines of one command's output that the page shows, the rest is counted; longer lines are wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ STEPS = (
     Step(
         "Read an episode",
         "Every evaluation keeps its episodes, turn by turn.",
-        "turngym trace print results/hand/trace.jsonl --limit 1",
+        "turngym trace print results/hand/trace.jsonl --limit 1 --turns",
     ),
     Step(
         "Read a prompt",
@@ -178,29 +180,41 @@ def page(ran: list[Ran]) -> Iterator[str]:
     for one in ran:
         yield from ("", f"## {one.step.title}", "", *textwrap.wrap(one.step.text, 120), "")
         yield from ("<!-- run by: tests/tools/first_hour.py -->", "```bash", one.step.command, "```", "")
-        lines = one.output.rstrip().splitlines()
+        lines = [part for line in one.output.rstrip().splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
         more = [f"... ({len(lines) - LONGEST} more lines)"] if len(lines) > LONGEST + 1 else []
         yield from ("```text", *(lines[:LONGEST] if more else lines), *more, "```", "", f"*{one.cost}*")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", type=Path, help="folder that keeps everything, and in which a later call goes on")
     parser.add_argument("--page", type=Path, help="write this page from what was printed")
     options = parser.parse_args()
     if not (ROOT / MODEL).is_dir():
         print(f"first_hour: no {MODEL} here: `python3 scripts/bootstrap.py smollm2` makes it", file=sys.stderr)
         return 1
     ran: list[Ran] = []
-    with tempfile.TemporaryDirectory(prefix="turngym-hour-") as place:
+    with tempfile.TemporaryDirectory(prefix="turngym-hour-") as scratch:
+        place = (options.work or Path(scratch)).resolve()
         for name in ("models", "agents"):
-            (Path(place) / name).symlink_to(ROOT / name)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / name).unlink(missing_ok=True)
+            (place / name).symlink_to(ROOT / name)
         for step in STEPS:
             print(f"\n# {step.title}\n$ {step.command}", flush=True)
-            ran.append(run(step, Path(place)))
+            kept = place / f"{step.title}.json"
+            done = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+            if done.get("command") == step.command:
+                print("(as before)", flush=True)
+                ran.append(Ran(step, **done["found"]))
+                continue
+            ran.append(run(step, place))
             print(f"[{ran[-1].cost}]", flush=True)
             if ran[-1].problem is not None:
                 print(f"first_hour: {ran[-1].problem}", file=sys.stderr)
                 return 1
+            found = {name: getattr(ran[-1], name) for name in ("status", "output", "seconds", "cpu_seconds", "peak_mb")}
+            kept.write_text(json.dumps({"command": step.command, "found": found}), encoding="utf-8")
     cpu = sum(one.cpu_seconds for one in ran)
     print(f"\nfirst_hour: {len(ran)} commands, {sum(one.seconds for one in ran):.0f} s, {cpu:.0f} CPU s, ", end="")
     print(f"{max(one.peak_mb for one in ran):,.0f} MB at most")
