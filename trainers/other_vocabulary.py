@@ -233,6 +233,11 @@ class _Reading:
             logp_N[span.first : span.first + span.count] = logq / span.count
         return np.split(logp_N, np.cumsum([len(where) for where in positions])[:-1])
 
+    def gather(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], support: Sequence[IntArray]
+    ) -> list[NDArray[np.float32]]:
+        raise TargetError("chosen ids of the student can only be scored by a teacher with the student's vocabulary")
+
     def _check(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> None:
         own, count = rows(self.batch)[0], sum(map(len, positions))
         if len(own) != len(ids) or count != self.batch.tokens or not all(map(np.array_equal, own, ids)):
@@ -384,7 +389,7 @@ class OtherVocabulary:
 
     def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[Cut]:
         """The spans of a response; an id that ended it on both sides is one of its own."""
-        said, read = _said(mine, self.student), _said(theirs, self.reader.renderer)
+        said, read = without_end(mine, self.student), without_end(theirs, self.reader.renderer)
         mine_ends, their_ends = (
             token_ends(lambda ids: _decode(renderer.template.tokenizer, ids), part)  # noqa: B023
             for renderer, part in ((self.student, said), (self.reader.renderer, read))
@@ -395,7 +400,7 @@ class OtherVocabulary:
         return split_alike(spans, mine, theirs, self.shared)
 
 
-def _said(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]:
+def without_end(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]:
     """A response without the id that ended it."""
     return ids[:-1] if ids and ids[-1] in renderer.stop_ids else ids
 

@@ -118,6 +118,7 @@ ELSEWHERE = (
     *("micro_batches", "check_packing", "line_states", "packing_for"),
     *("PackedLine.", "_line", "packed_lines", "_one_line"),
     *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),
+    "of_other_vocabulary",
     *(
         "AtodConfig.",
         "LuffyConfig.",
@@ -135,6 +136,7 @@ WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
     "gigpo": "the_rollout_notes|out_of_range",
     "loopstop": "a_run_leaves|out_of_range",
+    "other_vocabulary": "equal_tokenizers|asked_for|settings_reach|changes_nothing|cannot_be_had",
 }
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
 
@@ -237,6 +239,19 @@ SAME = {
     "_paragraphs: 'utf-8' -> 'utf-8_'": "Python takes it for the same encoding",
     "_parquet: 256 -> 257": "how much is read at a time changes nothing",
     "majority: 2 -> 3": "only the first two are looked at",
+    "_names: 1 -> 2": "two tokens before do as well as one",
+    "_decode: tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False) -> "
+    "tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)": "both are False",
+    "_Reading.topk: True -> False": "as many probabilities as merged spans",
+    "_Reading.topk: True -> False (2)": "as many rows as spans",
+    "_Reading.topk: True -> False (3)": "as many parts of the one as of the other",
+    "_Reading.logprobs: True -> False": "as many probabilities as spans",
+    "_Reading._check: map(np.array_equal, own, ids) -> map(np.array_equal, ids, own)": "equality has no direction",
+    "_Reading._tops: True -> False": "as many answers as rows",
+    "_Reading._tops: True -> False (2)": "as many ids as probabilities",
+    "_Reading._logq: True -> False": "as many answers as rows",
+    "_Reading._logq: True -> False (2)": "as many parts as spans",
+    "SpanLoss.__call__: student is None or teacher is None -> student is None and teacher is None": "both or neither",
 }
 """Mutants that compute the same, and why."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from turngym.envs.core.episode import Episode, Status, TopK, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Task, Verdict
 from turngym.scripts import train
-from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm import Scorers, Targets, Tokens
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
 from turngym.trainers.config import DistillConfig, RunConfig
@@ -42,14 +44,15 @@ from turngym.trainers.other_vocabulary import (
     split_alike,
     text_spans,
     token_ends,
+    without_end,
 )
 from turngym.trainers.run import build_trainer
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK
+from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK, rows
 
 torch.set_num_threads(1)
 TOOL = ALFWorldEnv.tool
-MINE = ("go ", "to ", "shelf", "é", "Do it.", "look", "<action>", "</action>", "You see ", "nothing")
+MINE = ("go ", "to ", "shelf", "é", "Do it.", "look", "<action>", "</action>", "You see ", "nothing", "lamp", "g")
 THEIRS = ("go to ", "shelf", "sh", "elf", "Do it.", "look", "<action>", "</action>", "You see ", "nothing", "desk")
 
 
@@ -83,6 +86,13 @@ def test_a_span_of_the_same_ids_on_both_sides_is_cut_in_tokens() -> None:
     assert split_alike([(0, 2, 0, 1)], [5, 6], [0], shared) == [(0, 2, 0, 1)]
 
 
+def test_the_id_that_ends_a_response_is_no_part_of_its_text() -> None:
+    renderer: Any = SimpleNamespace(stop_ids=(1, 2))
+    assert without_end((7, 1, 8, 2), renderer) == (7, 1, 8)
+    assert without_end((7, 1, 8), renderer) == (7, 1, 8)
+    assert without_end((), renderer) == ()
+
+
 # The same token.
 
 
@@ -97,15 +107,16 @@ def test_tokens_of_one_string_are_shared() -> None:
     # the ids that end a response are the same by their role
     ended = shared_ids(mine, theirs, len(theirs), (7, theirs.get_vocab()["desk"]))
     assert ended[theirs.get_vocab()["desk"]] == 7
+    assert shared_ids(mine, mine, len(mine), (None, 3)).tolist() == list(range(len(mine)))
     assert shared_ids(mine, mine, len(mine)).tolist() == list(range(len(mine)))
 
 
 def test_ordinary_tokens_of_one_text_are_shared_under_another_name() -> None:
     class Named:
-        """Ids 0, 1, ... with the given names and texts; the first is the letter a."""
+        """Ids 0, 1, ... with the given names and texts; the first is the letter a. A text begins without a space."""
 
-        def __init__(self, names: list[str], texts: list[str], special: list[int]) -> None:
-            self.names, self.texts, self.all_special_ids = names, texts, special
+        def __init__(self, names: list[str], texts: list[str], special: list[int], added: list[int]) -> None:
+            self.names, self.texts, self.all_special_ids, self.added_tokens_decoder = names, texts, special, added
 
         def get_vocab(self) -> dict[str, int]:
             return {name: number for number, name in enumerate(self.names)}
@@ -114,15 +125,22 @@ def test_ordinary_tokens_of_one_text_are_shared_under_another_name() -> None:
             assert (text, add_special_tokens) == ("a", False)
             return {"input_ids": [0]}
 
-        def decode(self, ids: list[int], **_: Any) -> str:
-            return "".join(self.texts[number] for number in ids)
+        def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+            assert not skip_special_tokens
+            assert not clean_up_tokenization_spaces
+            return "".join(self.texts[number] for number in ids).removeprefix(" ")
 
-    #                      shared by text; a byte that repeats it; special; part of a character; without text
-    mine = Named(["a", "▁go", "<0x67>", "g", "<e>", "\xc3", "x"], ["a", " go", "g", "g", "<e>", "\ufffd", ""], [4])
-    theirs = Named(["Ġgo", "G", "e", "\xa9", "a", "y"], [" go", "g", "<e>", "\ufffd", "a", ""], [])
-    theirs.names[0], theirs.names[4] = theirs.names[4], theirs.names[0]
-    theirs.texts[0], theirs.texts[4] = theirs.texts[4], theirs.texts[0]
-    assert shared_ids(mine, theirs, 6).tolist() == [0, 3, -1, -1, 1, -1]
+    # one text; a byte that repeats another id's; a special token of each kind; part of a character; no text
+    mine = Named(
+        ["a", "▁go", "<0x67>", "g", "<e>", "\xc3", "x", "<f>"],
+        ["a", " go", "g", "g", "<e>", "\ufffd", "", "<f>"],
+        [4],
+        [7],
+    )
+    theirs = Named(
+        ["a", "G", "e", "\xa9", "Ġgo", "y", "f", "go"], ["a", "g", "<e>", "\ufffd", " go", "", "<f>", "go"], [], []
+    )
+    assert shared_ids(mine, theirs, 8).tolist() == [0, 3, -1, -1, 1, -1, -1, -1]
 
 
 # One row.
@@ -148,6 +166,13 @@ def test_shared_ids_keep_their_probability_and_the_others_go_by_rank() -> None:
     assert mass == pytest.approx((0.35, 0.4))
     q, mass = row([4, 2, 0, 0], [])
     assert mass == pytest.approx((0.35, 0.0))
+
+
+def test_the_first_id_is_an_id_like_all_others() -> None:
+    top = TopK(ids=np.array([4, 1], np.int32), logp=np.log(np.array([0.5, 0.3], np.float32)))
+    q, mass = row([0, 7], [7], top=top)
+    np.testing.assert_allclose(q, [0.5, 0.3], rtol=1e-6)
+    assert mass == pytest.approx((0.5, 0.3))
 
 
 def test_a_merged_span_comes_first_and_its_first_tokens_are_no_alternatives() -> None:
@@ -213,13 +238,13 @@ def test_the_importance_ratio_is_that_of_the_span() -> None:
         [[log(0.5), -9.0], [log(0.4), -9.0]],
         [[log(0.1), MIN_LOGP], EMPTY],
         [0, 1],
-        sampled_logp_n=tensor([log(0.5), log(0.4)]),
-        behavior_logp_n=tensor([log(0.25), log(0.8)]),
+        sampled_logp_n=tensor([log(0.25), log(0.8)]),
+        behavior_logp_n=tensor([log(0.5), log(0.4)]),
     )
     plain = SpanLoss(loss=SupportKL(importance=None))(given).loss_n
-    # (0.5 * 0.4) / (0.25 * 0.8) = 1
+    # (0.25 * 0.8) / (0.5 * 0.4) = 1
     np.testing.assert_allclose(SpanLoss(loss=SupportKL())(given).loss_n, plain, rtol=1e-6)
-    double = replace(given, behavior_logp_n=tensor([log(0.25), log(0.4)]))
+    double = replace(given, behavior_logp_n=tensor([log(0.5), log(0.2)]))
     np.testing.assert_allclose(SpanLoss(loss=SupportKL())(double).loss_n, 2 * plain, rtol=1e-6)
 
 
@@ -244,8 +269,9 @@ class Table:
         return [TopK(ids=np.tile(top, (len(w), 1)), logp=np.tile(self.slope * top, (len(w), 1))) for w in positions]
 
 
-def writer(words: Any, system: str = "Do it.") -> TextEpisodes:
-    tokenizer = build_phrase_tokenizer(words)
+@cache
+def writer(words: tuple[str, ...]) -> TextEpisodes:
+    tokenizer, system = build_phrase_tokenizer(words), "Do it."
     settings = ChatSettings(system=system, observation_role="user")
     renderer = open_renderer(tokenizer, settings, TOOL)
     return TextEpisodes(
@@ -298,7 +324,8 @@ def test_the_targets_of_an_episode() -> None:
     names = ["go ", "to ", "shelf", "<|end|>", "look", "<|end|>", "look", "<|end|>"]
     assert batch.label_N.tolist() == [ID[name] for name in names]
     teacher = Table(-0.01, [THEIR_ID["shelf"], THEIR_ID["go to "], THEIR_ID["desk"]])
-    student = Table(-0.02, [ID["to "], ID["shelf"], ID["go "]])
+    # ids that the teacher has, too, are passed over, the very first one included
+    student = Table(-0.02, [0, ID["to "], ID["go "]])
     found = other(TeacherTopK(3))(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
     # asked where spans begin, and for the product over the one span that is not a shared token
     assert teacher.asked == [
@@ -332,7 +359,13 @@ def test_ids_without_a_partner_may_be_left_to_the_tail() -> None:
     found = other(TeacherTopK(2), unmatched="bin")(pack(played), played, scorers)
     assert found.topk_ids_NK is not None
     assert found.topk_ids_NK.tolist() == [[ID["look"], 0]] * 2
-    # nobody asks the student
+    assert found.topk_logp_NK is not None
+    np.testing.assert_allclose(found.topk_logp_NK, [[-0.01 * THEIR_ID["look"], MIN_LOGP]] * 2, rtol=1e-6)
+    # nobody asks the student, nor where all ids have a partner
+    shared = Scorers(student=student, teacher=Table(-0.01, [THEIR_ID["look"], 0]))  # type: ignore[arg-type]
+    found = other(TeacherTopK(2))(pack(played), played, shared)
+    assert found.topk_ids_NK is not None
+    assert found.topk_ids_NK.tolist() == [[ID["look"], 0]] * 2
     assert student.asked == []
 
 
@@ -345,6 +378,88 @@ def test_the_tokens_of_a_span_share_its_probability() -> None:
     assert found.label_logp_N is not None
     np.testing.assert_allclose(found.label_logp_N, [go / 2, go / 2, shelf, -0.01 * THEIR_ID["<|end|>"]], rtol=1e-6)
     assert "vocabulary/exact_mass" not in found.log
+
+
+def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
+    played = [episode(["shelf"])]
+    # cut: nothing ended the response, though the teacher's has an end
+    start = played[0].turns[0].response_span[0]
+    turn = replace(played[0].turns[0], response_span=(start, start + 1), logprobs=np.zeros(1, np.float32))
+    played = [replace(played[0], turns=(turn,))]
+    words = tuple(word for word in THEIRS if word != "shelf")
+    ids = build_phrase_tokenizer(words).get_vocab()
+    teacher: Any = Table(-0.01, [ids["desk"]])
+    scorers: Any = Scorers(student=Table(-0.02, [ID["lamp"]]), teacher=teacher)  # type: ignore[arg-type]
+    whole = -0.01 * (ids["sh"] + ids["elf"])
+    found = other(SampledAdvantage(), words)(pack(played), played, scorers)
+    np.testing.assert_allclose(found.label_logp_N, [whole], rtol=1e-6)  # type: ignore[arg-type]
+    found = other(TeacherTopK(1), words)(pack(played), played, scorers)
+    assert found.topk_ids_NK is not None
+    assert found.topk_ids_NK.tolist() == [[ID["shelf"]]]
+    np.testing.assert_allclose(found.topk_logp_NK, [[whole]], rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_one_text_under_another_id_is_compared_as_a_span() -> None:
+    played = episode(["g"])
+    ids = played.segments[0].copy()
+    start = played.turns[0].response_span[0]
+    ids[start] = ID["<0x67>"]
+    played = replace(played, segments=(ids,))
+    found = other(SampledAdvantage(), (*THEIRS, "g", "bed", "sofa"))(
+        pack([played]),
+        [played],
+        Scorers(student=Table(-0.02, []), teacher=Table(-0.01, [])),  # type: ignore[arg-type]
+    )
+    assert (found.log["vocabulary/exact"], found.log["vocabulary/merged"]) == (0.5, 0.5)
+
+
+def test_a_character_of_several_byte_tokens_is_exact_where_both_sides_have_them() -> None:
+    played = [episode(["\U0001f600 é"])]
+    batch = pack(played)
+    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
+    found = other(SampledAdvantage())(batch, played, scorers)
+    # four bytes, a space and the end; the student has é, the teacher its two bytes
+    assert found.log["vocabulary/exact"] == pytest.approx(6 / 7)
+    assert found.extra[SPAN].tolist() == [0] * 7
+
+
+def test_a_teacher_may_read_a_history_that_it_rewrites() -> None:
+    played = [episode(["look", "go to shelf"]), episode(["shelf"], number=1)]
+
+    class Rewrites:
+        """Shows the second turn in a segment of its own."""
+
+        renderer = writer(THEIRS).renderer
+
+        def rewrite(self, given: Episode) -> Episode:
+            found = writer(THEIRS).rewrite(given)
+            if len(found.turns) < 2:
+                return found
+            first, second = found.turns
+            cut = found.segments[0][: first.response_span[1]]
+            return replace(found, segments=(cut, found.segments[0]), turns=(first, replace(second, segment=1)))
+
+    reading = other(SampledAdvantage())
+    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
+    plain = reading(pack(played), played, scorers).label_logp_N
+    reading.reader = Rewrites()  # type: ignore[assignment]
+    np.testing.assert_array_equal(reading(pack(played), played, scorers).label_logp_N, plain)  # type: ignore[arg-type]
+
+
+def test_the_answer_has_a_part_for_each_row() -> None:
+    played = [episode(["look"] * count, number=count) for count in (1, 2, 3)]
+    answered: list[Any] = []
+
+    def asks(batch: Any, episodes: Any, scorers: Any) -> Targets:
+        ids, positions = rows(batch)
+        top = scorers.teacher.topk(ids, positions, 2)
+        answered.extend([[len(found.ids) for found in top], [len(found.logp) for found in top]])
+        answered.append([len(found) for found in scorers.teacher.logprobs(ids, positions)])
+        return Targets()
+
+    scorers: Any = Scorers(student=Table(-0.02, [1, 2]), teacher=Table(-0.01, [1, 2]))  # type: ignore[arg-type]
+    other(asks)(pack(played), played, scorers)
+    assert answered == [[2, 4, 6]] * 3
 
 
 def test_what_the_teacher_does_not_read_is_not_compared() -> None:
@@ -388,7 +503,7 @@ def test_a_teacher_asked_about_other_texts_is_refused() -> None:
     scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, [1]))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="about other texts than the episodes"):
         other(asks)(pack(played), played, scorers)
-    with pytest.raises(TargetError, match="has no gather"):
+    with pytest.raises(TargetError, match="chosen ids of the student"):
         other(StudentTopK(1))(pack(played), played, scorers)
 
 

@@ -227,7 +227,11 @@ def build(
     if not config.train:
         return make_service(), None
     algorithm = _algorithm(config, tokenizer)
-    scoring = {"dtype": config.teacher_dtype, "device": config.device, "max_tokens": config.run.micro_tokens}
+    scoring: dict[str, Any] = {
+        "dtype": config.teacher_dtype,
+        "device": config.device,
+        "max_tokens": config.run.micro_tokens,
+    }
     if config.distill.vocabulary == "other":
         raise TurngymError("distill vocabulary is other with a proxy, whose clients write the prompts; valid: same")
     teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
