@@ -61,8 +61,8 @@ class Depth:
         self.planned.append((state, step))
         return DepthPlan(cap=5, probe=True, demonstration_turns=3)
 
-    def update(self, state: DepthState, plan: DepthPlan, stats: Any) -> DepthState:
-        self.shown.append((state, plan, stats))
+    def learn(self, *shown: Any) -> DepthState:
+        self.shown.append(shown)
         return DepthState(hbar=4.5)
 
 
@@ -147,18 +147,17 @@ def stepped(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch, columns: dic
 
 def test_the_depth_controller_sees_the_raw_divergence(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = stepped(ragged, monkeypatch, COLUMNS)
-    ((state, plan, stats),) = bench.depth.shown
+    ((state, plan, batch, episodes, kl_N),) = bench.depth.shown
     assert (state, plan) == (DepthState(hbar=7.0), DepthPlan(cap=5, probe=True))
-    # turn 0: (10 + 20 + 30 + 40) / 4 of the raw form, which may be negative; turn 1: 50
-    assert stats.kl_T.tolist() == [25.0, 50.0]
-    assert (stats.survivors_T.tolist(), stats.last_turn_E.tolist()) == ([2, 1], [1, 0])
-    assert (stats.success_E.tolist(), stats.cut_E.tolist()) == ([False, True], [False, False])
+    # the raw form, which may be negative
+    assert kl_N.tolist() == [10.0, 20.0, 50.0, 30.0, 40.0]
+    assert (batch.tokens, batch.depth_E.tolist(), episodes) == (5, [2, 1], ragged)
     (row,) = bench.rows
     assert (row["kl_bin"], row["kl_raw"], row["turn/kl"], row["turn/kl_raw"]) == (3.0, 30.0, [2.5, 5.0], [25.0, 50.0])
     assert (row["step"], row["kind"], row["depth/hbar"], row["depth/cap"]) == (4, "train", 4.5, 5)
     assert bench.loop.state.depth == DepthState(hbar=4.5)
     without = stepped(ragged, monkeypatch, {k: v for k, v in COLUMNS.items() if not k.startswith("kl_")})
-    assert without.depth.shown[0][2].kl_T.tolist() == [0.0, 0.0]
+    assert without.depth.shown[0][4].tolist() == [0.0] * 5
 
 
 def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
