@@ -144,9 +144,11 @@ def write_report(plan: Plan) -> None:
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.options.methods), "--out", str(plan.out)])
+    # an adapter has no tokenizer of its own
+    tokenizer = plan.options.student or plan.world.base or plan.student
     page, last = plan.out / "episodes.html", plan.options.methods[-1]
     argv = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
-    trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(plan.student)])
+    trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(tokenizer)])
     print(f"\n{_verdict(plan)}")
 
 
