@@ -70,9 +70,6 @@ class DistillConfig:
     vocabulary: Literal["same", "other"] = "same"
     """`same` refuses a teacher whose ids mean other tokens than the student's. `other` compares the two by the text
     that their tokens are (docs/other_vocabulary.md); with one vocabulary it changes nothing."""
-    unmatched: Literal["rank", "bin"] = "rank"
-    """Vocabulary other: what becomes of likely ids that only one side has. `rank` pairs the likeliest of both sides,
-    the second likeliest, ...; `bin` leaves them to the mass outside the support."""
 
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,8 +196,8 @@ class _Reading:
     """The teacher's rows."""
     spans: Sequence[_Span]
     shared: IntArray
-    alone: NDArray[np.bool_] | None
-    """The student's ids without a partner; None: none is compared by rank."""
+    alone: NDArray[np.bool_]
+    """The student's ids without a partner, which are compared by rank."""
     student: Scorer
     teacher: Scorer
     masses: list[tuple[float, float]] = field(default_factory=list)
@@ -283,7 +283,7 @@ class _Reading:
 
     def _ranked(self, tops: Sequence[TopK], k: int) -> Sequence[IntArray]:
         """The student's likeliest ids without a partner at each token of the batch; none where no id needs one."""
-        if self.alone is None or all((self.shared[top.ids] >= 0).all() for top in tops):
+        if all((self.shared[top.ids] >= 0).all() for top in tops):
             return [np.empty(0, np.int64)] * self.batch.tokens
         best_NK = np.concatenate([found.ids for found in self.student.topk(*rows(self.batch), k)]).astype(np.int64)
         return [ids[self.alone[ids]] for ids in best_NK]
@@ -300,7 +300,6 @@ class OtherVocabulary:
         student: the student's renderer.
         reader: writes episodes as the teacher's ids.
         sizes: rows of the LM heads (student's, teacher's).
-        unmatched: whether ids without a partner are compared by `rank`, or lie in the `bin` outside of the support.
     """
 
     def __init__(
@@ -310,15 +309,13 @@ class OtherVocabulary:
         student: ChatRenderer,
         reader: TextEpisodes,
         sizes: tuple[int, int],
-        unmatched: Literal["rank", "bin"] = "rank",
     ) -> None:
         self.target_fn, self.student, self.reader = target_fn, student, reader
         mine, theirs = student.template, reader.renderer.template
         self.shared = shared_ids(mine.tokenizer, theirs.tokenizer, sizes[1], (mine.end_id, theirs.end_id))
-        alone = np.zeros(sizes[0], np.bool_)
-        alone[list(mine.tokenizer.get_vocab().values())] = True
-        alone[self.shared[self.shared >= 0]] = False
-        self.alone = alone if unmatched == "rank" else None
+        self.alone = np.zeros(sizes[0], np.bool_)
+        self.alone[list(mine.tokenizer.get_vocab().values())] = True
+        self.alone[self.shared[self.shared >= 0]] = False
         self._align = lru_cache(CACHE)(self._cuts)
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -451,7 +448,5 @@ def of_other_vocabulary(
         )
     if distill.support == "student":
         raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
-    signal = OtherVocabulary(
-        algorithm.target_fn, student=student, reader=reader, sizes=sizes, unmatched=distill.unmatched
-    )
+    signal = OtherVocabulary(algorithm.target_fn, student=student, reader=reader, sizes=sizes)
     return replace(algorithm, target_fn=signal, token_loss=SpanLoss(loss=algorithm.token_loss))

@@ -200,8 +200,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         "packing": run.packing,
     }
     servers = config.rollouts.servers
-    distill = getattr(config, "distill", DistillConfig())
-    other = distill.vocabulary == "other"
+    other = getattr(config, "distill", DistillConfig()).vocabulary == "other"
     teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, (model, tokenizer), other=other, **scoring)
     reference = None
     if algorithm.needs_reference:
@@ -231,16 +230,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
             if item.name in teachers and item.teacher is not None:
                 identity[f"{item.name}.teacher"] = weights_hash(item.teacher)
     source = _rewarded(source, config)
-    if other and isinstance(teacher, LocalScorer) and vocab_size is None and models.teacher is not None:
-        if further:
-            raise ConfigError("distill vocabulary is other with --also; valid: same")
-        algorithm = of_other_vocabulary(
-            algorithm,
-            distill,
-            student=rollouts.renderer,
-            reader=rollouts.reader(teacher.model, models.teacher),
-            sizes=(vocabulary_size(model), vocabulary_size(teacher.model)),
-        )
+    if other and vocab_size is None and isinstance(teacher, LocalScorer):
+        algorithm = _of_other_vocabulary(algorithm, config, rollouts, model, teacher.model)
     order: RolloutSchedule = Synchronous()
     if actor is not None:
         order = AsyncRollout(
@@ -272,6 +263,23 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         order=order,
         servers=rollouts.servers,
         players=rollouts.players,
+    )
+
+
+def _of_other_vocabulary(
+    algorithm: Algorithm, config: TrainConfig, rollouts: StudentRollouts, student: Any, teacher: Any
+) -> Algorithm:
+    """`algorithm` with the models `student` and `teacher`, whose vocabularies differ."""
+    if config.rollouts.play.also:
+        raise ConfigError("distill vocabulary is other with --also; valid: same")
+    folder = config.models.teacher
+    assert folder is not None
+    return of_other_vocabulary(
+        algorithm,
+        getattr(config, "distill", DistillConfig()),
+        student=rollouts.renderer,
+        reader=rollouts.reader(teacher, folder),
+        sizes=(vocabulary_size(student), vocabulary_size(teacher)),
     )
 
 

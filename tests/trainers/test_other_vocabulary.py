@@ -352,18 +352,11 @@ def test_the_targets_of_an_episode() -> None:
     assert found.log["vocabulary/rank_mass"] == pytest.approx(ranked)
 
 
-def test_ids_without_a_partner_may_be_left_to_the_tail() -> None:
+def test_nobody_asks_the_student_where_all_ids_have_a_partner() -> None:
     played = [episode(["look"])]
-    teacher, student = Table(-0.01, [THEIR_ID["look"], THEIR_ID["desk"]]), Table(-0.02, [ID["go "]])
+    teacher, student = Table(-0.01, [THEIR_ID["look"], 0]), Table(-0.02, [ID["go "]])
     scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
-    found = other(TeacherTopK(2), unmatched="bin")(pack(played), played, scorers)
-    assert found.topk_ids_NK is not None
-    assert found.topk_ids_NK.tolist() == [[ID["look"], 0]] * 2
-    assert found.topk_logp_NK is not None
-    np.testing.assert_allclose(found.topk_logp_NK, [[-0.01 * THEIR_ID["look"], MIN_LOGP]] * 2, rtol=1e-6)
-    # nobody asks the student, nor where all ids have a partner
-    shared = Scorers(student=student, teacher=Table(-0.01, [THEIR_ID["look"], 0]))  # type: ignore[arg-type]
-    found = other(TeacherTopK(2))(pack(played), played, shared)
+    found = other(TeacherTopK(2))(pack(played), played, scorers)
     assert found.topk_ids_NK is not None
     assert found.topk_ids_NK.tolist() == [[ID["look"], 0]] * 2
     assert student.asked == []
@@ -581,12 +574,9 @@ def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(model
 
 
 def test_settings_reach_the_targets(models: Path, tmp_path: Path) -> None:
-    for unmatched, compared in (("rank", True), ("bin", False)):
-        made = run(models, tmp_path / unmatched, *OTHER, "--distill.unmatched", unmatched, "--distill.top-k", "7")
-        assert (made.algorithm.target_fn.alone is not None) == compared
-        assert made.algorithm.target_fn.target_fn == TeacherTopK(7)
-        assert made.algorithm.settings["unmatched"] == unmatched
-        assert made.algorithm.settings["vocabulary"] == "other"
+    made = run(models, tmp_path / "run", *OTHER, "--distill.top-k", "7")
+    assert made.algorithm.target_fn.target_fn == TeacherTopK(7)
+    assert made.algorithm.settings["vocabulary"] == "other"
 
 
 def test_with_one_vocabulary_the_option_changes_nothing(models: Path, tmp_path: Path) -> None:

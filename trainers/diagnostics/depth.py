@@ -242,7 +242,8 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     """95 % intervals of `SIGNS` over the steps of full depth `rows`, which are taken as independent of each other.
 
     theta +- t_{n-1} sqrt((n - 1) / n sum_i (theta_(i) - mean_(i))^2), theta_(i) what is measured without step i (the
-    jackknife). A sign has none where one of these cannot be measured, and nothing has one with fewer than three steps.
+    jackknife). A sign has none where one of these cannot be measured, or where all are alike and say nothing of other
+    steps; nothing has one with fewer than three steps.
     """
     n, turns = len(rows), max(int(row["depth/cap"]) for row in rows)
     if n < 3:
@@ -252,7 +253,7 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     found = {}
     for sign in SIGNS:
         value, values = getattr(whole, sign), [getattr(regime, sign) for regime in without]
-        if value is not None and None not in values:
+        if value is not None and None not in values and min(values) < max(values):
             wide = t_quantile(0.975, n - 1) * float(np.std(values)) * (n - 1) ** 0.5
             found[sign] = (value - wide, value + wide)
     return found
