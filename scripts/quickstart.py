@@ -156,15 +156,16 @@ def _verdict(plan: Plan) -> str:
     """Says in sentences how well each method did."""
     from turngym.agents.evaluation.scores import score
     from turngym.scripts.report_data import load_run
+    from turngym.trainers.metrics import read_metrics
 
-    def result(path: Path) -> tuple[float, float]:
-        run = load_run(str(path))
-        return 100 * score(run.episodes).overall.avg.mean, max((point.seconds for point in run.points), default=0.0)
+    def result(path: Path) -> float:
+        return 100 * score(load_run(str(path)).episodes).overall.avg.mean
 
-    start, teacher = (result(plan.out / "eval" / name)[0] for name in ("student", "teacher"))
+    start, teacher = (result(plan.out / "eval" / name) for name in ("student", "teacher"))
     lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
     for method in plan.options.methods:
-        end, seconds = result(plan.out / method)
+        end = result(plan.out / method)
+        seconds = max(row["time/train_s"] for row in read_metrics(plan.out / method) if row["kind"] == "train")
         share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""
         lines.append(f"{method}: {end:.1f} %{share} in {seconds:.0f} s of training.")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from turngym.agents import evaluate, load_world
 from turngym.agents.models import load_policy
+from turngym.scripts.main import main
+from turngym.trainers.metrics import read_metrics
 
 FOLDER = Path(os.environ.get("TURNGYM_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
 pytestmark = pytest.mark.skipif(
@@ -54,12 +57,28 @@ def test_it_knows_the_capital_of_france(smollm2: tuple[Any, Any]) -> None:
     assert tokenizer.decode(said[0, ids.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
 
 
-def test_the_shipped_teacher_plays_the_household(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its adapter lies on this model, which it looks for at models/smollm2."""
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the model at models/smollm2, where the shipped adapters look for it."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "smollm2").symlink_to(FOLDER)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("clone")
+def test_the_shipped_teacher_plays_the_household() -> None:
     teacher = load_world("alfworld-smollm2").checkpoint("teacher")
     result = evaluate("alfworld-quickstart", f"model:{teacher}", samples=1, limit=3, temperature=0.0)
     assert result.scores.verdicts["malformed"] == 0  # without its adapter the model writes nothing else
     assert result.scores.overall.avg.mean > 0
+
+
+def test_its_quickstart_from_start_to_end(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quickstart", "--env", "alfworld-smollm2", "--methods", "opd", "--steps", "1", "--limit", "1"]
+    assert main([*words, "--samples", "1"]) == 0
+    (row,) = (row for row in read_metrics(clone / "runs/quickstart-alfworld-smollm2/opd") if row["kind"] == "train")
+    assert re.search(rf"^opd: .* in {row['time/train_s']:.0f} s of training", capsys.readouterr().out, re.MULTILINE)
+    assert row["turns_mean"] <= 10
+    # adapters have no tokenizer of their own, which the page needs
+    assert (clone / "runs/quickstart-alfworld-smollm2/episodes.html").stat().st_size > 10_000
