@@ -284,7 +284,7 @@ class _Reading:
     def _ranked(self, tops: Sequence[TopK], k: int) -> Sequence[IntArray]:
         """The student's likeliest ids without a partner at each token of the batch; none where no id needs one."""
         if all((self.shared[top.ids] >= 0).all() for top in tops):
-            return [np.empty(0, np.int64)] * self.batch.tokens
+            return [np.array([], np.int64)] * self.batch.tokens
         best_NK = np.concatenate([found.ids for found in self.student.topk(*rows(self.batch), k)]).astype(np.int64)
         return [ids[self.alone[ids]] for ids in best_NK]
 
