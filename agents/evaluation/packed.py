@@ -11,14 +11,14 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.evaluation.packed_file import PackedResult, read_result
+from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.playing.agent import reset_seed
@@ -26,7 +26,6 @@ from turngym.agents.playing.environments import env_maker
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import loaded_versions
-from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 
@@ -106,8 +105,13 @@ def check_result(path: str | Path, *, panel: str | None = None, data: str | None
 def differences(result: PackedResult, *, panel: str | None = None, data: str | None = None) -> list[str]:
     """As `check_result`, of a result in memory."""
     found: list[str] = []
-    if result.seal and json.loads(result.lines()[0])["sha256"] != result.seal:
-        found.append("seal: the content has another SHA-256 than the file states; it was changed after it was packed")
+    now = json.loads(result.lines()[0])
+    if result.seal and now["sha256"] != result.seal:
+        stated, sums = result.checksums, now["checksums"]
+        changed = [name for name in sorted(stated.keys() | sums.keys()) if stated.get(name) != sums.get(name)]
+        found += [f"seal: {name} was changed after the file was packed" for name in changed]
+        if not changed:
+            found.append("seal: the content has another SHA-256 than the file states")
     known = load_panel(panel or str(result.settings["panel"]))
     found += _tasks(result, known)
     make = env_maker(known.env_id, **_make_kwargs(result, known, data))
@@ -176,8 +180,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         if turn.excluded == BROKEN_OFF:
             break
         observation, reward, terminated, truncated, info = env.step(turn.response)
-        before = {"action": turn.action, "verdict": turn.verdict, "reward": turn.reward}
-        after = {"action": info["action"], "verdict": Verdict(info["verdict"]), "reward": float(reward)}
+        before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
+        after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
         if wrong := [_said(name, before[name], after[name]) for name in after if before[name] != after[name]]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
@@ -208,20 +212,11 @@ def _table(result: PackedResult) -> Iterator[str]:
     except TurngymError as error:
         yield f"table: {error}"
         return
-    now = dict(_flat("", json.loads(json.dumps(scores.to_json()))))
-    recorded = dict(_flat("", result.scores))
+    now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
+    recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):
         if recorded.get(name) != now.get(name):
             yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | list):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
-            yield from _flat(f"{name}.{key}" if name else str(key), item)
-    else:
-        yield name, value
 
 
 def play_again(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 
-FORMAT, VERSION = "turngym-packed-result", 1
+FORMAT, VERSION = "turngym-packed-result", 2
+FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")
+"""What the head says of the episodes."""
 SUFFIX = ".result.xz"
 MOST_BYTES = 2**30
 """Largest content of a file that is read: a few kilobytes can unpack to more than there is memory."""
@@ -38,15 +41,21 @@ class PackedResult:
     """Without token ids, log-probabilities and timings."""
     seal: str = ""
     """SHA-256 of all of the above, as the file states it."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """CRC-32 of every setting, version and other fact, of the table and of every episode, as the file states them: they
+    tell where a seal is broken."""
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            **{name: getattr(self, name) for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
-        }
-        rows = [episode_to_json(episode) for episode in self.episodes]
+        facts = {name: getattr(self, name) for name in FACTS}
+        rows, sums = list[str](), {"table": _checksum(facts["scores"])}
+        sums |= {name: _checksum(value) for name, value in flat("", facts) if not name.startswith("scores.")}
+        for episode in self.episodes:
+            # a line's own checksum stands in the head, so that a changed episode is read and named, not refused
+            line, _, rest = episode_to_json(episode).rpartition(',"crc":"')
+            rows.append(line + "}")
+            sums[f"{episode.task.task_id} sample {episode.sample}"] = rest[:8]
+        head = {"format": FORMAT, "version": VERSION, **facts, "checksums": sums}
         text = json.dumps(head, sort_keys=True)
         digest = hashlib.sha256("\n".join([text, *rows]).encode("utf-8", "surrogatepass")).hexdigest()
         return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
@@ -58,6 +67,20 @@ class PackedResult:
         data = "\n".join(self.lines()).encode("ascii")
         path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
         return path
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every value inside of nested mappings and lists."""
+    if isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from flat(f"{name}.{key}" if name else str(key), item)
+    else:
+        yield name, value
+
+
+def _checksum(value: Any) -> str:
+    return f"{crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
 def read_result(path: str | Path) -> PackedResult:
@@ -74,9 +97,10 @@ def read_result(path: str | Path) -> PackedResult:
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
         return PackedResult(
-            **{name: head[name] for name in ("settings", "versions", "date", "seconds", "tokens", "scores")},
+            **{name: head[name] for name in FACTS},
             episodes=tuple(episode_from_json(row) for row in rows),
             seal=head["sha256"],
+            checksums=dict(head["checksums"]),
         )
     except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

@@ -173,24 +173,37 @@ def test_an_untouched_file_has_no_differences(result: PackedResult, tmp_path: Pa
     assert check_result(result.write(tmp_path / "a.result.xz")) == []
 
 
-# --- Changes that no replay can see: the seal, the format and the model tell
+# --- Changes by somebody who edits the file alone: its checksums name them
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"temperature": null', '"temperature": 0.1'),
-        ('"agent": "expert', '"agent": "learned'),
-        ('"python": "3', '"python": "4'),
-        ('"samples": 2', '"samples": 2, "preset": "turnopd"'),
-    ],
-)
-def test_a_changed_setting_breaks_the_seal(old: str, new: str, result: PackedResult, tmp_path: Path) -> None:
+EDITS = {
+    "the temperature": ('"temperature": null', '"temperature": 0.1', "settings.temperature"),
+    "the agent": ('"agent": "expert', '"agent": "learned', "settings.agent"),
+    "a version": ('"python": "3', '"python": "4', "versions.python"),
+    "a new setting": ('"seed": 3', '"seed": 3, "preset": "turnopd"', "settings.preset"),
+    "a setting taken out": ('"make": {"max_turns": 9}', '"make": {}', "settings.make.max_turns"),
+    "the model": ('"limit": 5', '"limit": 5, "model": "0123456789abcdef"', "settings.model"),
+    "the date": ('"date": "20', '"date": "19', "date"),
+    "a digit": ('"turns": 8', '"turns": 7', "table"),
+    "an episode": ('"finish":"', '"finish":"x', "{task} sample 0"),
+    "the seal alone": ('"sha256": "{seal}', '"sha256": "0123', None),
+}
+"""Text in the file, what it becomes, and what is named; None: that something was changed, no more."""
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_whatever_is_edited_is_named(kind: str, result: PackedResult, tmp_path: Path) -> None:
+    old, new, name = EDITS[kind]
     path = result.write(tmp_path / "a.result.xz")
     text = lzma.decompress(path.read_bytes()).decode()
+    old, task = old.format(seal=read_result(path).seal[:4]) if "{seal}" in old else old, result.episodes[0].task
     assert old in text
-    path.write_bytes(lzma.compress(text.replace(old, new).encode()))
-    assert check_result(path)[0].startswith("seal: the content has another SHA-256")
+    path.write_bytes(lzma.compress(text.replace(old, new, 1).encode()))
+    sealed = [line for line in check_result(path) if line.startswith("seal: ")]
+    if name is None:
+        assert sealed == ["seal: the content has another SHA-256 than the file states"]
+    else:
+        assert sealed == [f"seal: {name.format(task=task.task_id)} was changed after the file was packed"]
 
 
 def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: Path) -> None:
@@ -203,8 +216,8 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "empty": b"",
         "plain": b"{}",
         "other": lzma.compress(b'{"format": "other"}'),
-        "newer": lzma.compress(lines[0].replace('"version": 1', '"version": 2').encode()),
-        "line": lzma.compress("\n".join([lines[0], lines[1].replace("shelf", "shelv")]).encode()),
+        "newer": lzma.compress(lines[0].replace('"version": 2', '"version": 3').encode()),
+        "line": lzma.compress("\n".join([lines[0], lines[1][:-9]]).encode()),
     }
     for name, data in cases.items():
         path.write_bytes(data)
