@@ -1,7 +1,7 @@
 """Many packed results as one table: a page that sorts and holds every episode, CSV, Markdown.
 
-Results of one panel and preset stand together. Where two played the same tasks in the same settings, their difference
-is paired by task.
+Results of one panel and preset stand together. Files NAME-seed0, NAME-seed1, ... are training seeds of one method, and
+methods have a table of their own. Differences are paired by task and by training seed, where settings are the same.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ import base64
 import csv
 import gzip
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
-from turngym.agents.evaluation.scores import compare
+from turngym.agents.evaluation.scores import check_hashes, task_means
+from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, atomic_write, markdown
 
+OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
+SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
 HEADER = ["result", "success % [95 %]", "pass % [95 %]", "samples", "tasks", "turns", "invalid %", "cut %", "errors"]
 HEADER += ["seed", "played by", "turngym", "date", "seal"]
@@ -30,22 +36,47 @@ HEADER += ["seed", "played by", "turngym", "date", "seal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Results of one panel and preset, the most successful first."""
+    """Results of one panel and preset."""
 
     title: str
     results: Mapping[str, PackedResult]
-    """By the name of their file."""
+    """By the name of their file, the most successful first."""
 
     def table(self) -> Table:
         """One row per result."""
         return HEADER, [_row(name, result) for name, result in self.results.items()]
 
-    def paired(self) -> tuple[Table, list[str]] | None:
-        """Row minus column in points of success, paired by task, and notes on pairs that are not compared.
+    @property
+    def methods(self) -> dict[str, dict[int, PackedResult]]:
+        """The results by method and training seed, the most successful method first. Files NAME-seed0, NAME-seed1, ...
+        are runs of the method NAME; any other file is a method with one run."""
+        found: dict[str, dict[int, PackedResult]] = {}
+        for name, result in self.results.items():
+            seeded = SEED.fullmatch(name)
+            found.setdefault(seeded[1] if seeded else name, {})[int(seeded[2]) if seeded else 0] = result
+        return dict(sorted(found.items(), key=lambda row: -fmean(map(_success, row[1].values()))))
 
-        None with fewer than two results.
-        """
-        names, notes = list(self.results), list[str]()
+    def by_method(self) -> Table | None:
+        """One row per method, over its training seeds; None where no method has more than one."""
+        if len(self.methods) == len(self.results):
+            return None
+        rows = []
+        for name, runs in self.methods.items():
+            means = [task_means(result.episodes) for result in runs.values()]
+            shared = set[str].intersection(*(set(run) for run in means))
+            value = over_seeds([{task: run[task] for task in shared} for run in means])
+            ends = [_success(result) for result in runs.values()]
+            cells = [f"{100 * stdev(ends):.1f}" if len(ends) > 1 else "-"]
+            cells += [f"{100 * edge:.1f}" for edge in (min(ends), max(ends))]
+            turns = fmean(result.scores["turns"] for result in runs.values())
+            rows.append([name, str(len(runs)), str(value), *cells, str(len(shared)), f"{turns:.1f}"])
+        header = ["method", "training seeds", "success % [95 %]", "std of seeds", "least", "most", "tasks", "turns"]
+        return header, rows
+
+    def paired(self) -> tuple[Table, list[str]] | None:
+        """Row minus column in points of success, paired by task and training seed, and notes on pairs that are not
+        compared. None with fewer than two methods."""
+        names, notes = list(self.methods), list[str]()
         if len(names) < 2:
             return None
         rows = []
@@ -55,16 +86,41 @@ class Group:
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def _difference(self, name: str, other: str, notes: list[str]) -> str:
-        first, second = self.results[other], self.results[name]
-        if theirs := decisive(differing(flat_settings(first.settings), flat_settings(second.settings))):
-            notes.append(f"{min(name, other)} and {max(name, other)} were played otherwise: {describe(theirs)}")
-            return "-"
+        before, after = self.methods[other], self.methods[name]
+        if 1 in (len(before), len(after)):
+            # who has one run, such as an expert, is compared with every seed of the other
+            pairs = list(product(before.values(), after.values()))
+        else:
+            pairs = [(before[seed], after[seed]) for seed in sorted(before.keys() & after.keys())]
         try:
-            value = compare(first.episodes, second.episodes)
+            return _paired(pairs)
         except ScoreError as error:
             notes.append(f"{min(name, other)} and {max(name, other)}: {error}")
             return "-"
-        return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def _success(result: PackedResult) -> float:
+    return float(result.scores["overall"]["avg"]["mean"])
+
+
+def _paired(pairs: Sequence[tuple[PackedResult, PackedResult]]) -> str:
+    """Second minus first, one pair for each training seed, on the tasks that all of them played.
+
+    Raises ScoreError where the settings differ, or too little was shared.
+    """
+    means: list[tuple[TaskMeans, TaskMeans]] = []
+    for first, second in pairs:
+        if theirs := decisive(differing(flat_settings(first.settings), flat_settings(second.settings))):
+            raise ScoreError(f"played otherwise: {describe(theirs)}")
+        check_hashes(*({one.task.task_id: one.task.sha256 for one in run.episodes} for run in (first, second)))
+        means.append((task_means(first.episodes), task_means(second.episodes)))
+    played = [set(run) for pair in means for run in pair]
+    shared = set[str].intersection(*played) if played else set()
+    if not shared:
+        raise ScoreError("no task in common" if pairs else "no training seed in common")
+    value = rise(*([{task: run[task] for task in shared} for run in side] for side in zip(*means, strict=True)))
+    short = "" if all(tasks == shared for tasks in played) else f", {len(shared)} shared tasks"
+    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]{short}"
 
 
 def read_folder(folder: Path) -> dict[str, PackedResult]:
@@ -83,7 +139,7 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
         title = str(result.settings["panel"]) + (f", preset {preset}" if preset else "")
         found.setdefault(title, {})[name] = result
     return [
-        Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -row[1].scores["overall"]["avg"]["mean"])))
+        Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -_success(row[1]))))
         for title, rows in sorted(found.items())
     ]
 
@@ -112,7 +168,10 @@ def page(groups: Sequence[Group], title: str) -> str:
     """One self-contained page."""
     body, data = [], []
     for group in groups:
-        body.append(f"<h2>{escape(group.title)}</h2>{_html(group.table(), links=True)}")
+        body.append(f"<h2>{escape(group.title)}</h2>")
+        if (methods := group.by_method()) is not None:
+            body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods, links=False)}<h3>Every run</h3>")
+        body.append(_html(group.table(), links=True))
         if (pairs := group.paired()) is not None:
             table, notes = pairs
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table, links=False)}")
@@ -165,7 +224,8 @@ def as_markdown(groups: Sequence[Group], level: str = "##") -> str:
     """The tables in Markdown, each below a heading of this level."""
     parts = []
     for group in groups:
-        parts += [f"{level} {group.title}", markdown(group.table())]
+        methods = group.by_method()
+        parts += [f"{level} {group.title}", *([] if methods is None else [markdown(methods)]), markdown(group.table())]
         if (pairs := group.paired()) is not None:
             parts += [markdown(pairs[0]), *pairs[1]]
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,8 @@ import pytest
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import packed
 from turngym.agents.evaluation.packed_file import PackedResult
-from turngym.agents.evaluation.scores import compare
+from turngym.agents.evaluation.scores import compare, score
+from turngym.agents.evaluation.seeds import over_seeds
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped
 
@@ -73,8 +74,62 @@ def test_differences_are_paired_where_tasks_and_settings_are_the_same(results: d
     assert known.mean < 0
     assert cells["expert"]["team/noisy"].startswith(f"{-100 * known.mean:+.1f}")
     assert cells["expert"]["hasty"] == "-"
-    assert "expert and hasty were played otherwise: make.max_turns 24 and 3" in notes
+    assert "expert and hasty: played otherwise: make.max_turns 24 and 3" in notes
     assert grouped(results)[1].paired() is None
+
+
+def test_tasks_that_both_played_are_compared(results: dict[str, PackedResult]) -> None:
+    expert, noisy = results["expert"], results["team/noisy"]
+    few = replace(expert, episodes=expert.episodes[:3])
+    found = grouped({"few": few, "noisy": noisy})[0].paired()
+    assert found is not None
+    tasks = {one.task.task_id for one in few.episodes}
+    known = compare(few.episodes, [one for one in noisy.episodes if one.task.task_id in tasks])
+    assert found[0][1][1][1] == (
+        f"{100 * known.mean:+.1f} [{100 * known.low:+.1f}, {100 * known.high:+.1f}], 3 shared tasks"
+    )
+    assert found[1] == []
+
+
+def played(results: dict[str, PackedResult], *wins: bool) -> PackedResult:
+    """The expert's result with other outcomes, one for each of its four tasks."""
+    one = results["expert"]
+    episodes = tuple(replace(episode, success=won) for episode, won in zip(one.episodes, wins, strict=True))
+    return replace(one, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
+
+
+def test_training_seeds_of_a_method_stand_together(results: dict[str, PackedResult]) -> None:
+    named = {
+        "a-seed0": played(results, True, True, False, False),
+        "a-seed1": played(results, True, True, True, True),
+        "b-seed1": played(results, True, False, False, False),
+        "b-seed0": played(results, False, False, True, False),
+        "expert": results["expert"],
+        "c-seed7": played(results, False, False, False, False),
+        "c-seed8": played(results, False, False, False, True),
+    }
+    (group,) = grouped(named)
+    table = group.by_method()
+    assert table is not None
+    rows = {row[0]: row[1:] for row in table[1]}
+    assert list(rows) == ["expert", "a", "b", "c"]
+    # a: 50 and 100 %; standard deviation 50 / sqrt(2)
+    assert rows["a"][0] == "2"
+    assert rows["a"][1].startswith("75.0 [")
+    assert rows["a"][2:6] == ["35.4", "50.0", "100.0", "4"]
+    assert rows["expert"][0] == "1"
+    assert rows["expert"][2] == "-"
+    found = group.paired()
+    assert found is not None
+    cells = {row[0]: dict(zip(found[0][0][1:], row[1:], strict=True)) for row in found[0][1]}
+    # b minus a, seed by seed: 25 - 50 and 25 - 100
+    seeds = [[-1, -1, 1, 0], [0, -1, -1, -1]]
+    known = over_seeds([dict(zip("abcd", map(float, seed), strict=True)) for seed in seeds], low=-1, high=1)
+    assert cells["b"]["a"] == f"-50.0 [{100 * known.low:+.1f}, {100 * known.high:+.1f}]"
+    assert cells["a"]["expert"].startswith("-25.0 [")
+    assert cells["c"]["a"] == "-"
+    assert "a and c: no training seed in common" in found[1]
+    assert grouped({"a-seed0": named["a-seed0"], "expert": named["expert"]})[0].by_method() is None
 
 
 def test_page_csv_and_markdown(
