@@ -29,7 +29,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.task import Task
-from turngym.envs.core.trace import read_trace
+from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.train_config import RolloutConfig
 
@@ -105,7 +105,8 @@ def open_demonstrations(
 
 
 def _recorded(path: Path, keep: DemonstrationFilter, stage: DemonstrationStage) -> RecordedDemonstrator:
-    episodes: list[Episode] = read_trace(path)[0]
+    # the ids may be another tokenizer's, but none may be negative
+    episodes = read_episodes(path, vocabulary=1 << 31)
     assert_disjoint([episode.task for episode in episodes], stage.held_out)
     found = RecordedDemonstrator.of(episodes, keep)
     tasks = set(stage.env.task_ids())

@@ -116,8 +116,8 @@ def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: 
     except Exception as error:
         pipe.send(("failed", picklable(error)))
         return
-    pipe.send(("ready", engine.max_length))
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
+        pipe.send(("ready", engine.max_length))
         while True:
             what, value = pipe.recv()
             if what == "stream":
@@ -135,6 +135,8 @@ def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: 
             elif what == "version":
                 engine.weights_changed(value)
             # a `stop` that arrives after its row has ended is ignored
+    # a parent that was killed cannot remove the file, which would take memory for good
+    path.unlink(missing_ok=True)
 
 
 class _TokenSender:

@@ -6,10 +6,12 @@ processes on this machine, and `pack` pickles what is sent to them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -334,23 +336,22 @@ def serve(pipe: Any, threads: int) -> None:
     # set before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
-    worker = Worker()
-    while True:
-        try:
+    worker, folders = Worker(), set[Path]()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
             method, args = pipe.recv()
-        except (EOFError, OSError):
-            worker.close()
-            return
-        try:
-            # a path stands for a shared payload
-            plain = [arg.read_bytes() if isinstance(arg, Path) else arg for arg in args]
-            answer: tuple[bool, Any] = (True, getattr(worker, method)(*plain))
-        except Exception as error:
-            answer = (False, picklable(error))
-        try:
+            try:
+                # a path stands for a shared payload
+                folders |= {arg.parent for arg in args if isinstance(arg, Path)}
+                plain = [arg.read_bytes() if isinstance(arg, Path) else arg for arg in args]
+                answer: tuple[bool, Any] = (True, getattr(worker, method)(*plain))
+            except Exception as error:
+                answer = (False, picklable(error))
             pipe.send(answer)
-        except OSError:
-            return
+    worker.close()
+    # a parent that was killed cannot remove its payloads
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def picklable(error: Exception) -> Exception:

@@ -6,6 +6,8 @@ hold a key without being wrong (the query of an address, a field of a request's 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,26 +16,35 @@ from typing import Any
 from turngym.envs.core.errors import TurngymError
 
 HIDDEN = "***"
-_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#@\"']+@")
+# a password may hold any character; what a port follows is no user
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#@\"']+|[^\s/?#@\"'\[]*:(?!\d+[/?#])[^\s@\"']+)@")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'\\]+\?)[^\s#\"'\\]+", re.IGNORECASE)
+# tokens of a tokenizer (`eos_token`) are none; `apiKey` and `accessToken` are written without a joint
 _NAME = (
-    r"(?:[\w-]*[_-])?(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credentials?"
-    r"|(?:access|auth|bearer|session)[_-]?token)|token|key"
+    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret)?key|(?:access|api|auth|bearer|session)token|secret"
+    r"|passw(?:or)?d|pwd|passphrase|auth|authorization|bearer|cookie|credentials?|signature)"
+    r"|(?:(?!(?:bos|eos|pad|unk|stop|end|start|sep|cls|mask)[_-])[\w-]*[_-])?token"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 # a field of JSON, or of a dict as Python writes it, inside of any text
-_FIELD = re.compile(rf"(\\?[\"'](?:{_NAME})\\?[\"']\s*:\s*)(\\?[\"'])((?:(?!\2).)*)\2", re.IGNORECASE)
+_FIELD = re.compile(rf"(\\?[\"'](?:{_NAME})\\?[\"']\s*:\s*)(\\?[\"'])(?:(?!\2)\\.|(?!\2).)*\2", re.IGNORECASE)
 
 
 def redacted(value: Any) -> Any:
     """`value` as it may be written: texts, and those inside of mappings and sequences, without what may be a key."""
     if isinstance(value, str):
+        if value.startswith(("{", "[")):
+            with contextlib.suppress(ValueError, RecursionError):
+                parsed = json.loads(value)
+                hidden = redacted(parsed)
+                return value if hidden == parsed else json.dumps(hidden, ensure_ascii=False)
         text = _QUERY.sub(rf"\1{HIDDEN}", _CREDENTIALS.sub(f"{HIDDEN}@", value))
-        return _FIELD.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}{found[2]}", text)
+        return _FIELD.sub(rf"\1\2{HIDDEN}\2", text)
     if isinstance(value, Mapping):
         hide = {name for name in value if isinstance(name, str) and _SECRET_NAME.fullmatch(name)}
         return {
-            name: HIDDEN if name in hide and isinstance(item, str) else redacted(item) for name, item in value.items()
+            name: HIDDEN if name in hide and item is not None and not isinstance(item, bool) else redacted(item)
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
         return type(value)(map(redacted, value))

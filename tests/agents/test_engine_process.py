@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,21 @@ def request(name: str, *ids: int, count: int = 12) -> GenerateRequest:
 
 def model(seed: int = 0) -> Any:
     return tiny_qwen3(32, width=16, layers=1, heads=2, max_length=256, seed=seed)
+
+
+LEAVES = """if True:
+    import sys
+    from turngym.agents.executor.engine_process import EngineProcess
+    from turngym.agents.executor.processes import LocalWorkers
+    from turngym.trainers.models import tiny_qwen3
+    engine, workers = EngineProcess(tiny_qwen3(32, width=16, layers=1, heads=2)), LocalWorkers(1)
+    handle = workers.share(b"payload")
+    workers.call(0, "no method", handle)  # read all the same
+    workers.wait(60.0)
+    print(engine._path, handle, sep="\\n", flush=True)
+    sys.stdin.read()
+"""
+"""Says which files two kinds of children read, and waits."""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +127,20 @@ def test_closing_ends_the_process_and_gives_the_memory_back(engine: EngineProces
     assert not path.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, 0)
+
+
+def test_what_a_killed_process_leaves_is_removed() -> None:
+    """Weights lie in memory, payloads in a temporary folder; the processes that map or read them remove them."""
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", LEAVES]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        left = [Path(parent.stdout.readline().strip()) for _ in range(2)]
+        assert all(path.is_file() for path in left)
+        parent.kill()
+    end = time.monotonic() + 60
+    while any(path.exists() for path in left) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [path for path in left if path.exists()]
 
 
 def test_a_skeleton_is_small_and_its_tied_head_stays_tied() -> None:

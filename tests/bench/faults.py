@@ -41,7 +41,8 @@ class Options:
     kills: int = 2
     """Kills (SIGKILL) for each kind of work."""
     soak: int = 4
-    """Kills among a trainer, a server and its client that work at the same time."""
+    """Kills among a trainer, a server and its client that work at the same time; then as many among a proxy that learns
+    and its client."""
     twice: int = 2
     """Second starts for each kind of work."""
     evaluations: int = 300
@@ -97,9 +98,10 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
 
         yield from kills(scratch / "kills", options.kills, options.seed)
     if "soak" in options.only:
-        from killed_soak import soak
+        from killed_soak import learning_soak, soak
 
         yield from soak(scratch / "soak", options.soak, options.seed)
+        yield from learning_soak(scratch / "soak", options.soak, options.seed)
     if "twice" in options.only:
         from killed_work import second_starts
 

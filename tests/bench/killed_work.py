@@ -73,6 +73,11 @@ class Started:
         self._process.kill()
         self.end()
 
+    def terminate(self, seconds: float) -> Done:
+        """Asks the process to end, as SIGTERM does, and kills it after `seconds`."""
+        self._process.terminate()
+        return self.end(seconds)
+
     def end(self, seconds: float | None = None) -> Done:
         """Waits until the process ends, and kills it after `seconds`."""
         self._process.join(seconds)

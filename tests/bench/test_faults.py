@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ import killed_work
 import numpy as np
 import pytest
 from damaged_files import Reading, Target, flip_target, judge
+from hostile_server import HEAD, MISCHIEF, Hostile, Send, hostile_server
 from killed_work import Done, Started
 
+from turngym.agents.proxy.turn_records import Recorder, read_records
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.guard import ActionGuard
@@ -107,33 +112,98 @@ def test_work_that_is_started_twice_or_killed_loses_nothing(kind: str, tmp_path:
 @pytest.mark.long
 def test_a_trainer_a_server_and_its_client_are_killed_while_all_work(tmp_path: Path) -> None:
     (tally,) = killed_soak.soak(tmp_path, 4, seed=1)
-    assert tally.outcomes == {"killed": 4, "training equal": 1, "client equal": 1, "records whole": 1}, tally.notes
+    assert tally.outcomes == {"killed": 4, "training equal": 1, "client equal": 1, "records whole": 2}, tally.notes
+
+
+@pytest.mark.long
+def test_a_proxy_that_learns_is_killed_and_keeps_its_promises(tmp_path: Path) -> None:
+    """And promises that are broken afterwards, by hand, are found out."""
+    broken, _ = killed_soak.learning_round(tmp_path, 3, 4.0, np.random.default_rng(5))
+    assert broken == []
+    server, client = tmp_path / "server", tmp_path / "eval" / "trace.jsonl"
+    records = list(read_records(server))
+    used = {key for one in records if one["kind"] in ("trained", "unused") for key in one["sessions"]}
+    waiting = len({one["session"] for one in records if one["kind"] == "turn" and one["main"]} - used)
+    last = max(place for place, one in enumerate(records) if one["kind"] == "trained")
+    answer = read_trace(client)[0][-1].turns[-1].response
+    told = [place for place, one in enumerate(records) if one["kind"] == "turn" and one["text"] == answer]
+
+    def said(of_all: int | None = None, *, without: Sequence[int] = (), again: Sequence[int] = ()) -> str:
+        """What is broken once some records are missing, or stand there again."""
+        shutil.copytree(tmp_path, other := tmp_path.with_name("other"))
+        (other / "server" / "records.jsonl").unlink()
+        recorder = Recorder(other / "server")
+        for place, one in enumerate(records):
+            for _ in range((place not in without) + (place in again)):
+                recorder.write(one)
+        recorder.close()
+        found = killed_soak.broken_promises(other, waiting if of_all is None else of_all)
+        shutil.rmtree(other)
+        return "; ".join(found)
+
+    assert said() == ""
+    assert f"are used and {waiting + 1} wait" in said(waiting + 1)
+    assert "is used at steps" in said(again=[last])
+    assert "saved" in said(without=[last])
+    assert "not in the records: {" in said(without=told)
+
+
+@pytest.mark.parametrize(
+    ("open_sessions", "to_judge", "ready", "settled"),
+    [(0, 0, 7, True), (0, 0, 8, False), (1, 0, 0, False), (0, 1, 0, False)],
+)
+def test_when_a_proxy_has_settled(open_sessions: int, to_judge: int, ready: int, settled: bool) -> None:
+    training = {"to_judge": to_judge, "sessions_to_judge": 0, "ready_turns": ready}
+    body = json.dumps({"sessions": {"open": open_sessions}, "training": training}).encode()
+    health: dict[str, Any] = {}
+
+    def answer(hostile: Hostile, send: Send) -> None:
+        send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MISCHIEF, "settles", answer)
+        with hostile_server("settles") as server:
+            port = int(server.url.rpartition(":")[2])
+            assert killed_soak.has_settled(port, health) == settled
+    assert health["training"] == training
+    assert not killed_soak.has_settled(port, health)  # nobody is there
 
 
 def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calm: dict[str, Any] = {"training": [[[1, 0.5]], "abc"], "client": [["a", [True, ["look"]]]], "server": []}
-    well, ill = Done(0, ""), Done(2, "no checkpoint")
-    rounds = iter(
-        [
-            ({"training": well, "client": well}, calm, 60.0),
-            ({"training": well, "client": well}, {**calm, "training": [[[1, 0.5]], "abd"]}, 60.0),
-            ({"training": ill, "client": well}, {**calm, "training": [], "server": ["line 3"]}, 60.0),
-        ]
-    )
-    asked: list[tuple[str, int, float]] = []
+    ill = Done(2, "no checkpoint")
+    all_well = dict.fromkeys(("training", "client", "server"), Done(0, ""))
+    ended = iter([all_well, all_well, {**all_well, "training": ill}])
+    found = iter([calm, {**calm, "training": [[[1, 0.5]], "abd"]}, {**calm, "training": [], "server": ["line 3"]}])
+    asked: list[tuple[int, float]] = []
 
-    def run_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> object:
-        place.mkdir(parents=True)
-        asked.append((place.name, kills, pause))
-        return next(rounds)
+    def run_round(argv: dict[str, list[str]], kills: int, pause: float, rng: np.random.Generator) -> object:
+        Path(argv["training"][argv["training"].index("--out") + 1]).mkdir(parents=True)
+        asked.append((kills, pause))
+        return next(ended), 60.0
 
     monkeypatch.setattr(killed_soak, "run_round", run_round)
+    monkeypatch.setattr(killed_soak, "outcome", lambda place: next(found))
     (tally,) = killed_soak.soak(tmp_path, 10, seed=0)
-    assert asked == [("calm", 0, 0.0), ("round_0", 8, 7.5), ("round_1", 2, 7.5)]
-    expected = {"killed": 10, "differs": 1, "client equal": 2, "records whole": 1, "cannot go on": 1, "damaged": 1}
+    assert asked == [(0, 0.0), (8, 7.5), (2, 7.5)]
+    expected = {"killed": 10, "differs": 1, "client equal": 2, "records whole": 2, "cannot go on": 1, "damaged": 1}
     assert (tally.outcomes, tally.failures) == (expected, 3)
-    assert "round 0, training" in tally.notes[0]
+    assert "round 1, training" in tally.notes[0]
     assert "no checkpoint" in tally.notes[1]
+
+
+def test_what_a_soak_of_a_learning_proxy_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = iter([[], ["lost", "twice"], []])
+
+    def learning_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> object:
+        place.mkdir(parents=True)
+        return next(broken), 40.0 if pause == 0.0 else 0.0
+
+    monkeypatch.setattr(killed_soak, "learning_round", learning_round)
+    (tally,) = killed_soak.learning_soak(tmp_path, 9, seed=0)
+    assert (tally.outcomes, tally.failures) == ({"killed": 9, "held": 2, "broken": 1}, 1)
+    assert tally.notes == ["kill -9 while a proxy learns: broken: round 1: lost; twice"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_run_goes_on_or_begins_anew(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from turngym.envs.core.settings import read_toml, write_config
 from turngym.scripts.main import main
 
 MARK = "S3CRETMARK"
+ALL_HIDDEN = '{"hf_token": "***", "Cookie": "***", "auth": "***"}'
 STUDENT = str(load_world("alfworld").checkpoint("student"))
 
 
@@ -40,6 +41,13 @@ STUDENT = str(load_world("alfworld").checkpoint("student"))
         (f"{{'headers': {{'Authorization': 'Bearer {MARK}'}}}}", "{'headers': {'Authorization': '***'}}"),
         ('{"max_tokens": "3", "stop": "x", "keys": "k"}', '{"max_tokens": "3", "stop": "x", "keys": "k"}'),
         ("is it true? http://host/v1, or not? a@b.c", "is it true? http://host/v1, or not? a@b.c"),
+        (f"http://user:a/{MARK}#1@host/v1", "http://***@host/v1"),
+        ("http://host:80/@ann http://[::1]:80/@ann", "http://host:80/@ann http://[::1]:80/@ann"),
+        (f'{{"api_key": ["{MARK}"], "password": 123456}}', '{"api_key": "***", "password": "***"}'),
+        (json.dumps({"api_key": f'a"{MARK}'}), '{"api_key": "***"}'),
+        (f'said {{"api_key": "a\\"{MARK}"}}', 'said {"api_key": "***"}'),
+        (f'{{"hf_token": "{MARK}", "Cookie": "a={MARK}", "auth": {{"x": "{MARK}"}}}}', ALL_HIDDEN),
+        ('{"eos_token": "</s>",  "key": null, "token": true}', '{"eos_token": "</s>",  "key": null, "token": true}'),
     ],
 )
 def test_what_may_be_a_key_is_hidden_and_nothing_else(text: str, kept: str) -> None:
