@@ -399,7 +399,8 @@ def _print(command: Print) -> int:
             print(printable("\n".join(lines)))
         episodes += 1
         won += episode.success
-    print(f"{episodes} episodes, {won} won")
+    more = "" if command.turns or command.prompt else " (--turns prints what was said)"
+    print(f"{episodes} {'episode' if episodes == 1 else 'episodes'}, {won} won{more}")
     return 0
 
 

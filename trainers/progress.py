@@ -80,6 +80,9 @@ class LiveProgress:
         """Training steps of this call, those of them without an update, and those in which an episode succeeded."""
         self._first: tuple[int, float] | None = None
         """The first step of this process that ended, and when: what comes before it is loading."""
+        self._ended = 0.0
+        """When the latest step ended."""
+        self._printed = ""
 
     def __enter__(self) -> Self:
         self.bar.start() if self.console.is_terminal else self.lines.__enter__()
@@ -89,7 +92,7 @@ class LiveProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop() if self.console.is_terminal else self.lines.__exit__()
-        self.console.print(f"{self.title}: {describe(self.latest)}", highlight=False)
+        self._print(describe(self.latest))
         if kind is None:
             for text in self.hints():
                 self.console.print(f"{self.title}: {text}", highlight=False)
@@ -100,7 +103,8 @@ class LiveProgress:
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.latest.update(row)
-        self._first = self._first or (row["step"], time.monotonic())
+        self._ended = time.monotonic()
+        self._first = self._first or (row["step"], self._ended)
         if row["kind"] == "train":
             self._steps, self._solved = self._steps + 1, self._solved + bool(row.get("success"))
             if row.get("episodes") == 0:
@@ -110,7 +114,13 @@ class LiveProgress:
         # without "step N", which the bar counts itself
         self.bar.update(self.task, completed=row["step"], pace=self.pace(), numbers=text.partition("  ")[2])
         if not self.console.is_terminal and (row["kind"] == "eval" or row["step"] % self.every == 0):
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        # the last step's line may be what a run ends with
+        if text != self._printed:
             self.console.print(f"{self.title}: {text}", highlight=False)
+        self._printed = text
 
     def hints(self) -> list[str]:
         """What may help, where steps made no update or answers were cut or could not be read."""
@@ -152,8 +162,9 @@ class LiveProgress:
         step = self.latest.get("step", 0)
         if self._first is None or step <= self._first[0]:
             return ""
-        each = (time.monotonic() - self._first[1]) / (step - self._first[0])
-        return f"{clock(each)} a step, about {clock(each * (self.total - step))} left"
+        each = (self._ended - self._first[1]) / (step - self._first[0])
+        left = each * (self.total - step) - (time.monotonic() - self._ended)
+        return f"{clock(each)} a step, about {clock(max(left, 0.0))} left"
 
 
 def without_update(row: Mapping[str, Any]) -> str:

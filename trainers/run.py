@@ -132,7 +132,8 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
     models = config.models
     if models.resume:
         path = models.out / FILE
-        if not path.exists() or read_toml(path).get("steps", config.run.steps) == config.run.steps:
+        # a run may have been killed between its first checkpoint and this file
+        if path.exists() and read_toml(path).get("steps", config.run.steps) == config.run.steps:
             return
         config = replace(config, models=replace(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}

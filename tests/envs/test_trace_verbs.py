@@ -97,10 +97,12 @@ def test_print(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trace.main(["print", "--status", "truncated_turns", "--category", "cool", str(file)]) == 0
     out, err = capsys.readouterr()
     assert "lost truncated_turns    2 turns  return +0.00  cool     train/cool/1 sample 1" in out
-    assert out.endswith("1 episodes, 0 won\n")
+    assert out.endswith("1 episode, 0 won (--turns prints what was said)\n")
     assert f"{file}: skipped line 4: torn" in err
     assert trace.main(["print", str(file), "--turns", "--width", "5", "--limit", "1"]) == 0
-    assert "[1] policy (ok, reward 1, stop)\n    <thin... (35 characters)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "[1] policy (ok, reward 1, stop)\n    <thin... (35 characters)" in out
+    assert out.endswith("1 episode, 1 won\n")
 
 
 def test_any_text_can_be_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,10 @@ def test_a_finished_run_gets_more_steps_and_its_folder_says_so(models: Path, tmp
     written = (out / "config.toml").read_text()
     train.main([*options, "--steps", "1", "--resume"])
     assert (out / "config.toml").read_text() == written
+    # as if it had been killed between its first checkpoint and this file
+    (out / "config.toml").unlink()
+    train.main([*options, "--steps", "1", "--resume"])
+    assert read_toml(out / "config.toml")["steps"] == 1
     train.main([*options, "--steps", "2", "--resume"])
     assert [row["step"] for row in read_metrics(out)] == [1, 2]
     again = read_toml(out / "config.toml")

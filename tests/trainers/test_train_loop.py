@@ -242,9 +242,11 @@ def test_progress_is_plain_lines_away_from_a_terminal() -> None:
             progress.phase("update")
             progress.row({"step": step, "kind": "train", "loss": 1 / step, "success": 0.25, "depth/cap": 7})
         progress.row({"step": 20, "kind": "eval", "eval/avg": 0.31})
-    lines = progress.console.file.getvalue().splitlines()
-    assert lines[0] == "turnopd: step 10  loss 0.100  success 25%  depth 7"
-    assert lines[-1] == "turnopd: step 20  loss 0.050  success 25%  depth 7  Avg 31.0%"
+    assert progress.console.file.getvalue().splitlines() == [
+        "turnopd: step 10  loss 0.100  success 25%  depth 7",
+        "turnopd: step 20  loss 0.050  success 25%  depth 7",
+        "turnopd: step 20  loss 0.050  success 25%  depth 7  Avg 31.0%",
+    ]
     assert describe({}) == "step 0"
 
 
