@@ -118,8 +118,11 @@ def find_model(folder: str | Path) -> Path:
             f"there is no folder {folder}. If that is a model on the Hugging Face hub, get it first: "
             f"`hf download {folder} --local-dir {path.name}`, and name the folder {path.name}"
         )
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ModelError(f"there is no folder {folder}.{did_you_mean(path.name, beside, 1)}")
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    beside = [one.name for one in found if one.suffix == ".gguf" or (one.is_dir() and not one.name.startswith("."))]
+    near = did_you_mean(path.name, beside, 1, cutoff=0.6)
+    what = " A model is a folder with config.json, model.safetensors and a tokenizer."
+    raise ModelError(f"there is no folder {folder}.{near or what}")
 
 
 def base_model(folder: Path) -> Path | None:

@@ -126,7 +126,9 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("/no/such", r"there is no folder /no/such\.$"),
+        ("/no/such", r"there is no folder /no/such\. A model is a folder with config\.json"),
+        # a file of that name would be no model
+        ("note.txt", r"there is no folder note\.txt\. A model is a folder"),
         ("runs/stduent", r"there is no folder runs/stduent\. Did you mean 'student'\?$"),
         (
             "Qwen/Qwen3-0.6B",
