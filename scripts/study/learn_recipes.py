@@ -143,6 +143,10 @@ def hinted(algorithm: Literal["opd-hints", "prm-opd"]) -> Recipe:
 RECIPES: Mapping[str, Recipe] = {
     # long failures would outweigh short successes if every token counted the same
     "grpo": Recipe(algorithm="grpo", words=(*REWARD, "--grpo.weight", "trajectory")),
+    # without the KL to the start, as grpo's row: the turns' own advantage is what differs
+    "gigpo": Recipe(
+        algorithm="gigpo", control="grpo", words=(*REWARD, "--gigpo.weight", "trajectory", "--gigpo.kl-coef", "0")
+    ),
     "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=(*REWARD, "--luffy.weight", "trajectory")),
     # a judge who neither rewards nor punishes what is merely possible teaches to walk about (docs/learn.md)
     "prm-rl": Recipe(
@@ -154,6 +158,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
     "opd-hints": replace(hinted("opd-hints"), start="hints", control="opd-from-hints"),
+    "prm-opd": replace(hinted("prm-opd"), start="hints", control="opd-hints"),
     "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),
     "turnopd": Recipe(algorithm="turnopd", control="opd", teacher=True, words=DISTIL),
     "tcod": Recipe(
@@ -167,6 +172,13 @@ RECIPES: Mapping[str, Recipe] = {
             "search": ("--tcod.schedule.eta", "2"),
         },
     ),
+    "loopstop": Recipe(algorithm="loopstop", control="opd", teacher=True, words=DISTIL),
+    "guided-opd": Recipe(algorithm="guided-opd", control="opd", teacher=True, words=DISTIL),
+    "sage-opd": Recipe(
+        algorithm="sage-opd", control="opd", teacher=True, expert=True, words=(*DISTIL, "--judge", "expert")
+    ),
+    "atod": Recipe(algorithm="atod", control="opd", teacher=True, words=REWARD),
+    "grpo-opd": Recipe(algorithm="grpo-opd", control="opd", teacher=True, words=REWARD),
     "grpo-kd": Recipe(algorithm="grpo-kd", control="opd", teacher=True, words=REWARD),
     "grpo-minillm": Recipe(
         algorithm="grpo-minillm", control="grpo-kd", teacher=True, text=True, words=(*REWARD, *TEXT)
