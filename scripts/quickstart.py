@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import tyro
@@ -20,6 +21,7 @@ from turngym.agents.executor.options import available_cores
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import Job, Runner
@@ -91,10 +93,12 @@ class Plan:
     def jobs(self) -> list[Job]:
         """The methods, then the evaluations: nothing is played while every core trains, which would distort times.
 
-        Raises TurngymError if the panel or a model does not exist.
+        Raises TurngymError if the panel, a model or what training needs does not exist.
         """
         for model in (self.teacher, self.student):
             find_model(model)
+        if "lora" in self.world.distill.settings and find_spec("peft") is None:
+            raise TurngymError(f"{self.world.name} trains low-rank adapters: pip install 'turngym[lora]'")
         trained = [self._training(method) for method in self.options.methods]
         played = [
             self._evaluation(name, model, self.out / "eval" / name)

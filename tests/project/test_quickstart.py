@@ -14,7 +14,7 @@ from turngym.agents.worlds import WORLDS, load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
-from turngym.scripts import main
+from turngym.scripts import main, quickstart
 from turngym.scripts.quickstart import Plan, Quickstart
 from turngym.trainers.metrics import read_metrics
 
@@ -90,6 +90,10 @@ def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
     assert main.main(["quickstart", "--env", "alfworld-smollm2"]) == 2
     assert "python3 scripts/bootstrap.py smollm2" in capsys.readouterr().err
     (tmp_path / "models" / "smollm2").mkdir(parents=True)
+    monkeypatch.setattr(quickstart, "find_spec", {"peft": None}.get)
+    assert main.main(["quickstart", "--env", "alfworld-smollm2"]) == 2
+    assert "alfworld-smollm2 trains low-rank adapters: pip install 'turngym[lora]'" in capsys.readouterr().err
+    monkeypatch.setattr(quickstart, "find_spec", {"peft": "there"}.get)
     jobs = Plan.of(Quickstart(env="alfworld-smollm2", out=tmp_path / "run", methods=("turnopd",))).jobs()
     assert [job.steps for job in jobs] == [60, 100, 100, 100]
     # trained on short episodes, evaluated on the panel's own
