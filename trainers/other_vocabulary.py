@@ -225,12 +225,14 @@ class _Reading:
         return [TopK(ids=row, logp=logp) for row, logp in pairs]
 
     def logprobs(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> list[NDArray[np.float32]]:
-        """The teacher's log-probability of each label: the tokens of a span share that of the span. Tokens in no span
-        have the student's own, from which nothing is learned."""
+        """The teacher's log-probability of each label: the student's own, and an equal part of what the two differ by
+        over the span. Tokens in no span have the student's own alone, from which nothing is learned."""
         self._check(ids, positions)
         logp_N = np.concatenate(self.student.logprobs(ids, positions))
         for span, logq in zip(self.spans, self._logq(range(len(self.spans))), strict=True):
-            logp_N[span.first : span.first + span.count] = logq / span.count
+            own = logp_N[span.first : span.first + span.count]
+            # one token must come out as the teacher gave it, to the last bit
+            own[:] = logq if span.count == 1 else own + (logq - own.sum(dtype=np.float64)) / span.count
         return np.split(logp_N, np.cumsum([len(where) for where in positions])[:-1])
 
     def gather(

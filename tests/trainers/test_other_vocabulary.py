@@ -362,14 +362,18 @@ def test_nobody_asks_the_student_where_all_ids_have_a_partner() -> None:
     assert student.asked == []
 
 
-def test_the_tokens_of_a_span_share_its_probability() -> None:
+def test_the_tokens_of_a_span_share_what_the_two_differ_by() -> None:
     played = [episode(["go to shelf"])]
     teacher, student = Table(-0.01, []), Table(-0.02, [])
     scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
     found = other(SampledAdvantage())(pack(played), played, scorers)
-    go, shelf = -0.01 * THEIR_ID["go to "], -0.01 * THEIR_ID["shelf"]
+    go, to = -0.02 * ID["go "], -0.02 * ID["to "]
+    part = (-0.01 * THEIR_ID["go to "] - go - to) / 2
     assert found.label_logp_N is not None
-    np.testing.assert_allclose(found.label_logp_N, [go / 2, go / 2, shelf, -0.01 * THEIR_ID["<|end|>"]], rtol=1e-6)
+    shelf, end = -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]
+    np.testing.assert_allclose(found.label_logp_N, [go + part, to + part, shelf, end], rtol=1e-6)
+    # each token is pushed alike, and not at all where both give the span the same probability
+    np.testing.assert_allclose(found.advantage_N[:2], [part, part], rtol=1e-5)  # type: ignore[index]
     assert "vocabulary/exact_mass" not in found.log
 
 
