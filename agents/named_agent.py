@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.models import file_hashes, load_policy, trained_on
+from turngym.agents.models import file_hashes, load_policy, load_tokenizer, trained_on
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
@@ -169,15 +169,26 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
         system=system,
         chat=describe(settings),
         temperature=options.temperature,
-        fingerprint=content_hash(
-            {"files": file_hashes(folder), "settings": settings.identity}
+        fingerprint=_fingerprint(
+            folder,
+            settings,
             # another engine draws other episodes from the same seed
-            | ({"engine": "sglang"} if servers.policy_server else {})
-            | ({"examples": examples.identity} if examples.identity else {})
-        )[:16],
+            **({"engine": "sglang"} if servers.policy_server else {}),
+            **({"examples": examples.identity} if examples.identity else {}),
+        ),
         dtype=None if servers.policy_server else options.dtype,
         examples=examples,
     )
+
+
+def _fingerprint(folder: str | Path, settings: ChatSettings, **more: Any) -> str:
+    return content_hash({"files": file_hashes(folder), "settings": settings.identity, **more})[:16]
+
+
+def model_fingerprint(folder: str | Path, env: TextEnv) -> str:
+    """The `fingerprint` of `model:FOLDER` with its own chat settings in `env`; the weights are not loaded."""
+    settings = complete_settings(ChatSettings.load(folder), load_tokenizer(folder), env.tool)
+    return _fingerprint(folder, settings)
 
 
 def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples:

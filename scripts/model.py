@@ -1,8 +1,9 @@
-"""Make a model folder of a GGUF file or of a LoRA adapter and its base, or verify that files are as they were written.
+"""Make a model folder of a GGUF file, a LoRA adapter or the mean of checkpoints, or verify that files are as written.
 
 Examples:
     turngym model import SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
     turngym model merge runs/lora/checkpoints/step_000100/model --out models/student
+    turngym model average runs/turnopd --last 4
     turngym model verify runs/turnopd
     turngym model verify runs/turnopd/checkpoints/step_000100/model
 """
@@ -14,9 +15,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
+from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.packed import evaluate_as
+from turngym.agents.evaluation.play_panel import EvalResult
+from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
@@ -50,6 +56,19 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """Write the mean of the weights of a run's last checkpoints to RUN/average/model, and let it play the run's last
+    evaluation into RUN/average; `turngym report` shows it beside the run. Train with --keep-checkpoints 4 for it."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a training run."""
+    last: int = 4
+    """Checkpoints whose weights count alike."""
+    evaluate: bool = True
+    """Play; --no-evaluate only writes the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
     """Compare every file with its checksum, whatever its size; status 1 if any differs."""
 
@@ -60,7 +79,7 @@ class Verify:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym model` with `argv` (without the verb itself)."""
     return run_verb(
-        {Import: _import, Merge: _merge, Verify: _verify_all},
+        {Import: _import, Merge: _merge, Average: _average, Verify: _verify_all},
         argv,
         prog="turngym model",
         description=(__doc__ or "").split("\n")[0],
@@ -74,6 +93,13 @@ def _import(command: Import) -> int:
 def _merge(command: Merge) -> int:
     merge(command.adapter, command.out, base=command.base)
     return _made(command.out)
+
+
+def _average(command: Average) -> int:
+    model = average(command.run, last=command.last)
+    if command.evaluate:
+        print(evaluate_average(command.run))
+    return _made(model)
 
 
 def _made(folder: Path) -> int:
@@ -100,16 +126,62 @@ def merge(adapter: Path, out: Path, *, base: Path | None = None) -> None:
     assert source is not None  # there is an adapter
     model = load_model(source)
     merge_adapter(model, adapter)
+    _write(model, out, source, adapter)
+
+
+def _write(model: Any, out: Path, *folders: Path) -> None:
+    """Write `model` to the new folder `out`, with tokenizer, template and chat settings of `folders`, the later ones'
+    where several have them."""
     unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a merge that was interrupted
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a command that was interrupted
     model.save_pretrained(unfinished)
-    # tokenizer, template and chat settings; the adapter's after the base's
-    for folder in (source, adapter):
+    for folder in folders:
         for path in folder.iterdir():
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:
                 shutil.copy(path, unfinished / path.name)
     write_sums(unfinished)
     unfinished.rename(out)
+
+
+def average(run: Path, *, last: int = 4) -> Path:
+    """Write the mean of the weights of the `last` newest checkpoints of `run` and return its folder, RUN/average/model.
+
+    Adapters are averaged as the models that they make. Raises TurngymError where there are fewer checkpoints, and
+    ModelError where the folder is there already.
+    """
+    import torch
+
+    from turngym.trainers.checkpoint import MODEL, list_checkpoints
+
+    found, out = list_checkpoints(run), run / AVERAGE / MODEL
+    if last < 2 or len(found) < last:
+        kept = f"{run} has {len(found)} checkpoints; train with --keep-checkpoints {last} to average {last}"
+        raise TurngymError(kept if last > 1 else f"--last is {last}; valid: at least 2")
+    if out.exists():
+        raise ModelError(f"{out} is there already; remove it to average anew")
+    folders = [checkpoint / MODEL for checkpoint in found[-last:]]
+    model = load_model(folders[-1])
+    with torch.no_grad():
+        for count, folder in enumerate(folders[:-1], start=2):
+            other = dict(load_model(folder).named_parameters())
+            # a running mean, which needs two models in memory; tied weights are named once
+            for name, weight in model.named_parameters():
+                weight.lerp_(other[name], 1 / count)
+    base = base_model(folders[-1])
+    _write(model, out, *([] if base is None else [base]), folders[-1])
+    return out
+
+
+def evaluate_average(run: Path) -> EvalResult:
+    """Let RUN/average/model play what the last evaluation of `run` played, into RUN/average. Raises TurngymError where
+    the run was not evaluated on a panel."""
+    from turngym.trainers.checkpoint import MODEL
+
+    traces = sorted((run / "eval").glob("step_*.jsonl"))
+    if not traces:
+        raise TurngymError(f"{run} has no evaluation to play again (eval/step_*.jsonl); --no-evaluate only averages")
+    out = run / AVERAGE
+    return evaluate_as(rescore(traces[-1]).settings, f"model:{out / MODEL}", out=out)
 
 
 def _verify(folder: Path) -> int:

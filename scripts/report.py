@@ -39,24 +39,23 @@ def training_table(runs: Sequence[Run]) -> Table:
     steps, times = same_step(lines), least_time(lines)
     budget = min(max(point.seconds for point in points) for points in lines.values())
     step = min(max(point.step for point in points) for points in lines.values())
-    header = [
-        *("run", "steps", "seconds", "start", "best", "last"),
-        *(f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)", "depth"),
-    ]
+    header = ["run", "steps", "seconds", "start", "best", "last", f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)"]
+    averaged = any(run.averaged is not None for run in runs)
+    header += [*(["averaged weights"] if averaged else []), "depth"]
     rows = []
     for run in runs:
         if run.points:
             last, values = max(run.points, key=lambda point: point.step), [point.value for point in run.points]
             depth = "full" if not run.depth else f"{run.depth[-1][2]:.1f}"
             cells = [str(last.step), f"{last.seconds:.0f}", percent(values[0]), percent(max(values))]
-            cells.append(percent(last.value))
-            rows.append([run.name, *cells, _spread(steps[run.name]), _spread(times[run.name]), depth])
+            cells += [percent(last.value), _spread(steps[run.name]), _spread(times[run.name])]
+            rows.append([run.name, *cells, *([percent(run.averaged)] if averaged else []), depth])
     return header, rows
 
 
 def seeds_table(runs: Sequence[Run]) -> Table | None:
-    """One row per method that was trained with several seeds: how far they lie apart at their last evaluation, and in
-    the mean of their last four. None if no two runs differ in their seed alone."""
+    """One row per method that was trained with several seeds: how far they lie apart at their last evaluation, in the
+    mean of their last four, and with averaged weights. None if no two runs differ in their seed alone."""
     same: dict[str, list[Run]] = {}
     for run in runs:
         if run.points and "seed" in run.config:
@@ -66,9 +65,10 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
     for found in same.values():
         if len(found) > 1:
             cells = [[last_points(run.points, count)[0] for run in found] for count in (1, 4)]
-            means = (_spread((fmean(values), stdev(values))) for values in cells)
+            cells.append([run.averaged for run in found if run.averaged is not None])
+            means = [_spread((fmean(values), stdev(values))) if len(values) == len(found) else "-" for values in cells]
             rows.append([f"{found[0].name} ... {found[-1].name}", str(len(found)), *means])
-    return (["runs", "seeds", "last evaluation", "mean of the last four"], rows) if rows else None
+    return (["runs", "seeds", "last evaluation", "mean of the last four", "averaged weights"], rows) if rows else None
 
 
 def settings_table(runs: Sequence[Run]) -> Table | None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.compare import note_settings, recorded
-from turngym.agents.evaluation.scores import EpisodeOutcome, latest
+from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE
 from turngym.envs.core.task import Task
-from turngym.envs.core.trace import iter_trace
+from turngym.envs.core.trace import iter_episodes, iter_trace
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
@@ -54,6 +55,8 @@ class Run:
     """What the run was asked for: its config.toml; empty without one."""
     panel: str | None = None
     """What the episodes were played on; None for a bare trace."""
+    averaged: float | None = None
+    """Success of the averaged weights, where `turngym model average` has let them play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,5 +212,8 @@ def _training(path: Path) -> dict[str, Any]:
             bands.append((row.get("eval/low") or 0.0, row.get("eval/high") or 0.0))
             found = {name.removeprefix(CATEGORY): value for name, value in row.items() if name.startswith(CATEGORY)}
             categories.append({name: value for name, value in found.items() if value is not None})
-    values = {"points": tuple(points), "bands": tuple(bands), "categories": tuple(categories)}
+    values: dict[str, Any] = {"points": tuple(points), "bands": tuple(bands), "categories": tuple(categories)}
+    played = path / AVERAGE / "trace.jsonl"
+    if played.is_file():
+        values["averaged"] = score([EpisodeOutcome.of(one) for one in iter_episodes(played)]).overall.avg.mean
     return {**values, "depth": _thinned(depth), "training": path}

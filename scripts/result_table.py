@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
@@ -190,7 +191,7 @@ def _html(table: Table, *, links: bool) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = []
     for name, *cells in rows:
-        shown = f'<a href="#{escape(name)}">{escape(name)}</a>' if links else escape(name)
+        shown = f'<a href="#{quote(name, safe="")}">{escape(name)}</a>' if links else escape(name)
         lines.append("".join(f"<td>{cell}</td>" for cell in (shown, *map(escape, cells))))
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

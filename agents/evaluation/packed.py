@@ -11,21 +11,24 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
+from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
+from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.environments import env_maker, probe
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.settings import FILE, loaded_versions
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 
@@ -44,9 +47,10 @@ def packed(run: str | Path) -> PackedResult:
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
     written = Path(run) / "results.json"
-    about = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
+    about = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else _of_training(trace_of(run))
+    model = about.get("fingerprint")
     return PackedResult(
-        settings=dict(result.settings),
+        settings={**result.settings, **({} if model is None else {"model": model})},
         versions=about.get("versions", loaded_versions()),
         date=about.get("date", ""),
         seconds=round(result.seconds, 3),
@@ -54,6 +58,19 @@ def packed(run: str | Path) -> PackedResult:
         scores=json.loads(json.dumps(result.scores.to_json())),
         episodes=tuple(_stripped(episode) for episode in result.episodes),
     )
+
+
+def _of_training(trace: Path) -> dict[str, Any]:
+    """Date, versions and the model's fingerprint of RUN/eval/step_000100.jsonl, as far as RUN knows them."""
+    run = trace.absolute().parent.parent
+    if trace.parent.name != "eval" or not (run / FILE).is_file():
+        return {}
+    config = tomllib.loads((run / FILE).read_text(encoding="utf-8"))
+    about, model = config["provenance"], run / "checkpoints" / trace.stem / "model"
+    found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
+    if model.is_dir():
+        found["fingerprint"] = model_fingerprint(model, probe(config["env"], config.get("env_kwargs", {})))
+    return found
 
 
 def pack_result(run: str | Path, out: str | Path, *, panel: str | None = None, data: str | None = None) -> PackedResult:
@@ -228,19 +245,7 @@ def play_again(
     those of `evaluate`: what the file does not say, such as `device`.
     """
     own = result.settings
-    counts = [count for count in (tasks, own.get("limit")) if count is not None]
-    again = evaluate(
-        panel or str(own["panel"]),
-        agent,
-        preset=own.get("preset"),
-        samples=own["samples"],
-        seed=own["seed"],
-        limit=min(counts, default=None),
-        env_kwargs=own.get("make", {}),
-        verify=False,
-        **{"temperature": own["temperature"]} if own["temperature"] is not None else {},
-        **settings,
-    )
+    again = evaluate_as(own, agent, tasks=tasks, panel=panel, verify=False, **settings)
     found = []
     if (known := own.get("model")) and known != again.settings.get("model"):
         found.append(f"model: its fingerprint is {again.settings.get('model')}, the file names {known}")
@@ -250,6 +255,26 @@ def play_again(
         if (line := first_difference(recorded[key].turns, episode.turns)) is not None:
             found.append(f"{key[0]} sample {key[1]}, {line}")
     return found
+
+
+def evaluate_as(
+    recorded: Mapping[str, Any], agent: str, *, tasks: int | None = None, panel: str | None = None, **settings: Any
+) -> EvalResult:
+    """Lets `agent` play as another evaluation was played, by its `recorded` settings: panel, preset, samples, seed,
+    temperature, arguments of gym.make. `tasks` and `settings` are as for `play_again`."""
+    counts = [count for count in (tasks, recorded.get("limit")) if count is not None]
+    heat = recorded.get("temperature")
+    return evaluate(
+        panel or str(recorded["panel"]),
+        agent,
+        preset=recorded.get("preset"),
+        samples=recorded["samples"],
+        seed=recorded["seed"],
+        limit=min(counts, default=None),
+        env_kwargs=recorded.get("make", {}),
+        **{} if heat is None else {"temperature": heat},
+        **settings,
+    )
 
 
 def first_difference(recorded: Sequence[Turn], now: Sequence[Turn]) -> str | None:

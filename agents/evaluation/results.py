@@ -14,6 +14,8 @@ from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2
+AVERAGE = "average"
+"""Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
 """Settings at the top level of every results file; the others are under `settings`."""
 ABOUT = ("chat", "preset_values", "panel_max_turns")

@@ -7,13 +7,14 @@ several processes and machines may share a folder (`turngym.scripts.jobs`). Tabl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import write_json
@@ -48,11 +49,16 @@ class Cell(Job):
         return self.record.exists()
 
 
-def run_cells(jobs: Sequence[Job], parallel: int, poll: float = 0.5) -> None:
-    """Run the cells, and the runs that they begin with, `parallel` at a time; each cell that ends writes its record."""
+def run_cells(
+    jobs: Sequence[Job], parallel: int, poll: float = 0.5, ended: Callable[[Cell], None] | None = None
+) -> None:
+    """Run the cells, and the runs that they begin with, `parallel` at a time; each cell that ends writes its record,
+    after `ended` was called with it."""
 
     def finish(job: Job) -> None:
         if isinstance(job, Cell):
+            if ended is not None:
+                ended(job)
             write_json(job.record, to_json(make_record(job)))
 
     Runner(jobs=jobs, finish=finish, parallel=parallel, poll=poll).run()
@@ -115,6 +121,8 @@ class Record:
     """Depth, alpha and shares of the deep third, step by step."""
     regime: Mapping[str, Mapping[str, list[float]]]
     """Window -> sums by turn of the full-depth steps (`TurnSums`); empty where there are none."""
+    averaged: Mapping[str, float] | None = None
+    """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
 
 
 def make_record(cell: Cell) -> Record:
@@ -148,7 +156,12 @@ def make_record(cell: Cell) -> Record:
         phases=phases,
         steps=[{name: row.get(name) for name in kept if name in row} for row in train],
         regime=regime_windows(rows),
+        averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
     )
+
+
+def _averaged(trace: Path) -> dict[str, float] | None:
+    return task_means([EpisodeOutcome.of(one) for one in iter_episodes(trace)]) if trace.is_file() else None
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str, tuple[float, float]]]:
@@ -200,7 +213,7 @@ def from_json(values: Mapping[str, Any], where: str) -> Record:
     if values.get("schema") != SCHEMA:
         raise TurngymError(f"{where}: schema {values.get('schema')!r} is not a study's record of schema {SCHEMA}")
     try:
-        given = {item.name: values[item.name] for item in fields(Record)}
+        given = {item.name: values[item.name] for item in fields(Record) if item.name in values}
         given["evaluations"] = tuple(
             Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
             for item in values["evaluations"]

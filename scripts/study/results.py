@@ -32,9 +32,6 @@ class Estimate:
     """Mean with the 95 % interval over seeds and tasks."""
     spread: float
     """Standard deviation of the last evaluations, mean over seeds."""
-    seeds: tuple[float, float] | None
-    """Standard deviation between seeds: of the last evaluation alone, and of the mean of the last ones; None for one
-    seed."""
     minus_base: Interval | None
     """Minus OPD, paired by seed and task; None where no seed pairs up, and for OPD itself."""
 
@@ -143,7 +140,6 @@ def _estimates(picked: Mapping[str, Mapping[int, Sequence[Evaluation]]]) -> dict
         name: Estimate(
             value=over_seeds(list(seeds.values())),
             spread=fmean(_spread(points) for points in picked[name].values()),
-            seeds=_between_seeds(list(picked[name].values())),
             minus_base=None if name == BASE or BASE not in maps else _difference(maps[BASE], seeds),
         )
         for name, seeds in maps.items()
@@ -155,12 +151,19 @@ def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -
     return rise([base[seed] for seed in common], [other[seed] for seed in common]) if common else None
 
 
-def _between_seeds(runs: Sequence[Sequence[Evaluation]]) -> tuple[float, float] | None:
-    if len(runs) < 2:
-        return None
-    ends = [fmean(last_points(points)[-1].tasks.values()) for points in runs]
-    means = [fmean(task_map(points).values()) for points in runs]
-    return stdev(ends), stdev(means)
+def ends_of(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Success of every run at its end, three ways: at the last evaluation, in the mean of the last ones, and with the
+    averaged weights of its last checkpoints. A way that not all runs have is left out."""
+    ways: dict[str, list[TaskMeans | None]] = {
+        "last evaluation": [record.evaluations[-1].tasks for record in records],
+        f"mean of the last {LAST}": [task_map(record.evaluations) for record in records],
+        "averaged weights": [record.averaged for record in records],
+    }
+    return {
+        name: [fmean(tasks.values()) for tasks in found if tasks is not None]
+        for name, found in ways.items()
+        if None not in found
+    }
 
 
 def _spread(points: Sequence[Evaluation]) -> float:

@@ -157,6 +157,8 @@ class StudyOptions:
     shows that everything works."""
     run: bool = True
     """Run cells; --no-run only writes the tables of those that are done."""
+    average: bool = False
+    """Also evaluate the averaged weights of every cell's last four checkpoints, one after each evaluation."""
     pack: bool = False
     """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
     data: tuple[Path, ...] = ()
@@ -170,6 +172,8 @@ class StudyOptions:
             raise TurngymError(
                 f"--steps {self.steps} cannot be cut into {self.evaluations} equal parts (--evaluations)"
             )
+        if self.average and self.evaluations < 4:
+            raise TurngymError(f"--average needs four checkpoints, and --evaluations {self.evaluations} makes fewer")
         if not self.worlds or not self.seeds:
             raise TurngymError("a study needs at least one of --worlds and one of --seeds")
         if (self.student or self.teacher) and len(self.worlds) != 1:

@@ -6,7 +6,7 @@ and machines can share one --out. A cell that is done is never run again; one th
 Examples:
     turngym study turnopd --short
     turngym study turnopd --worlds alfworld --methods main ablation --seeds 0 1 2
-    turngym study turnopd --methods main reward --seeds 0 1 2 3 4 --pack
+    turngym study turnopd --methods main reward --seeds 0 1 2 3 4 --average --pack
     turngym study turnopd --no-run
     turngym study turnopd --methods fixed-12 --no-base --seeds 3 --out runs/more
     turngym study turnopd --data runs/study/tables/study.json runs/more/tables/study.json --out runs/merged
@@ -19,13 +19,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import tyro
 
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
+from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
@@ -34,6 +35,7 @@ from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
 from turngym.scripts.jobs import shown
+from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import distill_argv
 from turngym.scripts.report_figures import csv_text
 from turngym.scripts.result_table import write_table
@@ -50,12 +52,14 @@ from turngym.scripts.study.grid import (
 )
 from turngym.scripts.study.regime import WINDOWS, Measured, regime_table
 from turngym.scripts.study.results import (
+    LAST,
     MEASURES,
     Rows,
     Study,
     at_category,
     budgets,
     by_world,
+    ends_of,
     least_time,
     merge_studies,
     picked_within,
@@ -77,6 +81,7 @@ def study_tables(records: Sequence[Record]) -> dict[str, Table]:
     found = {"overview": overview(worlds), "regime": regime_table(regimes(worlds))}
     for world, rows in worlds.items():
         found[f"{world}-accuracy"] = accuracy(rows)
+        found[f"{world}-averages"] = averages(rows)
         found[f"{world}-cost"] = cost(rows)
         found[f"{world}-to-target"] = to_target(rows)
         found[f"{world}-categories"] = categories(rows)
@@ -107,17 +112,32 @@ def accuracy(rows: Rows) -> Table:
     times, cpus = least_time(rows), least_time(rows, "cpu")
     # without a main method there is no limit
     seconds = f"{fmean(limits.values()):.0f}" if (limits := budgets(rows)) else "-"
-    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", "std of seeds: last, last 4"]
-    header += [f"minus {BASE}"]
+    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", f"minus {BASE}"]
     header += [f"Least-Time ({seconds} s) [95 %]", f"minus {BASE}", "Least-CPU [95 %]"]
     lines = []
     for name, seeds in rows.items():
         at, within, by_cpu = steps[name], times.get(name), cpus.get(name)
-        between = "-" if at.seeds is None else ", ".join(f"{100 * value:.1f}" for value in at.seeds)
-        cells = [str(at.value), f"{100 * at.spread:.1f}", between, _signed(at.minus_base)]
+        cells = [str(at.value), f"{100 * at.spread:.1f}", _signed(at.minus_base)]
         cells += ["-", "-"] if within is None else [str(within.value), _signed(within.minus_base)]
         lines.append([name, str(len(seeds)), *cells, "-" if by_cpu is None else str(by_cpu.value)])
     return header, lines
+
+
+def averages(rows: Rows) -> Table:
+    """What averaging does to how high a method ends, and how far apart its seeds: mean ± standard deviation."""
+    ways = {name: ends_of(list(seeds.values())) for name, seeds in rows.items()}
+    columns = list(dict.fromkeys(way for found in ways.values() for way in found))
+    lines, apart = [], dict[str, list[float]]()
+    for name, found in ways.items():
+        cells = []
+        for way in columns:
+            values = found.get(way, [])
+            spread = stdev(values) if len(values) > 1 else None
+            apart.setdefault(way, []).extend([] if spread is None else [spread])
+            cells.append("-" if not values else f"{100 * fmean(values):.1f}" + _plus_minus(spread))
+        lines.append([name, str(len(rows[name])), *cells])
+    total = [f"± {100 * fmean(apart[way]):.1f} ({len(apart[way])} methods)" if apart[way] else "-" for way in columns]
+    return ["method", "seeds", *columns], [*lines, ["mean of methods", "", *total]]
 
 
 def cost(rows: Rows) -> Table:
@@ -214,6 +234,10 @@ def _signed(value: Interval | None) -> str:
     return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]{clear}"
 
 
+def _plus_minus(spread: float | None) -> str:
+    return "" if spread is None else f" ± {100 * spread:.1f}"
+
+
 def _times(base: Cost | None, total: Cost, measure: str) -> str:
     if base is None or not getattr(total, measure):
         return "-"
@@ -239,6 +263,8 @@ ABOUT = {
     "(with one seed over tasks alone). Same-Step: after so many steps. Least-Time: within the least wall clock that "
     "any main method needed for all of its steps, seed by seed; Least-CPU the same by CPU seconds. `*`: the interval "
     "of the difference is clear of zero.",
+    "averages": "Percent, mean ± standard deviation of training seeds: at their last evaluation, in the mean of their "
+    "last four, and with the averaged weights of their last checkpoints (`--average`). Below: mean of the deviations.",
     "cost": "All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process.",
     "to-target": "The first evaluation at OPD's Same-Step accuracy or above from which on the mean of the rest stays "
     "there too (means over seeds), as a share of what all of OPD's steps cost. `-`: none.",
@@ -277,7 +303,7 @@ def render(records: Sequence[Record], tables: Mapping[str, Table]) -> str:
         parts += [f"## {name.capitalize()}", ABOUT[name], markdown(tables[name])]
     for world in worlds:
         parts.append(f"## {world}")
-        for kind in ("accuracy", "cost", "to-target", "categories", "phases", "depth"):
+        for kind in ("accuracy", "averages", "cost", "to-target", "categories", "phases", "depth"):
             parts += [f"### {world}: {kind.replace('-', ' ')}", ABOUT[kind], markdown(tables[f"{world}-{kind}"])]
     return "\n\n".join(parts) + "\n"
 
@@ -331,6 +357,8 @@ def _cell(options: StudyOptions, world: EmbeddedWorld, method: Method, seed: int
     words += [word for name, value in pairs if name not in method.words for word in (name, value)]
     words += ["--steps", str(options.steps), "--seed", str(seed), "--panel", world.panel]
     words += ["--eval-limit", str(options.tasks), "--no-tensorboard"]
+    if options.average:
+        words += ["--checkpoint-every", str(options.steps // options.evaluations), "--keep-checkpoints", str(LAST)]
     return Cell(
         world=world.name,
         method=method.name,
@@ -361,11 +389,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _average_weights(cell: Cell) -> None:
+    """Averages the weights of a cell's last checkpoints and evaluates them; what a killed process left goes on."""
+    if not (cell.folder / AVERAGE / "model").exists():
+        average(cell.folder, last=LAST)
+    evaluate_average(cell.folder)
+
+
 def records_of(options: StudyOptions) -> list[Record]:
     """Run what is to be run; the records of all cells that are done, whoever ran them."""
     cells = cells_of(options)
     if options.run:
-        run_cells(cells, options.parallel)
+        run_cells(cells, options.parallel, ended=_average_weights if options.average else None)
     finished = [cell for cell in cells if cell.finished]
     if options.pack and finished:
         for cell in finished:

@@ -128,7 +128,7 @@ def test_averages_over_checkpoints_and_what_seeds_differ_by(tmp_path: Path, caps
     assert main(["report", *runs, "--no-diagnostics"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # (3 * 0.4 + end) / 4: 32.5, 37.5, 42.5, 37.5, 37.5
-    assert "| opd-0 ... opd-4 | 5 | 30.0 ± 14.1 | 37.5 ± 3.5 |" in lines
+    assert "| opd-0 ... opd-4 | 5 | 30.0 ± 14.1 | 37.5 ± 3.5 | - |" in lines
     assert "| run | steps | seconds | start | best | last | Same-Step (4) | Least-Time (4 s) | depth |" in lines
     assert "| opd-2 | 4 | 4 | 0.0 | 50.0 | 50.0 | 42.5 ± 5.0 | 42.5 ± 5.0 | full |" in lines
     assert main(["report", runs[0], runs[5], "--no-diagnostics"]) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import web_browser
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import packed
@@ -19,7 +20,7 @@ from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.scores import compare, score
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.scripts.main import main
-from turngym.scripts.result_table import grouped
+from turngym.scripts.result_table import grouped, write_table
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +154,29 @@ def test_page_csv_and_markdown(
     assert (won, score, data["texts"][final]) == (first.success, first.score, first.final_observation)
     said = [(data["texts"][seen], data["texts"][response]) for seen, response, *_ in turns]
     assert said == [(turn.observation, turn.response) for turn in first.turns]
+
+
+def test_the_page_in_a_browser(folder: Path, tmp_path: Path) -> None:
+    """It sorts by a heading, lists a result's episodes and shows one turn by turn."""
+    path = web_browser.find_browser()
+    if path is None:
+        pytest.skip("no Chromium or Chrome is installed")
+    write_table(folder, tmp_path, "Ours")
+    with web_browser.Browser(path) as browser:
+        browser.open((tmp_path / "index.html").as_uri())
+        names = "[...document.querySelectorAll('table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
+        assert browser.value(names) == ["expert", "team/noisy", "hasty"]
+        browser.value("document.querySelectorAll('th')[5].click()")  # turns, most first
+        assert browser.value(names)[0] == "team/noisy"
+        browser.value("document.querySelectorAll('th')[5].click()")
+        assert browser.value(names) == ["hasty", "expert", "team/noisy"]
+        browser.click("a[href='#team%2Fnoisy']", navigates=False)  # a result in a folder of its own
+        browser.wait_for("document.querySelectorAll('#view tbody tr').length == 8")
+        assert "of 8 episodes won" in browser.text("#view .soft")
+        browser.click("#view tbody a", navigates=False)
+        browser.wait_for("document.querySelectorAll('.turn').length > 1")
+        assert "Your task is to" in browser.text(".turn pre")
+        assert browser.text(".turn .action")
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,16 @@ def test_what_a_cell_is_told(tmp_path: Path) -> None:
     assert cell.record == tmp_path / "cells" / "alfworld" / "opd-seed3" / "cell.json"
 
 
+def test_averaged_weights_need_a_checkpoint_after_each_of_the_last_evaluations(tmp_path: Path) -> None:
+    options = StudyOptions(out=tmp_path, worlds=("alfworld",), seeds=(0,), methods=("opd",), steps=40, evaluations=8)
+    (plain,), (cell,) = cells_of(options), cells_of(replace(options, average=True))
+    assert "--keep-checkpoints" not in plain.words
+    said = {name: cell.words[cell.words.index(name) + 1] for name in ("--checkpoint-every", "--keep-checkpoints")}
+    assert said == {"--checkpoint-every": "5", "--keep-checkpoints": "4"}
+    with pytest.raises(TurngymError, match="--average needs four checkpoints, and --evaluations 2 makes fewer"):
+        replace(options, evaluations=2, average=True)
+
+
 @pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, "48"), ("search-loops", 1e-4, "30")])
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, tmp_path: Path) -> None:
     (cell,) = cells_of(StudyOptions(out=tmp_path, worlds=(world,), seeds=(0,), methods=("opd",)))

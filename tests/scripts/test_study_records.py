@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from turngym.agents.evaluation.packed import check_result
+from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.packed import check_result, play_again
+from turngym.agents.evaluation.packed_file import read_result
 from turngym.scripts.main import main
 from turngym.scripts.study.grid import Cell, make_record, pooled_sums, read_record
 from turngym.scripts.study.settings import StudyOptions
@@ -17,8 +20,8 @@ from turngym.trainers.metrics import read_metrics
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
-WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "2", "--evaluations", "1"]
-WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1", "--pack"]
+WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "4", "--evaluations", "4"]
+WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1", "--average", "--pack"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cells(out: Path) -> dict[str, Cell]:
-    size = {"steps": 2, "evaluations": 1, "episodes": 4, "tasks": 3, "samples": 2}
+    size = {"steps": 4, "evaluations": 4, "episodes": 4, "tasks": 3, "samples": 2, "average": True}
     options = StudyOptions(out=out, worlds=("search",), methods=("turnopd",), seeds=(0,), **size)
     return {cell.method: cell for cell in cells_of(options)}
 
@@ -50,15 +53,19 @@ def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
         assert wall == pytest.approx(sum(row[f"time/{name}_s"] for row in train))
         assert cpu == pytest.approx(sum(row[f"time/{name}_cpu_s"] for row in train))
     evals = [row for row in rows if row["kind"] == "eval"]
-    assert [point.step for point in record.evaluations] == [row["step"] for row in evals] == [0, 2]
+    assert [point.step for point in record.evaluations] == [row["step"] for row in evals] == [0, 1, 2, 3, 4]
     for point, row in zip(record.evaluations, evals, strict=True):
         assert fmean(point.tasks.values()) == pytest.approx(row["eval/avg"])
         assert set(point.tasks) == set(record.categories)
         assert len(point.tasks) == 3
     assert record.evaluations[0].cost.seconds == 0.0
-    assert record.evaluations[1].cost == record.total
-    assert [step["depth/probe"] for step in record.steps] == [1, 1]
-    assert [step["weight/alpha"] for step in record.steps] == [0.5, 1.0]
+    assert record.evaluations[-1].cost == record.total
+    assert [step["depth/probe"] for step in record.steps] == [1, 1, 1, 0]
+    assert [step["weight/alpha"] for step in record.steps] == [0.25, 0.5, 0.75, 1.0]
+    averaged = rescore(cell.folder / "average").scores.overall
+    assert record.averaged is not None
+    assert fmean(record.averaged.values()) == averaged.avg.mean
+    assert (averaged.samples, averaged.avg.tasks) == (2, 3)
     pooled = measure_regime(pooled_sums([record.regime["all"]]))
     assert pooled == measure_regime(turn_sums(full_depth_rows(rows)))
 
@@ -75,6 +82,10 @@ def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) 
     packed = sorted((study / "results").iterdir())
     assert [path.name for path in packed] == [f"search-{name}-seed0.result.xz" for name in ("opd", "turnopd")]
     assert [check_result(path) for path in packed] == [[], []]
+    # date, versions and model are the run's: whoever has the checkpoint can let it play again
+    result, config = read_result(packed[0]), tomllib.loads((cell.folder / "config.toml").read_text())["provenance"]
+    assert (result.date, result.versions["torch"]) == (config["started"], config["packages"]["torch"])
+    assert play_again(result, f"model:{cell.model}", workers=0, progress=False) == []
     stamps = [path.stat().st_mtime_ns for path in packed]
     assert "search-turnopd-seed0" in (study / "results-table" / "results.csv").read_text()
     before, metrics = read_record(cell.folder), (cell.folder / "metrics.jsonl").read_bytes()

@@ -70,10 +70,22 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
     assert difference.mean == pytest.approx(0.125)
     # the standard deviation of .45 .45 .55 .55 and of .35 .45 .45 .55
     assert found["opd"].spread == pytest.approx((0.05774 + 0.08165) / 2, abs=1e-4)
-    # between seeds: .55 and .55 at the end; .5 and .45 as means of the last four
-    assert found["opd"].seeds == pytest.approx((0.0, 0.03536), abs=1e-4)
     # a record that ended sooner shortens it for all
     assert same_step(by_world([*OPD, *OURS, *FIXED])["house"])[0] == 10
+
+
+def test_what_averaging_does_to_the_spread_of_seeds() -> None:
+    ours = [replace(item, averaged={"a": level, "b": 0.5}) for item, level in zip(OURS, (0.6, 0.8), strict=True)]
+    header, lines = tables.averages(by_world([*OPD, *ours, *FIXED])["house"])
+    assert header == ["method", "seeds", "last evaluation", "mean of the last 4", "averaged weights"]
+    rows = {row[0]: row[1:] for row in lines}
+    # .55 and .55 at the end; .5 and .45 as means of the last four; no averaged weights
+    assert rows["opd"] == ["2", "55.0 ± 0.0", "47.5 ± 3.5", "-"]
+    assert rows["fixed-6"][0] == "1"
+    assert rows["fixed-6"][1:] == ["35.0", "35.0", "-"]
+    # .55 and .65
+    assert rows["turnopd"][3] == "60.0 ± 7.1"
+    assert lines[-1] == ["mean of methods", "", "± 0.0 (2 methods)", "± 1.8 (2 methods)", "± 7.1 (1 methods)"]
 
 
 def test_least_time_is_what_the_fastest_main_method_needed() -> None:
@@ -107,7 +119,7 @@ def test_least_time_by_another_measure() -> None:
 def test_without_a_main_method_there_is_no_least_time() -> None:
     header, lines = tables.accuracy(by_world(FIXED)["house"])
     assert "Least-Time (- s) [95 %]" in header
-    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-", "-"]]
+    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-"]]
 
 
 def test_when_a_method_arrives() -> None:

@@ -19,6 +19,7 @@ from turngym.agents.models import file_hashes, load_model
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.main import main
+from turngym.scripts.model import average
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
@@ -142,6 +143,24 @@ def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {"config.json", "turngym.json", "turngym.sums"} <= {path.name for path in (tmp_path / "whole").iterdir()}
     assert torch.allclose(load_model(tmp_path / "whole")(IDS).logits, model(IDS).logits, atol=1e-4)
     assert main(words) == 2  # never over what is there
+
+
+def test_adapters_are_averaged_as_the_models_that_they_make(tmp_path: Path) -> None:
+    save_model(toy.tiny(1), tmp_path / "base")
+    found = []
+    for step in (1, 2):
+        model = shaken(student(seed=1, base=str(tmp_path / "base")))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(step)
+        folder = tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "model"
+        save_adapter(model, model.state_dict(), folder)
+        found.append(dict(load_model(folder).named_parameters()))
+    made = dict(load_model(average(tmp_path / "run", last=2)).named_parameters())
+    for name, weight in made.items():
+        # not the product of the mean factors
+        assert torch.allclose(weight, (found[0][name] + found[1][name]) / 2, atol=1e-6)
 
 
 def test_the_identity_of_an_adapter_is_that_of_its_base_too(tmp_path: Path) -> None:

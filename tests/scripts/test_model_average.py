@@ -1,0 +1,80 @@
+"""`turngym model average`: the mean of the last checkpoints' weights, played as the run's last evaluation was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from turngym.agents import evaluate, load_world  # noqa: E402
+from turngym.agents.evaluation.compare import rescore  # noqa: E402
+from turngym.agents.evaluation.packed import first_difference  # noqa: E402
+from turngym.agents.models import load_model  # noqa: E402
+from turngym.envs.core.errors import ModelError  # noqa: E402
+from turngym.scripts.main import main  # noqa: E402
+from turngym.scripts.model import average  # noqa: E402
+
+STUDENT = load_world("search").checkpoint("student")
+
+
+def checkpoint(run: Path, step: int, add: float = 0.0) -> None:
+    """A checkpoint of `run` with the student's weights, each `add` larger."""
+    folder = run / "checkpoints" / f"step_{step:06d}" / "model"
+    shutil.copytree(STUDENT, folder)
+    if add:
+        model = load_model(STUDENT)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += add
+        model.save_pretrained(folder)
+
+
+def test_the_last_checkpoints_count_alike(tmp_path: Path) -> None:
+    for step, add in ((0, 100.0), (10, 1.0), (20, 2.0), (30, 3.0), (100, 7.0)):
+        checkpoint(tmp_path, step, add)
+    made, first = load_model(average(tmp_path)), load_model(STUDENT)
+    assert made.config.tie_word_embeddings
+    for (name, weight), before in zip(made.named_parameters(), first.parameters(), strict=True):
+        # (1 + 2 + 3 + 7) / 4, tied embeddings once
+        assert torch.allclose(weight, before + 3.25, atol=1e-5), name
+    with pytest.raises(ModelError, match="is there already"):
+        average(tmp_path)
+
+
+def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four equal checkpoints: their mean plays the same episodes, and the report has a column for it."""
+    run = tmp_path / "opd"
+    settings = {"samples": 2, "limit": 3, "seed": 5, "temperature": 0.5, "max_turns": 4, "progress": False}
+    evaluate("search-quickstart", f"model:{STUDENT}", out=tmp_path / "before", workers=0, **settings)
+    (run / "eval").mkdir(parents=True)
+    shutil.copy(tmp_path / "before" / "trace.jsonl", run / "eval" / "step_000040.jsonl")
+    for step in (10, 20, 30, 40):
+        checkpoint(run, step)
+    assert main(["model", "average", str(run)]) == 0
+    before, after = rescore(tmp_path / "before"), rescore(run / "average")
+    for name in ("panel", "samples", "limit", "seed", "temperature", "make"):
+        assert before.settings[name] == after.settings[name], name
+    played = zip(before.episodes, after.episodes, strict=True)
+    assert [first_difference(one.turns, two.turns) for one, two in played] == [None] * 6
+    row = {"step": 40, "kind": "eval", "eval/avg": 0.25, "time/train_s": 7.0}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    capsys.readouterr()
+    assert main(["report", str(run), "--no-diagnostics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Least-Time (7 s) | averaged weights | depth |" in next(line for line in lines if "| start |" in line)
+    mean = 100 * after.scores.overall.avg.mean
+    assert f"| opd | 40 | 7 | 25.0 | 25.0 | 25.0 | 25.0 ± 0.0 | 25.0 ± 0.0 | {mean:.1f} | full |" in lines
+
+
+def test_too_few_checkpoints_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(tmp_path, 10)
+    assert main(["model", "average", str(tmp_path)]) == 2
+    assert "has 1 checkpoints; train with --keep-checkpoints 4 to average 4" in capsys.readouterr().err
+    assert main(["model", "average", str(tmp_path), "--last", "1"]) == 2
+    assert "--last is 1; valid: at least 2" in capsys.readouterr().err
+    checkpoint(tmp_path, 20)
+    assert main(["model", "average", str(tmp_path), "--last", "2"]) == 2
+    assert "has no evaluation to play again" in capsys.readouterr().err
