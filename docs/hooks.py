@@ -128,7 +128,7 @@ def results_page() -> str:
     """The packed results as one page that holds every episode."""
     from turngym.scripts.result_table import grouped, page, read_folder
 
-    return page(grouped(read_folder(ROOT / "docs" / "results")), "Results that come with turngym")
+    return page(grouped(read_folder(ROOT / "docs" / "results")), "Results that come with turngym", ".")
 
 
 def results_text() -> str:

@@ -10,6 +10,7 @@ import base64
 import csv
 import gzip
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,17 +166,17 @@ def _agent(settings: Mapping[str, Any]) -> str:
 # --- The page: tables as HTML, episodes as compressed JSON that the page unpacks when one is opened
 
 
-def page(groups: Sequence[Group], title: str) -> str:
-    """One self-contained page."""
+def page(groups: Sequence[Group], title: str, folder: str) -> str:
+    """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them."""
     body, data = [], []
     for group in groups:
         body.append(f"<h2>{escape(group.title)}</h2>")
         if (methods := group.by_method()) is not None:
-            body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods, links=False)}<h3>Every run</h3>")
-        body.append(_html(group.table(), links=True))
+            body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods)}<h3>Every run</h3>")
+        body.append(_html(group.table(), folder))
         if (pairs := group.paired()) is not None:
             table, notes = pairs
-            body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table, links=False)}")
+            body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
             body += [f"<p>{escape(note)}</p>" for note in notes]
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
@@ -186,13 +187,17 @@ def page(groups: Sequence[Group], title: str) -> str:
     return text
 
 
-def _html(table: Table, *, links: bool) -> str:
+def _html(table: Table, folder: str | None = None) -> str:
+    """The table; with a `folder` the first cell leads to the episodes and the last one to the packed file."""
     header, rows = table
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = []
-    for name, *cells in rows:
-        shown = f'<a href="#{quote(name, safe="")}">{escape(name)}</a>' if links else escape(name)
-        lines.append("".join(f"<td>{cell}</td>" for cell in (shown, *map(escape, cells))))
+    for row in rows:
+        cells, place = [escape(cell) for cell in row], quote(row[0])
+        if folder is not None:
+            cells[0] = f'<a href="#{quote(row[0], safe="")}">{cells[0]}</a>'
+            cells[-1] = f'<a href="{quote(folder)}/{place}{SUFFIX}" download>{cells[-1]}</a>'
+        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -255,7 +260,7 @@ def write_table(folder: Path, out: Path, title: str) -> list[Group]:
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`."""
     groups = grouped(read_folder(folder))
     with atomic_write(out / "index.html") as file:
-        file.write(page(groups, title))
+        file.write(page(groups, title, os.path.relpath(folder, out)))
     with atomic_write(out / "results.md") as file:
         file.write(as_markdown(groups))
     with atomic_write(out / "results.csv") as file:

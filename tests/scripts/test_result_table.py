@@ -16,7 +16,7 @@ import web_browser
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import packed
-from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import compare, score
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.scripts.main import main
@@ -145,6 +145,11 @@ def test_page_csv_and_markdown(
     html = (tmp_path / "index.html").read_text()
     assert "<title>Ours &lt;3</title>" in html
     assert not re.search(r'(src|href)="https?:', html)
+    files = re.findall(r'href="([^"]+)" download>(\w+)<', html)
+    assert sorted((tmp_path / file).resolve().relative_to(folder.resolve()).as_posix() for file, _ in files) == sorted(
+        f"{name}.result.xz" for name in results
+    )
+    assert all(read_result(tmp_path / file).seal.startswith(seal) for file, seal in files)
     held = dict(re.findall(r'<script type="application/octet-stream" data-result="([^"]+)">([^<]+)', html))
     assert held.keys() == results.keys()
     data = json.loads(gzip.decompress(base64.b64decode(held["team/noisy"])))
