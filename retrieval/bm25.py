@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,18 @@ from turngym.retrieval.core import Hit, Passage, RetrievalError, check_request
 from turngym.retrieval.lucene_build import build_index
 from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
+
+
+@contextmanager
+def _no_such_documents(folder: object) -> Iterator[None]:
+    """Turns what postings of documents that are not there lead to into RetrievalError."""
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        # a list that is longer than there are documents has no weight: the logarithm of less than 0
+        raise RetrievalError(
+            f"{folder}: its postings name documents that are not there ({error}); build it again"
+        ) from error
 
 
 class LuceneIndex:
@@ -62,7 +75,9 @@ class LuceneIndex:
         Raises:
             RetrievalError: no index, damaged, or of another version.
         """
-        return cls(open_parts(Path(folder)), Path(folder))
+        parts = open_parts(Path(folder))
+        with _no_such_documents(folder):
+            return cls(parts, Path(folder))
 
     @property
     def ids(self) -> Sequence[str]:
@@ -90,12 +105,8 @@ class LuceneIndex:
         number = parts.terms.number
         counted = ((number(term), times) for term, times in Counter(analyze(query)).items())
         known = [(term, times) for term, times in counted if term is not None]
-        try:
+        with _no_such_documents(self._folder):
             return self._searcher.search(known, int(k))
-        except IndexError as error:
-            raise RetrievalError(
-                f"{self._folder}: its postings name documents that are not there ({error}); build it again"
-            ) from error
 
     def close(self) -> None:
         """Releases the arrays and files. Twice is fine."""

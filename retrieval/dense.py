@@ -87,6 +87,10 @@ def make_index(factory: str, dim: int) -> Any:
         ) from error
 
 
+SMALL = 1 << 20
+"""Bytes: a file of at most so many is read, not mapped."""
+
+
 def read_index(path: str | Path, *, mapped: bool = True) -> Any:
     """Reads an index from a file; if mapped, its pages are read when needed and shared between processes.
 
@@ -96,9 +100,11 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
         RetrievalError: no such file, or not an index.
     """
     faiss = load_faiss()
-    flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     if not Path(path).is_file():
         raise RetrievalError(f"{path}: there is no such faiss index; build the index again")
+    # faiss' mapped reader ends the process if a file ends within its header; there is little to share in a small one
+    mapped = mapped and Path(path).stat().st_size > SMALL
+    flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     try:
         return faiss.read_index(str(path), flag)
     except RuntimeError as error:

@@ -77,7 +77,10 @@ class Names(LazySequence[str]):
         return len(self._blobs)
 
     def item(self, index: int) -> str:
-        return self._blobs[index].decode("utf-8", "surrogatepass")
+        try:
+            return self._blobs[index].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise RetrievalError(f"the BM25 index holds a name that is no text ({error}); {_AGAIN}") from None
 
 
 class TermTable:
@@ -245,6 +248,12 @@ def open_parts(folder: Path) -> Parts:
     lengths = {len(ids), len(ranks), len(arrays["norms"]), statistics.documents}
     if len(lengths) != 1 or len(terms) + 1 != len(arrays["starts"]) or len(arrays["rows"]) != len(arrays["tfs"]):
         raise RetrievalError(f"{folder}: its files are of different indexes; {_AGAIN}")
+    starts = arrays["starts"]
+    # of a large index only the ends are looked at: reading all of `starts` would take longer than opening it
+    lists = np.diff(starts if len(starts) <= _PRECOMPUTED else starts[[0, 0]])
+    fit = starts[0] == 0 and starts[-1] == len(arrays["rows"])
+    if not fit or lists.min(initial=0) < 0 or lists.max(initial=0) > statistics.documents:
+        raise RetrievalError(f"{folder}: its lists of documents overlap, or are longer than there are any; {_AGAIN}")
     names = Names(ids)
     return Parts(
         settings=settings,

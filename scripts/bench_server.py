@@ -34,17 +34,23 @@ class Server:
 
     @property
     def megabytes(self) -> float:
-        """Resident memory; 0 once it has ended."""
-        try:
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        except OSError:
-            return 0.0
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        """Resident memory of the server and the processes below it; 0 once it has ended."""
+        return _pages(self.process.pid) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def end(self) -> str:
         """Asks it to end, and returns what it has printed since it was ready."""
         self.process.terminate()
         return self.process.communicate(timeout=300)[0]
+
+
+def _pages(pid: int) -> int:
+    try:
+        own = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        # each thread has a list of the processes that it started
+        below = [name for path in Path(f"/proc/{pid}/task").glob("*/children") for name in path.read_text().split()]
+    except OSError:
+        return 0
+    return own + sum(_pages(int(name)) for name in below)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ from turngym.retrieval.outgoing import (
     TooLate,
 )
 
+FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
+"""Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
 FIRST, LONGEST = 0.5, 60.0
 """Seconds before the first retry, and at most."""
 
@@ -392,6 +394,8 @@ class EndpointClient:
             answer = read_answer(found)
         except UnreadableAnswer as error:
             raise RequestFailed(str(error), passing=True) from None
+        if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
+            raise RequestFailed(f"the answer has {size} characters; at most {tokens} tokens were asked for", False)
         if self.ids and answer.ids is None:
             raise RequestFailed("the answer has no token ids (return_token_ids); leave out --token-ids", self.worked)
         self.worked = True

@@ -184,6 +184,12 @@ class Answer:
     usage: Usage = Usage(answers=1, unreported=1)
     ids: TokenIds | None = None
 
+    @property
+    def characters(self) -> int:
+        """All that the model said."""
+        calls = sum(len(str(call.name)) + len(str(call.arguments)) for call in self.calls)
+        return len(self.content) + len(self.reasoning or "") + calls
+
 
 def read_answer(body: Any) -> Answer:
     """Read the first choice of a completion. Raises UnreadableAnswer."""

@@ -187,6 +187,24 @@ def test_a_deadline_is_for_the_whole_answer(serve: Any, make_doors: Any) -> None
         rollout(jobs(1, 1), make, agent_for(make, slow.url, request_deadline=0.3))
 
 
+@pytest.mark.parametrize("where", ["content", "reasoning_content", "tool_calls"])
+def test_an_answer_beyond_its_tokens_is_not_recorded(serve: Any, make_doors: Any, where: str) -> None:
+    """30 MB in place of 9 tokens became 120 MB of trace."""
+
+    def message(body: Any) -> dict[str, Any]:
+        text = "x" * (1024 + 256 * 9 + (len(body["messages"]) > 2) - len("look"))
+        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": text}}
+        said = {"content": f"look{text}", "reasoning_content": text, "tool_calls": [call]}
+        return {"content": None if where == "tool_calls" else "look", where: said[where]}
+
+    channel = "tool" if where == "tool_calls" else "text"
+    fake, make = serve(message=message), make_doors(channel=channel)
+    agent = agent_for(make, fake.url, channel, max_tokens=9)
+    (episode,) = rollout([Job(task_id="doors/2")], make, agent, max_turns=2)
+    assert (episode.status, episode.depth) == (Status.ERROR_ENGINE, 1)
+    assert f"the answer has {1025 + 256 * 9} characters; at most 9 tokens were asked for" in episode.meta["error"]
+
+
 def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     serve: Any, make_doors: Any, tmp_path: Path
 ) -> None:

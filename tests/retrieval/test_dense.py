@@ -127,6 +127,18 @@ def test_unusable_files(tmp_path: Path) -> None:
         read_index(tmp_path / "cut")
 
 
+def test_a_file_that_ends_within_its_header(tmp_path: Path) -> None:
+    """Without the size at which files are mapped, faiss ends the process."""
+    index = make_index("HNSW8", 32)
+    index.add(np.random.default_rng(0).random((300, 32), np.float32))
+    faiss.write_index(index, str(tmp_path / "whole"))
+    whole = (tmp_path / "whole").read_bytes()
+    for size in (26, 29, 128, 179, 181):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with pytest.raises(RetrievalError, match="damaged faiss index"):
+            read_index(tmp_path / "cut")
+
+
 def test_batches_are_matrix_products_and_single_queries_are_not() -> None:
     with quickest(make_index("Flat", 16), 1, exact=True):
         # older versions count queries, newer ones queries times dimensions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from turngym.retrieval import lucene_postings as parts
 from turngym.retrieval import lucene_postings as query
 from turngym.retrieval.bm25 import LuceneIndex
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.mapped import sealed
+from turngym.retrieval.mapped import describe_files, sealed
 
 DOCS = [(f"d{row * 37 % 101:03}", f"red shirt w{row % 9} w{row % 4} " + "blue " * (row % 5)) for row in range(100)]
 QUERIES = ["red", "blue shirt", "w3 w1 blue", "w8 w8", "nothing"]
@@ -229,6 +229,28 @@ def test_damage_that_only_a_search_meets(tmp_path: Path, monkeypatch: pytest.Mon
     index = LuceneIndex.open(folder)
     with pytest.raises(RetrievalError, match="documents that are not there"):
         answers(index)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("ids.bin", lambda data: b"\xff" * len(data), "a name that is no text"),
+        ("terms.bin", lambda data: b"\xc8" + data[1:], "a name that is no text"),
+        ("rows.npy", lambda data: data[:-4] + (1 << 24).to_bytes(4, "little"), "documents that are not there"),
+        # each list ends where the next begins: 2**40 documents have the word, or more of them than there are, or -1
+        ("starts.npy", lambda data: data[:-8] + (1 << 40).to_bytes(8, "little"), "lists of documents overlap"),
+        ("starts.npy", lambda data: data[:-16] + (0).to_bytes(8, "little") + data[-8:], "lists of documents overlap"),
+        ("starts.npy", lambda data: data[:-16] + (1 << 40).to_bytes(8, "little") + data[-8:], "lists of documents"),
+    ],
+)
+def test_files_that_an_enemy_wrote(tmp_path: Path, name: str, change: Callable[[bytes], bytes], said: str) -> None:
+    folder = tmp_path / "index"
+    LuceneIndex.build(DOCS, folder).close()
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    change_manifest(folder, files=describe_files(folder, listed))
+    with pytest.raises(RetrievalError, match=said):
+        answers(LuceneIndex.open(folder))
 
 
 def test_files_of_two_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from turngym.scripts import bench_retrieval as bench
 from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, distinct_queries
-from turngym.scripts.bench_server import cpu_seconds
+from turngym.scripts.bench_server import Server, cpu_seconds
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")
@@ -60,3 +60,23 @@ def test_cpu_time_is_that_of_a_process_and_its_children() -> None:
         assert cpu_seconds(started.pid) > 0.1
         started.stdin.close()
     assert math.isnan(cpu_seconds(started.pid))
+
+
+CHILD = "x = bytes([1]) * (80 << 20); print(len(x), flush=True); input()"
+PARENT = f"""if True:
+    import subprocess, sys, threading
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", {CHILD!r}]
+    start = lambda: subprocess.Popen(words, stdin=pipe, stdout=pipe).stdout.readline()
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    print("ready: http://x", flush=True)
+    input()
+"""
+
+
+def test_memory_is_that_of_all_processes() -> None:
+    server = Server(["-c", PARENT])
+    assert 80 < server.megabytes < 200
+    server.end()
+    assert server.megabytes == 0
