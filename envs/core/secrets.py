@@ -19,7 +19,7 @@ HIDDEN = "***"
 # a password may hold any character; what a port follows is no user
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#@\"']+|[^\s/?#@\"'\[]*:(?!\d+[/?#])[^\s@\"']+)@")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'\\]+\?)[^\s#\"'\\]+", re.IGNORECASE)
-# tokens of a tokenizer (`eos_token`) are none; `apiKey` and `accessToken` are written without a joint
+# tokens of a tokenizer (`eos_token`) are none; JSON often writes names in camel case, without a joint
 _NAME = (
     r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret)?key|(?:access|api|auth|bearer|session)token|secret"
     r"|passw(?:or)?d|pwd|passphrase|auth|authorization|bearer|cookie|credentials?|signature)"
