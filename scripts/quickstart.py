@@ -35,7 +35,7 @@ class Quickstart:
 
     env: str = "alfworld"
     """Embedded world: alfworld, alfworld-loops, webshop, search or search-loops; or alfworld-smollm2, the household of
-    a real language model, which takes most of an hour."""
+    a real language model, which takes most of an hour and trains with opd alone."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
     steps: int | None = None
@@ -52,8 +52,8 @@ class Quickstart:
     """Episodes per task of the evaluations before and after, if not the world's (4)."""
     limit: int | None = None
     """Evaluate on the first so many tasks only, if not the world's (all)."""
-    methods: tuple[str, ...] = ("opd", "turnopd")
-    """Algorithms to compare."""
+    methods: tuple[str, ...] = ()
+    """Algorithms to compare, if not the world's (opd and turnopd)."""
     seed: int = 0
     """Fixes tasks and sampling."""
 
@@ -65,6 +65,7 @@ class Plan:
     options: Quickstart
     world: EmbeddedWorld
     out: Path
+    methods: tuple[str, ...]
     steps: int
     student: Path
     teacher: Path
@@ -81,6 +82,7 @@ class Plan:
             options=options,
             world=world,
             out=options.out or Path(f"runs/quickstart{suffix}"),
+            methods=options.methods or world.distill.methods,
             steps=world.distill.steps if options.steps is None else options.steps,
             student=options.student or world.checkpoint("student"),
             teacher=options.teacher or world.checkpoint("teacher"),
@@ -99,7 +101,7 @@ class Plan:
             find_model(model)
         if "lora" in self.world.distill.settings and find_spec("peft") is None:
             raise TurngymError(f"{self.world.name} trains low-rank adapters: pip install 'turngym[lora]'")
-        trained = [self._training(method) for method in self.options.methods]
+        trained = [self._training(method) for method in self.methods]
         played = [
             self._evaluation(name, model, self.out / "eval" / name)
             for name, model in (("teacher", self.teacher), ("student", self.student))
@@ -128,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
         Quickstart, args=list(argv), prog="turngym quickstart", description=(__doc__ or "").split("\n")[0]
     )
     plan, start, cores = Plan.of(options), time.monotonic(), available_cores()
-    jobs, methods = plan.jobs(), len(options.methods)
+    jobs, methods = plan.jobs(), len(plan.methods)
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes
     Runner(jobs=jobs, parallel=min(cores, methods + 1), cores=max(1, cores // methods)).run()
     for job in jobs[methods:]:
@@ -147,10 +149,10 @@ def write_report(plan: Plan) -> None:
     report, trace = (import_module(VERBS[verb]) for verb in ("report", "trace"))
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
-    report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.options.methods), "--out", str(plan.out)])
+    report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
     # an adapter has no tokenizer of its own
     tokenizer = plan.options.student or plan.world.base or plan.student
-    page, last = plan.out / "episodes.html", plan.options.methods[-1]
+    page, last = plan.out / "episodes.html", plan.methods[-1]
     argv = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
     trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(tokenizer)])
     print(f"\n{_verdict(plan)}")
@@ -167,7 +169,7 @@ def _verdict(plan: Plan) -> str:
 
     start, teacher = (result(plan.out / "eval" / name) for name in ("student", "teacher"))
     lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
-    for method in plan.options.methods:
+    for method in plan.methods:
         end = result(plan.out / method)
         seconds = max(row["time/train_s"] for row in read_metrics(plan.out / method) if row["kind"] == "train")
         share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""

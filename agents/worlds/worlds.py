@@ -56,6 +56,8 @@ class TinyRecipe:
 class DistillRecipe:
     """How the quickstart distills, the same for every method."""
 
+    methods: tuple[str, ...] = ("opd", "turnopd")
+    """The algorithms that it compares, where the user names none."""
     steps: int = 100
     episodes: int = 64
     lr: float = 1e-3

@@ -95,7 +95,9 @@ def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
     assert "alfworld-smollm2 trains low-rank adapters: pip install 'turngym[lora]'" in capsys.readouterr().err
     monkeypatch.setattr(quickstart, "find_spec", {"peft": "there"}.get)
     jobs = Plan.of(Quickstart(env="alfworld-smollm2", out=tmp_path / "run", methods=("turnopd",))).jobs()
-    assert [job.steps for job in jobs] == [60, 100, 100, 100]
+    assert [job.steps for job in jobs] == [48, 100, 100, 100]
+    assert Plan.of(Quickstart(env="alfworld-smollm2")).methods == ("opd",)
+    assert Plan.of(Quickstart(env="alfworld")).methods == ("opd", "turnopd")
     # trained on short episodes, evaluated on the panel's own
     wanted = ["--max-turns 10", "--distill.form forward", "--lora.rank 16", "--autocast bfloat16"]
     for words in (*wanted, "--rollout-dtype bfloat16", "--teacher-dtype bfloat16"):
