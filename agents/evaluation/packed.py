@@ -69,7 +69,7 @@ def _of_training(trace: Path) -> dict[str, Any]:
     about, model = config["provenance"], run / "checkpoints" / trace.stem / "model"
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
-        found["fingerprint"] = model_fingerprint(model, probe(config["env"], config.get("env_kwargs", {})))
+        found["fingerprint"] = model_fingerprint(model, probe(config["env"], json.loads(config["env_kwargs"])))
     return found
 
 
