@@ -86,10 +86,12 @@ def _shown(value: object) -> str:
 
 
 def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """(base, other) of all comparisons: first what was trained side by side, then everything against the first run."""
+    """(base, other) of all comparisons: first what was trained side by side, then everything against the first run,
+    what was trained before the rest."""
     played = [run for run in runs if run.episodes]
     trained = [run for run in played if run.training]
-    found = [(base[0], run) for base in (trained, played) for run in base[1:]]
+    rest = sorted(played[1:], key=lambda run: not run.training)
+    found = [(trained[0], run) for run in trained[1:]] + [(played[0], run) for run in rest]
     return list({(base.name, run.name): (base, run) for base, run in found}.values())
 
 

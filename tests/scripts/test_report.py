@@ -110,7 +110,10 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     tables = [line for line in lines if line.startswith("|")]
     assert tables[0].startswith("| comparison | points of success [95 %] |")
     compared = [line.split("|")[1].strip() for line in tables[2:6]]
-    assert compared == ["turnopd minus opd", "teacher minus student", "opd minus student", "turnopd minus student"]
+    assert compared == ["turnopd minus opd", "opd minus student", "turnopd minus student", "teacher minus student"]
+    # one that was trained alone is compared with the model that it began as
+    assert main(["report", *runs[:3], "--no-diagnostics", "--no-figure", "--out", str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("opd minus student: ")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert f"<p class=summary>{summary}</p>" in page
 
