@@ -249,8 +249,8 @@ def open_parts(folder: Path) -> Parts:
     if len(lengths) != 1 or len(terms) + 1 != len(arrays["starts"]) or len(arrays["rows"]) != len(arrays["tfs"]):
         raise RetrievalError(f"{folder}: its files are of different indexes; {_AGAIN}")
     starts = arrays["starts"]
-    # of a large index only the ends are looked at: reading all of `starts` would take longer than opening it
-    lists = np.diff(starts if len(starts) <= _PRECOMPUTED else starts[[0, 0]])
+    # not those of a large index: reading all of `starts` would take longer than opening it
+    lists = np.diff(starts) if len(starts) <= _PRECOMPUTED else np.zeros(1, np.int64)
     fit = starts[0] == 0 and starts[-1] == len(arrays["rows"])
     if not fit or lists.min(initial=0) < 0 or lists.max(initial=0) > statistics.documents:
         raise RetrievalError(f"{folder}: its lists of documents overlap, or are longer than there are any; {_AGAIN}")

@@ -128,7 +128,8 @@ def run_training(
 
 
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
-    """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer."""
+    """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
+    that file is missing."""
     models = config.models
     if models.resume:
         path = models.out / FILE
@@ -150,21 +151,11 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if models.threads:
         torch.set_num_threads(models.threads)
 
-    # The student, and with --staleness the copy of it that plays while it learns.
-    model, tokenizer = load_student(models.student, models.dtype, models.device)
-    if config.lora.rank:
-        # absolute, for whoever reads the adapter stands elsewhere
-        add_adapters(model, config.lora, base=str(Path(models.student).expanduser().resolve()), seed=run.seed)
+    # Who learns, and who plays.
+    learner, actor = _students(config, run.seed)
+    model, tokenizer = learner.model, learner.tokenizer
     algorithm = build_algorithm(config, tokenizer)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
-    learner = PlayedModel(model=model, tokenizer=tokenizer, weights=ModelWeights(model))
-    actor = None
-    if config.stale.staleness:
-        own = frozen_copy(model)
-        # the tokenizer is copied, too: another thread uses it
-        actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer), weights=ModelWeights(own))
-
-    # Who plays.
     info = RunInfo(
         folder=models.student,
         out=models.out,
@@ -265,6 +256,21 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         servers=rollouts.servers,
         players=rollouts.players,
     )
+
+
+def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel | None]:
+    """The student, and with --staleness the copy of it that plays while it learns."""
+    models = config.models
+    model, tokenizer = load_student(models.student, models.dtype, models.device)
+    if config.lora.rank:
+        # absolute, for whoever reads the adapter stands elsewhere
+        add_adapters(model, config.lora, base=str(Path(models.student).expanduser().resolve()), seed=seed)
+    actor = None
+    if config.stale.staleness:
+        own = frozen_copy(model)
+        # the tokenizer is copied, too: another thread uses it
+        actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer), weights=ModelWeights(own))
+    return PlayedModel(model=model, tokenizer=tokenizer, weights=ModelWeights(model)), actor
 
 
 def _of_other_vocabulary(

@@ -43,7 +43,7 @@ def redacted(value: Any) -> Any:
     if isinstance(value, Mapping):
         hide = {name for name in value if isinstance(name, str) and _SECRET_NAME.fullmatch(name)}
         return {
-            name: HIDDEN if name in hide and item is not None and not isinstance(item, bool) else redacted(item)
+            name: HIDDEN if name in hide and item is not None and not isinstance(item, bool | float) else redacted(item)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):

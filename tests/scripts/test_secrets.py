@@ -48,6 +48,8 @@ STUDENT = str(load_world("alfworld").checkpoint("student"))
         (f'said {{"api_key": "a\\"{MARK}"}}', 'said {"api_key": "***"}'),
         (f'{{"hf_token": "{MARK}", "Cookie": "a={MARK}", "auth": {{"x": "{MARK}"}}}}', ALL_HIDDEN),
         ('{"eos_token": "</s>",  "key": null, "token": true}', '{"eos_token": "</s>",  "key": null, "token": true}'),
+        # no key is a fraction
+        ('{"kl_per_token": 0.5}', '{"kl_per_token": 0.5}'),
     ],
 )
 def test_what_may_be_a_key_is_hidden_and_nothing_else(text: str, kept: str) -> None:
