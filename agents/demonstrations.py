@@ -10,11 +10,12 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from turngym.agents.playing.agent import Agent, task_number
+from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.rendering.renderer import Ids, Shown, TextEpisodes, begun_response
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
+from turngym.envs.core.task import task_number
 
 USED = "used"
 REASONS: Mapping[str, str] = {

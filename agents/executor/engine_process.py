@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -19,14 +18,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from turngym.agents.executor.processes import picklable
+from turngym.agents.executor.child import GRACE, ChildProcess, picklable
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
@@ -36,8 +34,6 @@ ALIGN = 64
 MEMORY = Path("/dev/shm")
 FLUSH = 0.005
 """Seconds for which drawn ids are collected before they are sent."""
-GRACE = 3.0
-"""Seconds that the process gets to end by itself."""
 
 
 def share_parameters(model: Any) -> Path:
@@ -107,9 +103,6 @@ def _new_file(size: int) -> Path:
 
 def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
     """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed."""
-    # signals reach the whole process group; the parent first finishes what it has accepted, then closes the pipe
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     try:
         engine = LocalEngine(mapped_model(payload, path), **settings)
@@ -193,7 +186,7 @@ class EngineProcess:
         self._settings, self._threads = settings, threads
         self.policy_version = int(settings.pop("policy_version", 0))
         self._lock = threading.Lock()
-        self._pipe: Any = None
+        self._child: ChildProcess | None = None
         self._end: Any = weakref.finalize(self, self._path.unlink, missing_ok=True)
         try:
             self._payload = skeleton(model)
@@ -209,7 +202,7 @@ class EngineProcess:
     @property
     def pid(self) -> int | None:
         """Process id; None while no process runs."""
-        return None if self._pipe is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Continue every request; results in their order."""
@@ -217,7 +210,7 @@ class EngineProcess:
 
     def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
         """`generate` that calls each watch with its ids soon after they are drawn. Raises what the engine raises."""
-        if self._pipe is None:
+        if self._child is None:
             self._start()
         self._send("stream", list(requests))
         stopped: set[int] = set()
@@ -247,32 +240,21 @@ class EngineProcess:
     def close(self) -> None:
         """End the process and free the memory; idempotent."""
         self._end()
-        self._pipe = None
+        self._child = None
 
     def _notify(self, what: str, value: Any) -> None:
         """Send a message that a process which is started later does not need."""
-        if self._pipe is not None:
+        if self._child is not None:
             with contextlib.suppress(EngineError):
                 self._send(what, value)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
         settings = {**self._settings, "policy_version": self.policy_version}
-        arguments = (theirs, self._threads, self._payload, self._path, settings)
-        self._process = context.Process(target=serve_engine, args=arguments, name="turngym-engine", daemon=True)
-        # starting the tracker would unblock the signals again
-        resource_tracker.ensure_running()
-        # blocked from its first moment on: Ctrl-C reaches it, too, while it still imports torch
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # as long as this process holds the child's end too, the pipe would not end when the child dies
-        theirs.close()
+        arguments = (self._threads, self._payload, self._path, settings)
+        ignored = (signal.SIGINT, signal.SIGTERM)
+        self._child = ChildProcess(serve_engine, *arguments, name="turngym-engine", ignored=ignored)
         self._end.detach()
-        self._end = weakref.finalize(self, _stop, self._process, self._pipe, self._path)
+        self._end = weakref.finalize(self, _stop, self._child, self._path)
         self.starts += 1
         kind, value = self._receive()
         if kind == "failed":
@@ -280,32 +262,27 @@ class EngineProcess:
         self.max_length = value
 
     def _send(self, what: str, value: Any) -> None:
+        assert self._child is not None
         try:
             with self._lock:
-                self._pipe.send((what, value))
+                self._child.pipe.send((what, value))
         except OSError:
             self._died()
 
     def _receive(self) -> tuple[str, Any]:
+        assert self._child is not None
         try:
-            kind, value = self._pipe.recv()
+            kind, value = self._child.pipe.recv()
         except (EOFError, OSError):
             self._died()
         return kind, value
 
-    def _died(self) -> Any:
-        self._process.join(GRACE)
-        code = self._process.exitcode
-        self._pipe.close()
-        self._pipe = None
-        raise EngineError(f"the engine's process {self._process.pid} ended with status {code}; ask again") from None
+    def _died(self) -> NoReturn:
+        assert self._child is not None
+        child, self._child = self._child, None
+        raise EngineError(f"the engine's {child.death()}; ask again") from None
 
 
-def _stop(process: Any, pipe: Any, path: Path) -> None:
-    # the end of the pipe tells the child to end
-    pipe.close()
-    process.join(GRACE)
-    if process.is_alive():
-        process.kill()
-        process.join()
+def _stop(child: ChildProcess, path: Path) -> None:
+    child.end(GRACE)
     path.unlink(missing_ok=True)

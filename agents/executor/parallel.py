@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
-from turngym.agents.executor.processes import Answer, ExecutorError, Load, RolloutSpec, Workers, pack
+from turngym.agents.executor.child import ExecutorError
+from turngym.agents.executor.processes import Answer, Load, RolloutSpec, Workers, pack
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT

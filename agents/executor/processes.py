@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,20 +22,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from turngym.agents.executor.child import GRACE, ChildProcess, ExecutorError, picklable
 from turngym.agents.executor.options import available_cores
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import AgentError
 
 HEARTBEAT = 2.0
 """Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""
-GRACE = 3.0
-"""Seconds that workers get to end by themselves."""
-
-
-class ExecutorError(AgentError):
-    """Workers that cannot be started, reached or sent what they need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +206,6 @@ class Worker:
             self._spare_env = None
 
 
-@dataclass(slots=True)
-class _Child:
-    process: Any
-    pipe: Any
-    busy: bool = False
-    """Whether a call has not been answered yet."""
-
-
 class LocalWorkers:
     """`count` processes, started when first called; each gets its share of this process's cores.
 
@@ -235,9 +218,9 @@ class LocalWorkers:
             raise ExecutorError(f"{count} workers: at least 1 must play")
         self.count = count
         self._threads = threads or max(1, available_cores() // count)
-        # a forked child would inherit locks of threads that it does not have, and a CUDA context that it cannot use
-        self._context = multiprocessing.get_context("spawn")
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, ChildProcess] = {}
+        self._busy: set[int] = set()
+        """Workers that have not answered their call yet."""
         self._deaths: list[Answer] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shared = 0
@@ -245,20 +228,21 @@ class LocalWorkers:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the running workers."""
-        return tuple(child.process.pid for child in self._children.values())
+        return tuple(child.pid or 0 for child in self._children.values())
 
     def call(self, worker: int, method: str, *args: Any) -> None:
-        child = self._children.get(worker) or self._start(worker)
-        assert not child.busy, f"worker {worker} has not answered yet"
+        assert worker not in self._busy, f"worker {worker} has not answered yet"
+        if worker not in self._children:
+            self._children[worker] = ChildProcess(serve, self._threads, name=f"turngym-worker-{worker}")
         try:
-            child.pipe.send((method, args))
-            child.busy = True
+            self._children[worker].pipe.send((method, args))
+            self._busy.add(worker)
         except OSError:
             self._deaths.append(Answer(worker=worker, died=self._death_reason(worker)))
 
     def wait(self, timeout: float) -> list[Answer]:
         answers, self._deaths = self._deaths, []
-        pending = {child.pipe: number for number, child in self._children.items() if child.busy}
+        pending = {self._children[worker].pipe: worker for worker in self._busy}
         if answers or not pending:
             return answers
         for ready in connection.wait(list(pending), timeout):
@@ -268,7 +252,7 @@ class LocalWorkers:
             except (EOFError, OSError, pickle.UnpicklingError):
                 answers.append(Answer(worker=worker, died=self._death_reason(worker)))
                 continue
-            self._children[worker].busy = False
+            self._busy.discard(worker)
             answers.append(Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value))
         return answers
 
@@ -284,55 +268,31 @@ class LocalWorkers:
         handle.unlink(missing_ok=True)
 
     def stop(self, worker: int) -> None:
-        child = self._children.pop(worker, None)
-        if child is not None:
-            child.process.kill()
-            child.process.join()
-            child.pipe.close()
+        self._busy.discard(worker)
+        if (child := self._children.pop(worker, None)) is not None:
+            child.end()
 
     def close(self) -> None:
         # a worker whose pipe ends closes its environments and exits
         for child in self._children.values():
             child.pipe.close()
         deadline = time.monotonic() + GRACE
-        for worker, child in list(self._children.items()):
-            child.process.join(max(0.0, deadline - time.monotonic()))
-            self.stop(worker)
+        for child in self._children.values():
+            child.end(max(0.0, deadline - time.monotonic()))
+        self._children.clear()
+        self._busy.clear()
         self._deaths.clear()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
-    def _start(self, worker: int) -> _Child:
-        ours, theirs = self._context.Pipe()
-        name = f"turngym-worker-{worker}"
-        process = self._context.Process(target=serve, args=(theirs, self._threads), name=name, daemon=True)
-        process.start()
-        # as long as this process holds the child's end too, the pipe would not end when the child dies
-        theirs.close()
-        self._children[worker] = _Child(process, ours)
-        return self._children[worker]
-
     def _death_reason(self, worker: int) -> str:
-        process = self._children[worker].process
-        # the pipe breaks a moment before the exit status is known
-        process.join(5.0)
-        self.stop(worker)
-        code = process.exitcode
-        if code is None or code >= 0:
-            return f"worker process {process.pid} ended with status {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"worker process {process.pid} was ended by {name}"
+        self._busy.discard(worker)
+        return f"worker {self._children.pop(worker).death()}"
 
 
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
-    # the parent's handler is not for this process; Ctrl-C reaches the whole group, and only the parent handles it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # set before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
@@ -352,15 +312,3 @@ def serve(pipe: Any, threads: int) -> None:
     # a parent that was killed cannot remove its payloads
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def picklable(error: Exception) -> Exception:
-    """`error` with its traceback as a note, or a summary of it if it cannot be pickled."""
-    trace = "".join(traceback.format_exception(error))
-    error.add_note(f"in a worker:\n{trace}")
-    try:
-        # loaded as well, since exceptions whose __init__ takes other arguments can be dumped but not loaded
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ExecutorError(f"{type(error).__name__} in a worker: {error}\n{trace}")
-    return error

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.executor.processes import Answer, ExecutorError, Worker, picklable
+from turngym.agents.executor.child import ExecutorError, picklable
+from turngym.agents.executor.processes import Answer, Worker
 
 
 class RayWorkers:

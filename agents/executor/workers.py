@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Unpack
 
+from turngym.agents.executor.child import ExecutorError
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import ExecutorError, LocalWorkers, Workers
+from turngym.agents.executor.processes import LocalWorkers, Workers
 from turngym.agents.executor.ray_cluster import RayWorkers
 from turngym.agents.playing.agent import Agent, Conversation, Reply
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout

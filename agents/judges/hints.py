@@ -12,13 +12,12 @@ from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
 from turngym.agents.judges.judges import HINT_HEAD, expert_hint, is_plain
-from turngym.agents.playing.agent import task_number
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
 from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.task import Verdict
+from turngym.envs.core.task import Verdict, task_number
 from turngym.envs.guard import guard_of
 
 Position = Literal["last_user", "last_message"]

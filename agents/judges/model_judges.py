@@ -11,10 +11,10 @@ import numpy as np
 
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.options import JudgeOptions
-from turngym.agents.playing.agent import task_number
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
+from turngym.envs.core.task import task_number
 from turngym.retrieval.outgoing import LoopThread
 
 LIMIT = 6000

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,15 +17,8 @@ from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
-from turngym.envs.core.task import Task
+from turngym.envs.core.task import Task, task_number
 from turngym.envs.guard import ActionGuard
-
-
-@lru_cache(1 << 16)
-def task_number(task_id: str) -> int:
-    """A stable 63-bit number of a task id, so that random streams depend on the task and never on its position."""
-    # not hash(), which differs from process to process; the shift makes it fit a signed 64-bit seed
-    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
 def reset_seed(task_id: str, seed: int) -> int:

@@ -19,7 +19,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.playing.agent import task_number
 from turngym.agents.proxy.config import ProxySettings, busy, invalid
 from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
@@ -37,6 +36,7 @@ from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
+from turngym.envs.core.task import task_number
 
 
 class InflightRequest:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 
@@ -35,6 +36,13 @@ def content_hash(parts: Mapping[str, Any]) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # a replaced surrogate would make two different tasks equal
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@lru_cache(1 << 16)
+def task_number(task_id: str) -> int:
+    """A stable 63-bit number of a task id, so that random streams depend on the task and never on its position."""
+    # not hash(), which differs from process to process; the shift makes it fit a signed 64-bit seed
+    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
 def plain_id(env_id: str) -> str:

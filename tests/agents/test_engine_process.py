@@ -108,7 +108,7 @@ def test_a_process_that_dies_is_started_again_with_the_weights_of_now(engine: En
     engine.weights_changed(9)
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match="ended with status -9"):
+    with pytest.raises(EngineError, match="was ended by SIGKILL; ask again"):
         engine.generate(REQUESTS)
     assert engine.pid is None
     engine.release("a")

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
+from turngym.agents.executor.child import ExecutorError
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import Answer, ExecutorError, LocalWorkers, Worker
+from turngym.agents.executor.processes import Answer, LocalWorkers, Worker
 from turngym.agents.playing.environments import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent

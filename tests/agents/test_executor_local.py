@@ -12,7 +12,7 @@ import pytest
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import LocalWorkers
+from turngym.agents.executor.processes import Answer, LocalWorkers
 from turngym.agents.playing.environments import EnvSpec
 from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode
@@ -53,6 +53,15 @@ def test_a_workers_exception_arrives_with_its_traceback(workers: LocalWorkers) -
         ParallelRollout(workers)([replace(jobs(1)[0], sha256="0" * 64)], SPEC, EXPERT)
     assert "in a worker:\nTraceback" in caught.value.__notes__[0]
     assert workers.pids == ()
+
+
+def test_ctrl_c_is_not_for_a_worker_that_begins() -> None:
+    """It reaches the whole process group, and this one says what ends; a worker that imports would show a traceback."""
+    workers = LocalWorkers(1)
+    workers.call(0, "end")
+    os.kill(workers.pids[0], signal.SIGINT)
+    assert workers.wait(60.0) == [Answer(worker=0)]
+    workers.close()
 
 
 @pytest.mark.long
