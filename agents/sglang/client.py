@@ -153,15 +153,6 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
-def read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
-    """Read the answer to a request for at most `asked` ids of a model that knows `vocabulary` ids.
-
-    Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
-    """
-    with fields_of_other_types(where):
-        return _read_generation(answer, where, asked, vocabulary)
-
-
 @contextmanager
 def fields_of_other_types(where: str) -> Iterator[None]:
     """Turns what Python raises for a field of another type, or a number too large for its array, into BadAnswer."""
@@ -173,36 +164,41 @@ def fields_of_other_types(where: str) -> Iterator[None]:
         raise BadAnswer(f"{where}: not an answer of SGLang: {type(error).__name__}: {error}") from error
 
 
-def _read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
-    meta = _meta(answer, where)
-    ids = np.asarray(answer.get("output_ids") or [], np.int32)
-    logprobs, named = _pairs(meta.get("output_token_logprobs") or [], where)
-    if len(logprobs) != len(ids):
-        raise BadAnswer(
-            f"{where}: {len(ids)} ids came with {len(logprobs)} log-probabilities; both must be of one length"
+def read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
+    """Read the answer to a request for at most `asked` ids of a model that knows `vocabulary` ids.
+
+    Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
+    """
+    with fields_of_other_types(where):
+        meta = _meta(answer, where)
+        ids = np.asarray(answer.get("output_ids") or [], np.int32)
+        logprobs, named = _pairs(meta.get("output_token_logprobs") or [])
+        if len(logprobs) != len(ids):
+            raise BadAnswer(
+                f"{where}: {len(ids)} ids came with {len(logprobs)} log-probabilities; both must be of one length"
+            )
+        if not np.array_equal(ids, named):
+            first = int(np.flatnonzero(ids != named)[0])
+            raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
+        if len(ids) > asked:
+            raise BadAnswer(f"{where}: {len(ids)} ids came, {asked} were asked for")
+        logprobs = without_rounding(logprobs)
+        if (problem := wrong_numbers(ids, logprobs, vocabulary)) is not None:
+            raise BadAnswer(f"{where}: {problem}")
+        reason = meta.get("finish_reason")
+        kind = reason.get("type") if isinstance(reason, Mapping) else None
+        if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
+            raise BadAnswer(f"{where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
+        status = reason.get("status_code")
+        return GeneratedPart(
+            ids=ids,
+            logprobs=logprobs,
+            finish=kind,
+            spans=_spans(meta, len(ids), where),
+            cached=int(meta.get("cached_tokens") or 0),
+            reason=str(reason.get("message") or ""),
+            status=None if status is None else int(status),
         )
-    if not np.array_equal(ids, named):
-        first = int(np.flatnonzero(ids != named)[0])
-        raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
-    if len(ids) > asked:
-        raise BadAnswer(f"{where}: {len(ids)} ids came, {asked} were asked for")
-    logprobs = without_rounding(logprobs)
-    if (problem := wrong_numbers(ids, logprobs, vocabulary)) is not None:
-        raise BadAnswer(f"{where}: {problem}")
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, Mapping) else None
-    if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
-        raise BadAnswer(f"{where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
-    status = reason.get("status_code")
-    return GeneratedPart(
-        ids=ids,
-        logprobs=logprobs,
-        finish=kind,
-        spans=_spans(meta, len(ids), where),
-        cached=int(meta.get("cached_tokens") or 0),
-        reason=str(reason.get("message") or ""),
-        status=None if status is None else int(status),
-    )
 
 
 def read_scores(
@@ -216,7 +212,7 @@ def read_scores(
     """
     with fields_of_other_types(where):
         meta = _meta(answer, where)
-        logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
+        logprobs, named = _pairs(meta.get("input_token_logprobs") or [])
     wanted = ids[start:]
     if len(named) != len(wanted):
         raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
@@ -276,13 +272,10 @@ def _meta(answer: Any, where: str) -> Mapping[str, Any]:
     return meta
 
 
-def _pairs(entries: Sequence[Any], where: str) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def _pairs(entries: Sequence[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Log-probabilities (nan for null) and ids of entries [logprob, id, text]."""
-    try:
-        logprobs = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
-        return logprobs, np.array([entry[1] for entry in entries], np.int32)
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
-        raise BadAnswer(f"{where}: log-probabilities must be [logprob, id, text]: {str(entries)[:200]}") from error
+    logprobs = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
+    return logprobs, np.array([entry[1] for entry in entries], np.int32)
 
 
 def _spans(meta: Mapping[str, Any], count: int, where: str) -> tuple[VersionSpan, ...]:

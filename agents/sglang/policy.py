@@ -257,8 +257,11 @@ class SglangScorer:
             raise ServerError(f"the {k} most likely ids were asked for; the model shares {limit}")
 
         async def one(row: Row, name: str) -> TopK:
-            best, logp = await self._top(row, k, name)
-            if best.size and best.max() >= limit:
+            if not len(row[1]):
+                return TopK(ids=np.empty((0, k), np.int32), logp=np.empty((0, k), np.float32))
+            read = lambda answer, start, _: read_top(answer, "input_top_logprobs", start, row[1], k, name)  # noqa: E731
+            best, logp = await self._ask(row, name, read, top=k)
+            if best.max() >= limit:
                 raise ServerError(
                     f"{name}: id {best.max()} is among the teacher's {k} most likely ones, but the student has {limit} "
                     "ids; take a smaller k, or load the teacher into this process"
@@ -273,13 +276,7 @@ class SglangScorer:
         async def one(row: Row, name: str) -> NDArray[np.float32]:
             if not len(row[1]):
                 return np.empty(0, np.float32)
-            # the entry at logprob_start_len itself is null
-            start = int(row[1].min()) - 1
-
-            def read(answer: Any, floor: int) -> NDArray[np.float32]:
-                return self._scores(answer, row[0], start, name, floor)[row[1] - start]
-
-            return await self._ask(name, lambda rid: score_body(rid, row[0], start, temperature=self.temperature), read)
+            return await self._ask(row, name, lambda answer, start, scores: scores[row[1] - start])
 
         return self._each(ids, positions, one)
 
@@ -293,55 +290,42 @@ class SglangScorer:
             # 0 is appended because check_ids refuses an empty row
             check_ids(np.append(chosen.ravel(), 0).astype(np.int32), self.vocabulary, name)
             cuts = [slice(start, start + self.block) for start in range(0, len(row[1]), self.block)]
-            parts = [await self._lookup(row[0], row[1][cut], chosen[cut], name) for cut in cuts]
+            parts = [await self._lookup((row[0], row[1][cut]), chosen[cut], name) for cut in cuts]
             return np.concatenate([np.empty((0, chosen.shape[-1]), np.float32), *parts])
 
         return self._each(ids, positions, one)
 
-    async def _top(self, row: Row, k: int, name: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        ids, where = row
-        if not len(where):
-            return np.empty((0, k), np.int32), np.empty((0, k), np.float32)
-        start = int(where.min()) - 1
-
-        def read(answer: Any, floor: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-            # checks that the server scored our ids, so that rows of another prompt are not taken for ours
-            self._scores(answer, ids, start, name, floor)
-            return read_top(answer, "input_top_logprobs", start, where, k, name)
-
-        return await self._ask(name, lambda rid: score_body(rid, ids, start, top=k, temperature=self.temperature), read)
-
-    async def _lookup(
-        self, ids: NDArray[np.int32], where: NDArray[np.int64], chosen: NDArray[np.int64], name: str
-    ) -> NDArray[np.float32]:
-        """Log-probabilities of `chosen` [P, K] at the positions `where` of one row, by one request."""
-        start = int(where.min()) - 1
-        # ids after the last position cannot change its score
-        row = ids[: int(where.max()) + 1]
+    async def _lookup(self, row: Row, chosen: NDArray[np.int64], name: str) -> NDArray[np.float32]:
+        """Log-probabilities of `chosen` [P, K] at the positions of one row, by one request."""
         union = np.unique(chosen)
 
-        def read(answer: Any, floor: int) -> NDArray[np.float32]:
-            self._scores(answer, row, start, name, floor)
-            named, logp = read_top(answer, "input_token_ids_logprobs", start, where, len(union), name)
+        def read(answer: Any, start: int, _: NDArray[np.float32]) -> NDArray[np.float32]:
+            named, logp = read_top(answer, "input_token_ids_logprobs", start, row[1], len(union), name)
             if not np.array_equal(named, np.broadcast_to(union, named.shape)):
                 raise ServerError(f"{name}: the server answered other ids than it was asked for")
             found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, chosen), axis=1)
             return found
 
-        asked: dict[str, Any] = {"chosen": union.tolist(), "temperature": self.temperature}
-        return await self._ask(name, lambda rid: score_body(rid, row, start, **asked), read)
+        return await self._ask(row, name, read, chosen=union.tolist())
 
-    def _scores(self, answer: Any, ids: NDArray[np.int32], start: int, name: str, floor: int) -> NDArray[np.float32]:
-        """Log-probabilities of `ids[start:]`. Raises WrongWeights unless the server has the weights it should have."""
-        check_temperature(answer, self.temperature, name)
-        found, weights = read_scores(answer, ids, start, name, last=self.vocabulary - 1)
-        self.fleet.versions.read(((weights, 0, 0),), floor, name)
-        return found
+    async def _ask(self, row: Row, name: str, read: Callable[[Any, int, NDArray[np.float32]], T], **asked: Any) -> T:
+        """What `read(answer, start, scores)` makes of the answer to one request about the positions of `row`.
 
-    async def _ask(self, name: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T]) -> T:
+        `scores` are of the row's ids from `start` on: they show that the server scored our ids, with its own weights.
+        """
+        # ids after the last position cannot change its score, and the entry at logprob_start_len itself is null
+        ids, start = row[0][: int(row[1].max()) + 1], int(row[1].min()) - 1
+
+        def checked(answer: Any, floor: int) -> T:
+            check_temperature(answer, self.temperature, name)
+            scores, weights = read_scores(answer, ids, start, name, last=self.vocabulary - 1)
+            self.fleet.versions.read(((weights, 0, 0),), floor, name)
+            return read(answer, start, scores)
+
+        body = lambda rid: score_body(rid, ids, start, temperature=self.temperature, **asked)  # noqa: E731
         end = self.fleet.endpoint_for(name).connection.clock() + self.fleet.settings.deadline
         try:
-            return await self.fleet.send(name, make, read, end, name)
+            return await self.fleet.send(name, body, checked, end, name)
         finally:
             self.fleet.forget(name)
 

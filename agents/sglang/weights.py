@@ -71,23 +71,24 @@ KEPT_FOLDERS = 2
 
 
 @contextlib.contextmanager
-def generation_paused(fleet: Fleet, busy: Busy) -> Iterator[None]:
-    """Context in which the servers generate nothing (unless `busy` is `wait`); they resume after it, also on errors."""
-    if busy == "wait":
-        yield
-        return
-    fleet.call_all("POST", "/pause_generation", {"mode": busy})
+def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[None]:
+    """Context in which the servers get the weights `name`; they generate nothing meanwhile, unless `busy` is `wait`.
+
+    Raises SyncError unless every server reports them at its end.
+    """
+    fleet.versions.announce(name, version)
     try:
+        # within the try: where one server refuses, the others may be paused already
+        if busy != "wait":
+            fleet.call_all("POST", "/pause_generation", {"mode": busy})
         yield
     finally:
-        fleet.call_all("POST", "/continue_generation", {})
-
-
-def check_weights_arrived(fleet: Fleet, name: str) -> None:
-    """Raises SyncError unless every server reports the weights `name`."""
+        if busy != "wait":
+            fleet.call_all("POST", "/continue_generation", {})
     for server, info in zip(fleet.servers, fleet.call_all("GET", "/model_info"), strict=True):
         if info.get("weight_version") != name:
             raise SyncError(f"{server.url} was given the weights {name!r}, but says {info.get('weight_version')!r}")
+    fleet.versions.settle(name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,25 +122,21 @@ class DiskSync:
 
     def publish(self, version: int) -> None:
         """Give every server the weights as they are now, as `version`; returns when all have them."""
-        versions = self.fleet.versions
-        name = versions.new_name(version)
+        name = self.fleet.versions.new_name(version)
         path = self._write(name)
         self._folders.append(path)
         for old in self._folders[:-KEPT_FOLDERS]:
             if old != self._newest:  # after failures the servers may still have weights older than the newest two
                 shutil.rmtree(old, ignore_errors=True)
                 self._folders.remove(old)
-        versions.announce(name, version)
         try:
-            with generation_paused(self.fleet, self.busy):
+            with handed_over(self.fleet, name, version, self.busy):
                 self.fleet.call_all("POST", "/update_weights_from_disk", self._body(path, name))
-            check_weights_arrived(self.fleet, name)
         # a ServerError too, but one that already says what is wrong
         except SyncError:
             raise
         except ServerError as error:
             raise SyncError(f"weights of version {version} in {path} did not reach every server: {error}") from error
-        versions.settle(name)
         self.published, self._newest = version, path
 
     def close(self) -> None:
@@ -242,14 +239,10 @@ class BroadcastSync:
 
     def publish(self, version: int) -> None:
         """Give every server the weights as they are now, as `version`; returns when all have them."""
-        versions = self.fleet.versions
-        name = versions.new_name(version)
+        name = self.fleet.versions.new_name(version)
         self._create_group()
-        versions.announce(name, version)
-        with generation_paused(self.fleet, self.busy):
+        with handed_over(self.fleet, name, version, self.busy):
             self._transfer(name)
-        check_weights_arrived(self.fleet, name)
-        versions.settle(name)
         self.published = version
 
     def close(self) -> None:

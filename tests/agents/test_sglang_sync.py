@@ -139,6 +139,10 @@ def test_servers_are_held_and_go_on_whatever_happens(servers: Any, fleet: Fleet,
         assert server.of("/pause_generation") == [{"mode": busy}] * 2
         assert len(server.of("/continue_generation")) == 2
         assert server.paused is None
+    servers[0].orders[:] = [lambda path, body: (400, {}) if path == "/pause_generation" else None]
+    with pytest.raises(SyncError):
+        sink.publish(3)
+    assert servers[1].paused is None
 
 
 def test_a_restarted_server_gets_the_newest_weights_again(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
