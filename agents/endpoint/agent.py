@@ -20,7 +20,6 @@ from turngym.agents.endpoint.client import (
     EndpointError,
     EndpointOptions,
     EndpointTimeout,
-    Sent,
 )
 from turngym.agents.endpoint.messages import (
     NOTE,
@@ -164,7 +163,7 @@ class EndpointAgent:
             transcript_of(conversation, self._memory, self._examples)
         loop, client = self._open()
 
-        async def ask_all() -> list[Sent | EndpointError]:
+        async def ask_all() -> list[Answer | EndpointError]:
             return await asyncio.gather(*(self._ask(client, conversation) for conversation in waiting))
 
         results = loop.run(ask_all())
@@ -197,7 +196,7 @@ class EndpointAgent:
             self._started = loop, client
         return self._started
 
-    async def _ask(self, client: EndpointClient, conversation: Conversation) -> Sent | EndpointError:
+    async def _ask(self, client: EndpointClient, conversation: Conversation) -> Answer | EndpointError:
         """The answer, requested with fewer tokens if history and answer together do not fit the context."""
         where = f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}"
         tokens, context = self.max_tokens, self.max_context
@@ -236,28 +235,24 @@ class EndpointAgent:
             body |= {"return_token_ids": True, "logprobs": True}
         return body | self.extra
 
-    def _reply(self, conversation: Conversation, result: Sent | EndpointError) -> Reply:
+    def _reply(self, conversation: Conversation, result: Answer | EndpointError) -> Reply:
         if isinstance(result, ContextOverflow):
             return Reply(ends=Status.TRUNCATED_TOKENS, error=str(result))
         if isinstance(result, EndpointError):
             late = isinstance(result, EndpointTimeout)
             return Reply(ends=Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, error=str(result))
-        answer = result.answer
-        self._note(conversation, answer, result.retries)
-        text = content_of(answer, self.channel)
-        conversation.memory[TRANSCRIPT].answer(answer, text, reasoning=self.options.reasoning_back == "send")
+        self._note(conversation, result)
+        text = content_of(result, self.channel)
+        conversation.memory[TRANSCRIPT].answer(result, text, reasoning=self.options.reasoning_back == "send")
         origin: Origin = "demonstration"
-        if self.options.token_ids and answer.ids is not None:
-            origin, conversation.thread = "policy", add_ids(conversation.thread, answer.ids)
-        return Reply(
-            text=response_of(answer, text),
-            logprobs=answer.ids.logprobs if origin == "policy" and answer.ids is not None else None,
-            finish=answer.finish,
-            origin=origin,
-        )
+        logprobs = None
+        if self.options.token_ids and result.ids is not None:
+            origin, logprobs = "policy", result.ids.logprobs
+            conversation.thread = add_ids(conversation.thread, result.ids)
+        return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
 
-    def _note(self, conversation: Conversation, answer: Answer, retries: int) -> None:
-        used = replace(answer.usage, retries=retries, cut_off=int(answer.finish == "length"))
+    def _note(self, conversation: Conversation, answer: Answer) -> None:
+        used = replace(answer.usage, cut_off=int(answer.finish == "length"))
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
         # with a limited memory the next prompt does not contain the answer, and is about as long as this one

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
@@ -291,14 +291,6 @@ class Address:
         return re.sub(f"{alone}{re.escape(self.key)}{alone.replace('<', '')}", "***", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """An answer, and how often its request was repeated."""
-
-    answer: Answer
-    retries: int
-
-
 @dataclass(slots=True, kw_only=True)
 class EndpointClient:
     """Sends requests, at most `parallel` at the same time. All coroutines belong to one event loop."""
@@ -323,17 +315,18 @@ class EndpointClient:
     _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
 
-    async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Sent:
-        """The answer to `body`, by the deadline. `where` names the request in errors, `rng` draws its pauses.
+    async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Answer:
+        """The answer to `body`, by the deadline; its usage says how often it was asked for again.
 
-        Raises EndpointTimeout, ContextOverflow, or EndpointError if the request failed for good.
+        `where` names the request in errors, `rng` draws its pauses. Raises EndpointTimeout, ContextOverflow, or
+        EndpointError if the request failed for good.
         """
         if self._free is None:
             self._free = asyncio.Semaphore(self.parallel)
         async with self._free:
             return await self._ask(body, rng, where, time.monotonic() + self.deadline)
 
-    async def _ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Sent:
+    async def _ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
         waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
@@ -341,7 +334,7 @@ class EndpointClient:
             sent += 1
             try:
                 answer = await self._once(body, end - time.monotonic())
-                return Sent(answer=answer, retries=sent - 1)
+                return replace(answer, usage=replace(answer.usage, retries=sent - 1))
             except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:

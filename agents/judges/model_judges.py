@@ -127,7 +127,7 @@ class HttpJudge:
             "stream": False,
         }
         try:
-            answer = (await self._client.ask(body, np.random.default_rng(number), request.name)).answer
+            answer = await self._client.ask(body, np.random.default_rng(number), request.name)
         except EndpointError as error:
             return _Vote(None, error=str(error))
         cut = answer.finish == "length"
