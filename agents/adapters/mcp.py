@@ -40,6 +40,8 @@ class Playing:
     session: EpisodeSession
     client: str
     used: float
+    busy: bool = False
+    """Whether a call of it is being played. It keeps its place meanwhile."""
 
 
 @dataclass(slots=True)
@@ -100,14 +102,14 @@ class Episodes:
         if name == BEGIN:
             return self._begin(client)
         episode = str(arguments.get("episode", "")) if self.named else ""
-        with self._lock:  # two calls at a time would step one environment twice: the second finds no episode
-            playing = self._open.get(episode)
-            if playing is not None and playing.client == client:
-                del self._open[episode]
-            else:
-                playing = None
-        if playing is None:
-            state = "is over" if episode in self._over else "is not open"
+        with self._lock:  # two calls at a time would step one environment twice
+            found = self._open.get(episode)
+            playing = None if found is None or found.client != client else found
+            busy = playing is not None and playing.busy
+            if playing is not None:
+                playing.busy = True
+        if playing is None or busy:
+            state = "is being played" if busy else "is over" if episode in self._over else "is not open"
             raise CallError(
                 f"episode {episode!r} {state}" if self.named else f"the episode {state}; call {BEGIN} first"
             )
@@ -130,7 +132,8 @@ class Episodes:
     def _end_idle(self) -> None:
         with self._lock:
             late = self.clock() - self.idle
-            names = [name for name, playing in self._open.items() if playing.used < late] if self.named else []
+            silent = (name for name, playing in self._open.items() if playing.used < late and not playing.busy)
+            names = list(silent) if self.named else []
             gone = [(name, self._open.pop(name)) for name in names]
         for name, playing in gone:
             self._give_up(name, playing, f"the client was silent for {self.idle:g} s")
@@ -145,9 +148,11 @@ class Episodes:
             among = own if full else list(self._open)
             if not full and len(among) < self.most:
                 return
-            oldest = min(among, key=lambda name: self._open[name].used)
-            if self._open[oldest].used > self.clock() - GRACE:
+            late = self.clock() - GRACE
+            free = [name for name in among if self._open[name].used <= late and not self._open[name].busy]
+            if not free:
                 raise CallError(f"{len(among)} episodes are open: finish one first, or ask again in a minute")
+            oldest = min(free, key=lambda name: self._open[name].used)
             playing = self._open.pop(oldest)
         self._give_up(oldest, playing, "another episode needed its place")
 
@@ -168,11 +173,17 @@ class Episodes:
         session = playing.session
         given = {key: value for key, value in arguments.items() if key != "episode"}
         is_tag = name in self.tool.tags[1:]
-        stepped = session.step_text(tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given))
+        try:
+            text = tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given)
+            stepped = session.step_text(text)
+        except BaseException:
+            self._open.pop(episode, None)
+            session.close()
+            raise
         if not session.done:
-            playing.used = self.clock()
-            self._open[episode] = playing
+            playing.used, playing.busy = self.clock(), False
             return stepped.observation
+        self._open.pop(episode, None)
         self._over.append(episode)
         try:
             row = self.sessions.keep(session, self.agent)

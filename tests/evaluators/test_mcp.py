@@ -222,6 +222,32 @@ def test_a_client_has_its_share_of_the_episodes(tmp_path: Path) -> None:
     episodes.close()
 
 
+def test_an_episode_keeps_its_place_while_a_call_is_played(tmp_path: Path) -> None:
+    """Else a client could begin another one during each call, and have as many open as it likes."""
+    episodes = open_episodes(tmp_path, most=4, share=1)
+    name = begin(episodes, "ann")
+    session = episodes._open[name].session
+
+    def step(text: str) -> Any:
+        with pytest.raises(CallError, match="1 episodes are open"):
+            begin(episodes, "ann")
+        with pytest.raises(CallError, match="is being played"):
+            episodes.call("alfworld_step", {"episode": name, **LOOK}, "ann")
+        return session.step_text(text)
+
+    episodes._open[name].session = SimpleNamespace(step_text=step, done=False)  # type: ignore[assignment]
+    assert episodes.call("alfworld_step", {"episode": name, **LOOK}, "ann")
+    closed: list[bool] = []
+    broken = SimpleNamespace(step_text={}.__getitem__, close=lambda: closed.append(True))
+    episodes._open[name].session = broken  # type: ignore[assignment]
+    with pytest.raises(KeyError):
+        episodes.call("alfworld_step", {"episode": name, **LOOK}, "ann")
+    assert closed
+    assert begin(episodes, "ann")
+    session.close()
+    episodes.close()
+
+
 def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
     pytest.importorskip("mcp.server.mcpserver", reason="needs the extra turngym[mcp]")
     import httpx

@@ -4,7 +4,7 @@ import verifiers.v1 as vf
 
 from turngym.agents.adapters.verifiers import PanelConfig, PanelEnv, PanelHarness, PanelTask, PanelTaskset
 
-__all__ = ["ALFWorldEnv", "ALFWorldHarness", "ALFWorldTaskset"]
+__all__ = ["ALFWorldTaskset", "PanelEnv", "PanelHarness"]
 
 
 class ALFWorldConfig(PanelConfig):
@@ -14,11 +14,3 @@ class ALFWorldConfig(PanelConfig):
 
 class ALFWorldTaskset(PanelTaskset, vf.Taskset[PanelTask, ALFWorldConfig]):
     """Tasks of `--env.taskset.panel`."""
-
-
-class ALFWorldEnv(PanelEnv):
-    """Plays them."""
-
-
-class ALFWorldHarness(PanelHarness):
-    """Asks the model."""

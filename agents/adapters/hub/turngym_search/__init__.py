@@ -4,7 +4,7 @@ import verifiers.v1 as vf
 
 from turngym.agents.adapters.verifiers import PanelConfig, PanelEnv, PanelHarness, PanelTask, PanelTaskset
 
-__all__ = ["SearchEnv", "SearchHarness", "SearchTaskset"]
+__all__ = ["PanelEnv", "PanelHarness", "SearchTaskset"]
 
 
 class SearchConfig(PanelConfig):
@@ -14,11 +14,3 @@ class SearchConfig(PanelConfig):
 
 class SearchTaskset(PanelTaskset, vf.Taskset[PanelTask, SearchConfig]):
     """Tasks of `--env.taskset.panel`."""
-
-
-class SearchEnv(PanelEnv):
-    """Plays them."""
-
-
-class SearchHarness(PanelHarness):
-    """Asks the model."""

@@ -4,7 +4,7 @@ import verifiers.v1 as vf
 
 from turngym.agents.adapters.verifiers import PanelConfig, PanelEnv, PanelHarness, PanelTask, PanelTaskset
 
-__all__ = ["WebShopEnv", "WebShopHarness", "WebShopTaskset"]
+__all__ = ["PanelEnv", "PanelHarness", "WebShopTaskset"]
 
 
 class WebShopConfig(PanelConfig):
@@ -14,11 +14,3 @@ class WebShopConfig(PanelConfig):
 
 class WebShopTaskset(PanelTaskset, vf.Taskset[PanelTask, WebShopConfig]):
     """Tasks of `--env.taskset.panel`."""
-
-
-class WebShopEnv(PanelEnv):
-    """Plays them."""
-
-
-class WebShopHarness(PanelHarness):
-    """Asks the model."""
