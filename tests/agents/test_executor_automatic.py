@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
 from turngym.agents.executor import options as automatic  # noqa: E402
-from turngym.agents.executor import options as cores  # noqa: E402
 from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.options import (  # noqa: E402
     WorkerCount,
@@ -64,7 +63,7 @@ def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
+    monkeypatch.setattr(automatic, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
     assert available_cores({}) == 6
     (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import proxy_tools as tools
@@ -25,10 +24,9 @@ UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")
 class Heard:
     """A service that notes what it tells of feedback."""
 
-    def __init__(self, tokenizer: Any, folder: Path, **options: Any) -> None:
+    def __init__(self, bench: Any) -> None:
         self.told: list[Any] = []
-        self.bench = tools.Bench(tokenizer, folder, **options)
-        self.service = self.bench.service
+        self.bench, self.service = bench, bench.service
         self.service.heard.tell = self.tell
 
     def tell(self, place: Any, *what: Any) -> Any:
@@ -41,16 +39,8 @@ class Heard:
 
 
 @pytest.fixture
-def start(make_tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Heard]]:
-    made: list[Heard] = []
-
-    def make(**options: Any) -> Heard:
-        made.append(Heard(make_tokenizer(), tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.service.close()
+def start(make_bench: Callable[..., Any]) -> Callable[..., Heard]:
+    return lambda **options: Heard(make_bench(**options))
 
 
 def test_a_turn_is_named_by_its_number_or_its_answer(start: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +120,14 @@ def test_a_restart_knows_whose_session_it_is(make_bench: Callable[..., Any]) -> 
     assert [turn.observation for turn in second.episodes[0].turns] == ["hello", "more"]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    def file(text: str, mode: int = 0o600) -> Path:
-        (tmp_path / "keys").write_text(text)
-        (tmp_path / "keys").chmod(mode)
-        return tmp_path / "keys"
-
-    return file  # type: ignore[return-value]
+def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    (folder / "keys").write_text(text)
+    (folder / "keys").chmod(mode)
+    return folder / "keys"
 
 
-def test_keys_of_clients_are_read(write: Any) -> None:
-    keys = ClientKeys.of("shared", write("ann  0123456789abcdef\n\nbob 0123456789abcdeé\n"))
+def test_keys_of_clients_are_read(tmp_path: Path) -> None:
+    keys = ClientKeys.of("shared", key_file(tmp_path, "ann  0123456789abcdef\n\nbob 0123456789abcdeé\n"))
     assert keys.client_of("Bearer 0123456789abcdef") == "ann"
     assert keys.client_of("bearer 0123456789abcdeé".encode().decode("latin-1")) == "bob"
     assert [keys.client_of(said) for said in ("", "Bearer shared", "Basic 0123456789abcdef")] == [None] * 3
@@ -151,9 +147,9 @@ def test_keys_of_clients_are_read(write: Any) -> None:
         ("ann 0123456789abcdef\n", 0o640, "chmod 600"),
     ],
 )
-def test_files_of_keys_that_do_not_do(write: Any, text: str, mode: int, says: str) -> None:
+def test_files_of_keys_that_do_not_do(tmp_path: Path, text: str, mode: int, says: str) -> None:
     with pytest.raises(TurngymError, match=says) as caught:
-        ClientKeys.of(None, write(text, mode))
+        ClientKeys.of(None, key_file(tmp_path, text, mode))
     assert "0123456789abcdef" not in str(caught.value)
 
 
@@ -168,19 +164,19 @@ def test_a_table_of_names_that_clients_choose_does_not_grow(make_bench: Callable
 # A refused request costs little, and nobody waits for another one's text.
 
 
+def lengths_tokenized(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that are tokenized from now on."""
+    found, encode = list[int](), bench.renderer._encode
+    monkeypatch.setattr(bench.renderer, "_encode", lambda text: found.append(len(text)) or encode(text))
+    return found
+
+
 def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
     make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(max_context=64, unnamed="match")
     bench.ask([user("hi")], "a")
-    tokenized: list[int] = []
-    encode = bench.renderer._encode
-
-    def counted(text: str) -> Any:
-        tokenized.append(len(text))
-        return encode(text)
-
-    monkeypatch.setattr(bench.renderer, "_encode", counted)
+    tokenized = lengths_tokenized(bench, monkeypatch)
     longest = 64 * bench.renderer.longest_token
     call = {"function": {"name": "f", "arguments": "x" * longest}}
     tool = {"type": "function", "function": {"name": "f", "description": "x" * longest}}
@@ -219,15 +215,8 @@ def test_what_is_far_too_long_is_not_tokenized_to_its_end(
     make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(max_context=1000)
-    tokenized: list[int] = []
-    encode = bench.renderer._encode
     monkeypatch.setattr(bench.renderer, "longest_token", 1000)
-
-    def counted(text: str) -> Any:
-        tokenized.append(len(text))
-        return encode(text)
-
-    monkeypatch.setattr(bench.renderer, "_encode", counted)
+    tokenized = lengths_tokenized(bench, monkeypatch)
     with pytest.raises(ApiError, match="more than 2000 tokens; with an answer this model holds 1000") as caught:
         bench.ask([user("x" * 500_000)], "a")
     assert caught.value.code == "context_length_exceeded"

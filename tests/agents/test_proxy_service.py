@@ -274,10 +274,15 @@ def test_turns_of_another_temperature_are_not_trained_on(make_bench: Make) -> No
 def test_random_streams(make_bench: Make) -> None:
     bench = make_bench(seed=5)
     messages = bench.talk("a", 2)
+    for _ in range(2):
+        bench.ask(messages[:-1], "a")
+    messages[-1] = {"role": "assistant", "content": "answer 4"}
     bench.ask([*messages, user("x")], "a", seed=9)
     streams = [request.stream for request in bench.policy.requests]
-    assert [stream[0] for stream in streams] == [5, 5, 9]
-    assert [stream[2] for stream in streams] == [0, 1, 2]
+    # two turns, the second asked again twice, and one more: five draws, none of which shares its numbers
+    assert [stream[0] for stream in streams] == [5, 5, 5, 5, 9]
+    assert [stream[2] for stream in streams] == [0, 1, 2, 3, 4]
+    assert len({stream[1] for stream in streams}) == 1
 
 
 def test_a_restart_goes_on_in_the_same_segment(make_bench: Make) -> None:

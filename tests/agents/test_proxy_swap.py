@@ -158,18 +158,6 @@ def test_many_swaps_lose_and_cross_nothing(bench: Any) -> None:
             assert len(turn.logprobs) == turn.response_length
 
 
-def test_asking_again_has_random_numbers_of_its_own(bench: Any) -> None:
-    messages = bench.talk("a", 2)
-    for _ in range(2):
-        bench.ask(messages[:-1], "a")
-    messages[-1] = {"role": "assistant", "content": "answer 4"}
-    bench.ask([*messages, user("go on")], "a")
-    streams = [request.stream for request in bench.policy.requests]
-    # two turns, the second asked again twice, and one more: five draws, none of which shares its numbers
-    assert [stream[2] for stream in streams] == [0, 1, 2, 3, 4]
-    assert len({stream[1] for stream in streams}) == 1
-
-
 def part(text: str, version: int, finish: str = "aborted") -> Generation:
     ids = np.array([*map(ord, text)], np.int32)
     return Generation(ids=ids, logprobs=np.zeros(len(ids), np.float32), finish=finish, policy_version=version)

@@ -75,13 +75,11 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert not [word for word in ("http:", "https:", "src=", "innerHTML") if word in PAGE.read_text()]
 
 
-def test_routes_and_the_key(tmp_path: Path, make_tokenizer: Any) -> None:
+def test_routes_and_the_key(make_bench: Any) -> None:
     pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-    import proxy_tools as tools
-
     from turngym.agents.proxy.app import create_app
 
-    bench = tools.Bench(make_tokenizer(), tmp_path)
+    bench = make_bench()
     client = create_app(
         bench.service, keys=ClientKeys({"": "k"}), more_health=lambda: {"training": {"step": 3}}
     ).test_client()
@@ -90,4 +88,3 @@ def test_routes_and_the_key(tmp_path: Path, make_tokenizer: Any) -> None:
     found = client.get("/metrics", headers={"Authorization": "Bearer k"})
     assert found.content_type == "text/plain; version=0.0.4"
     assert "turngym_training_step 3\n" in found.data.decode()
-    bench.service.close()

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sglang_fake as fake
 
 from turngym.agents.sglang.client import ServerDown, ServerError, SglangSettings, error_text
 from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
-QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK, Words = fake.QUICK, fake.Words
 
 
 @pytest.fixture
@@ -31,8 +30,7 @@ def opened(*servers: Any) -> Fleet:
 
 
 def ask(session: str, turn: int = 0) -> GenerateRequest:
-    prompt = np.array([5, 6], np.int32)
-    return GenerateRequest(session=session, prompt_ids=prompt, sampling=Sampling(max_new_tokens=3), stream=(turn,))
+    return fake.ask(5, 6, most=3, stream=(turn,), session=session)
 
 
 def test_what_a_server_says_about_itself() -> None:
@@ -145,16 +143,6 @@ def test_another_model_is_seen_before_anything_is_sent(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=r"serves a Qwen3ForCausalLM .* LlamaForCausalLM is meant"):
             check_model(fleet, {**mine, "architectures": ["LlamaForCausalLM"]})
         fleet.close()
-
-
-class Words:
-    """As the fake server encodes and decodes."""
-
-    def decode(self, token_ids: Any, /, **kwargs: Any) -> str:
-        return str(fake.letters(list(token_ids)))
-
-    def encode(self, text: str, /, **kwargs: Any) -> list[int]:
-        return list(fake.numbers(text))
 
 
 def test_another_vocabulary_is_seen_before_anything_is_sent() -> None:

@@ -22,18 +22,11 @@ from turngym.agents.sglang.client import (
 )
 from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw
 
-QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
-
-
-class Letters:
-    """Decodes as the fake server does."""
-
-    def decode(self, token_ids: Any, /, **kwargs: Any) -> str:
-        return "".join(chr(97 + i % 26) for i in token_ids)
+QUICK, ask, Words = fake.QUICK, fake.ask, fake.Words
 
 
 @pytest.fixture
@@ -54,11 +47,6 @@ def connect() -> Iterator[Any]:
     yield make
     for fleet in fleets:
         fleet.close()
-
-
-def ask(*prompt: int, most: int = 6, stream: tuple[int, ...] = (0,), session: str = "a", **more: Any) -> Any:
-    sampling = Sampling(max_new_tokens=most, **more)
-    return GenerateRequest(session=session, prompt_ids=np.array(prompt, np.int32), sampling=sampling, stream=stream)
 
 
 def by_hand(prompt: list[int], most: int, seed: int, temperature: float = 1.0, weights: str = "default") -> Any:
@@ -247,12 +235,12 @@ def test_a_response_that_the_server_broke_off_goes_on(server: Any, connect: Any)
 
 def test_a_stop_text_across_the_break_is_found(server: Any, connect: Any) -> None:
     ids, _ = by_hand([5, 6], 9, seed_of((3,)))
-    text = Letters().decode(ids)
+    text = Words().decode(ids)
     across = text[2:4]
     assert across not in text[:3]
     interrupt_first(server, 3)
     asked = ask(5, 6, most=9, stream=(3,), stop_text=(across,))
-    (found,) = connect(server, stops=StopText(Letters())).generate([asked])
+    (found,) = connect(server, stops=StopText(Words())).generate([asked])
     assert (found.ids.tolist(), found.finish) == (ids[:4], "stop")
     assert len(found.logprobs) == 4
     server.asked.clear()

@@ -9,21 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sglang_fake as fake
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from turngym.agents.sglang import fleet as worker_client
-from turngym.agents.sglang.client import ServerError, SglangSettings, SyncError, WrongWeights
+from turngym.agents.sglang.client import ServerError, SyncError, WrongWeights
 from turngym.agents.sglang.fleet import Fleet, WeightVersions
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
-from turngym.envs.core.protocols import GenerateRequest, PartialFailure, Sampling
+from turngym.envs.core.protocols import GenerateRequest, PartialFailure
 
 FakeServer = fake.FakeServer
-QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK = fake.QUICK
 
 
 @pytest.fixture
@@ -44,8 +43,7 @@ def write(folder: Path) -> None:
 
 
 def ask(turn: int = 0) -> GenerateRequest:
-    prompt = np.array([5, 6], np.int32)
-    return GenerateRequest(session="a", prompt_ids=prompt, sampling=Sampling(max_new_tokens=4), stream=(turn,))
+    return fake.ask(5, 6, most=4, stream=(turn,))
 
 
 def test_the_ledger_by_hand() -> None:
@@ -337,9 +335,7 @@ def test_weights_that_come_while_ids_are_drawn(servers: Any, tmp_path: Path) -> 
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path, busy="retract")
     sink.publish(1)
     found: list[Any] = []
-    request = GenerateRequest(
-        session="a", prompt_ids=np.array([5, 6], np.int32), sampling=Sampling(max_new_tokens=40), stream=(11,)
-    )
+    request = fake.ask(5, 6, most=40, stream=(11,))
     thread = threading.Thread(target=lambda: found.extend(policy.generate([request])))
     thread.start()
     server.hung.wait(0.3)

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 from servers import Answer, JsonServer
 
+from turngym.agents.sglang.client import SglangSettings
+from turngym.envs.core.protocols import GenerateRequest, Sampling
+
 VOCABULARY = 40
 END = 1
+QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+"""A client's settings for servers on this machine."""
 Reply = tuple[int, Any]
 
 
@@ -45,6 +50,24 @@ def letters(ids: list[int]) -> str:
 
 def numbers(text: str) -> list[int]:
     return [ord(one) % VOCABULARY for one in text]
+
+
+class Words:
+    """A tokenizer that encodes and decodes as the server does."""
+
+    def decode(self, token_ids: Any, /, **kwargs: Any) -> str:
+        return letters(list(token_ids))
+
+    def encode(self, text: str, /, **kwargs: Any) -> list[int]:
+        return numbers(text)
+
+
+def ask(
+    *prompt: int, most: int = 6, stream: tuple[int, ...] = (0,), session: str = "a", **more: Any
+) -> GenerateRequest:
+    """A request for at most `most` ids after `prompt`; `more` is for its sampling."""
+    sampling = Sampling(max_new_tokens=most, **more)
+    return GenerateRequest(session=session, prompt_ids=np.array(prompt, np.int32), sampling=sampling, stream=stream)
 
 
 def tempered(logp: Any, temperature: float) -> Any:
