@@ -37,6 +37,7 @@ from turngym.agents.rendering.conversation import ALL, Example, Memory, by_categ
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
+from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import ToolSpec, content_hash
 from turngym.retrieval.outgoing import LoopThread
@@ -85,8 +86,8 @@ class EndpointAgent:
         parallel: most requests in flight.
         examples: episodes that stand as earlier messages in front of every episode, or of those of their category.
 
-    Nothing is sent before `respond`. Raises AgentError for invalid settings and if httpx is not installed, and from
-    `respond` if the endpoint never worked.
+    Nothing is sent before `respond`. Raises AgentError for invalid settings, and from `respond` if the endpoint
+    never worked; MissingExtra if httpx is not installed.
     """
 
     def __init__(
@@ -113,10 +114,7 @@ class EndpointAgent:
         for name, value, least in limits:
             if value < least:
                 raise AgentError(f"{name} is {value:g}; it must be at least {least:g}")
-        try:
-            import httpx  # noqa: F401
-        except ImportError as error:
-            raise AgentError("an endpoint needs httpx: pip install 'turngym[endpoint]'") from error
+        need("httpx", "an endpoint", "endpoint")
         self.extra = json_object("--extra-body", options.extra_body)
         if taken := [name for name in RESERVED if name in self.extra]:
             raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")

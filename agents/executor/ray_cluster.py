@@ -10,6 +10,7 @@ import numpy as np
 
 from turngym.agents.executor.child import ExecutorError, picklable
 from turngym.agents.executor.processes import Answer, Worker
+from turngym.envs.core.plugins import need
 
 
 class RayWorkers:
@@ -19,17 +20,13 @@ class RayWorkers:
     left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is
     lost, the calls of its actors are answered with the cause of death.
 
-    Raises ExecutorError if Ray is not installed, or there is no cluster at `address`.
+    Raises MissingExtra if Ray is not installed, ExecutorError if there is no cluster at `address`.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:
         if count < 1:
             raise ExecutorError(f"{count} workers: at least 1 must play")
-        try:
-            import ray
-        except ImportError as error:
-            raise ExecutorError(f"Ray workers need ray: pip install 'turngym[ray]' ({error})") from error
-        self._ray: Any = ray
+        ray = self._ray = need("ray", "a Ray worker", "ray")
         self.count = count
         self._ours = not ray.is_initialized()
         if self._ours:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.client_keys import ClientKeys
-from turngym.agents.proxy.config import ApiError, ProxyError, invalid
+from turngym.agents.proxy.config import ApiError, invalid
 from turngym.agents.proxy.conversation import Delta
 from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
 from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import TurnRecord
 from turngym.envs.core.errors import did_you_mean
+from turngym.envs.core.plugins import need
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -278,12 +279,11 @@ def create_app(
 
     What one of several `keys` has opened, requests with another one neither see nor change.
 
-    Raises ProxyError if Flask is not installed.
+    Raises MissingExtra if Flask is not installed.
     """
-    try:
-        from flask import Flask, Response, g, request
-    except ImportError as error:
-        raise ProxyError("the proxy needs Flask: pip install 'turngym[serve]'") from error
+    need("flask", "the proxy", "serve")
+    from flask import Flask, Response, g, request
+
     # both paths are given, because Flask cannot find them for a package inside a namespace
     here = str(Path(__file__).parent)
     app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)

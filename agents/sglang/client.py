@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
@@ -347,7 +348,7 @@ def answer_limit(body: Any) -> int:
 class Connection:
     """Requests to one address. All methods are coroutines of one event loop.
 
-    Raises ServerError for an invalid address, or if httpx is not installed.
+    Raises ServerError for an invalid address, MissingExtra if httpx is not installed.
     """
 
     url: str
@@ -359,10 +360,7 @@ class Connection:
         self.url = self.url.rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise ServerError(f"server {self.url!r} must begin with http:// or https://")
-        try:
-            import httpx  # noqa: F401
-        except ImportError as error:
-            raise ServerError("a server needs httpx: pip install 'turngym[serve]'") from error
+        need("httpx", "a server", "serve")
         key = os.environ.get(KEY)
         self._http = HttpClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import re
 import secrets
@@ -217,8 +216,6 @@ class Fleet:
     _endpoints: list[Endpoint] = field(default_factory=list, init=False)
     _admin: list[Connection] = field(default_factory=list, init=False)
     _assigned: dict[str, Endpoint] = field(default_factory=dict, init=False)
-    _numbers: Any = field(default_factory=itertools.count, init=False)
-    _name: str = field(default_factory=lambda: secrets.token_hex(4), init=False)
     _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _repairs: Counter[str] = field(default_factory=Counter, init=False)
     """How often the server at a url has been given its weights again."""
@@ -324,7 +321,7 @@ class Fleet:
             pause = next_pause(pause)
 
     async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
-        rid = f"turngym-{self._name}-{next(self._numbers)}"
+        rid = f"turngym-{secrets.token_hex(8)}"
         endpoint.load += 1
         try:
             async with endpoint.slots:

@@ -16,6 +16,7 @@ from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_t
 from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
 from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.files import weights_hash
+from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
 
 TOLERANCE = {"float32": 1e-3, "auto": 0.5}
@@ -111,15 +112,13 @@ def load_outside(folder: str) -> tuple[Any, Any]:
 
     Raises ServerError for a folder without a tokenizer.
     """
+    transformers = need("transformers", "a tokenizer", "train")
     try:
-        from transformers import AutoTokenizer, GenerationConfig
-    except ImportError as error:
-        raise ServerError(f"tokenizers need transformers: pip install 'turngym[train]' ({error})") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ServerError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
-    config = GenerationConfig.from_pretrained(folder) if (Path(folder) / "generation_config.json").exists() else None
+    known = (Path(folder) / "generation_config.json").exists()
+    config = transformers.GenerationConfig.from_pretrained(folder) if known else None
     return SimpleNamespace(generation_config=config), tokenizer
 
 

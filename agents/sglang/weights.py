@@ -230,7 +230,6 @@ class BroadcastSync:
     published: int | None = field(default=None, init=False)
     _group: Any = field(default=None, init=False)
     _name: str = field(default="", init=False)
-    _numbers: Any = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
         if any(server.replicas > 1 for server in self.fleet.servers):
@@ -314,7 +313,7 @@ class BroadcastSync:
     def _create_group(self) -> None:
         if self._group is not None:
             return
-        self._name = f"turngym-{self.fleet.versions.new_name(0)}-{next(self._numbers)}"
+        self._name = f"group-{self.fleet.versions.new_name(0)}"
         port, ranks = free_port(), [server.ranks for server in self.fleet.servers]
         offsets = [1 + sum(ranks[:number]) for number in range(len(ranks))]
         common = {"master_address": self.address, "master_port": port, "world_size": 1 + sum(ranks)}

@@ -21,6 +21,7 @@ from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
 from turngym.envs.core.episode import Episode  # noqa: E402
 from turngym.envs.core.errors import TaskError  # noqa: E402
+from turngym.envs.core.plugins import MissingExtra  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -78,5 +79,5 @@ def test_what_makes_no_sense(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ExecutorError, match="0 workers"):
         RayWorkers(0)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ExecutorError, match=r"pip install 'turngym\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'turngym\[ray\]'"):
         RayWorkers(1)
