@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -293,6 +294,8 @@ class LocalWorkers:
 
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
+    # ended by it, whatever the parent does with it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # set before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
