@@ -55,6 +55,8 @@ FRESH = 0.2
 """Seconds in which a new connection may send its request although the server is leaving."""
 SPARE_FILES = 256
 """File descriptors for everything but connections."""
+MAX_HEADERS = 64 * 2**10
+"""Bytes of the headers of a request."""
 BURST = 64
 """Connections that are accepted at a time."""
 LINGER = 2.0
@@ -97,8 +99,6 @@ class Front:
     sweep_every: float = 5.0
     connections: int = 1000
     """Connections open at the same time; the one that is idle for longest makes room."""
-    max_headers: int = 64 * 2**10
-    """Largest headers of a request, bytes."""
     timeouts: Timeouts = Timeouts()
 
 
@@ -237,7 +237,7 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
             connection_limit=connections + 2 * BURST,
             # waitress's own 8 KiB cost a look at every connection for each
             recv_bytes=2**16,
-            max_request_header_size=front.max_headers,
+            max_request_header_size=MAX_HEADERS,
             # waitress refuses bodies from its limit on, not only above it
             max_request_body_size=front.max_body + 1,
             channel_request_lookahead=1,  # without it a client that went away is not noticed

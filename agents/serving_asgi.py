@@ -20,7 +20,7 @@ from typing import Any
 
 from turngym.agents.access import Access
 from turngym.agents.client_keys import ClientKeys
-from turngym.agents.serving import FRESH, LINGER, Timeouts, access_of, room, url_of
+from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import JsonError, strict_json
@@ -72,7 +72,7 @@ class AsgiServer:
             loop="asyncio",
             log_level="error",
             server_header=False,
-            h11_max_incomplete_event_size=64 * 2**10,
+            h11_max_incomplete_event_size=MAX_HEADERS,
             ws_max_size=MAX_MESSAGE,
             timeout_keep_alive=int(timeouts.idle),
             timeout_graceful_shutdown=max(1, round(drain)),
