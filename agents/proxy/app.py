@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.config import ApiError, invalid
 from turngym.agents.proxy.conversation import Delta
-from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
+from turngym.agents.proxy.openai_api import read_feedback, read_json, read_messages, read_request, read_session
 from turngym.agents.proxy.service import InflightRequest, ProxyService
-from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import TurnRecord
-from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.plugins import need
 
 if TYPE_CHECKING:
@@ -231,41 +229,6 @@ def json_response(value: Mapping[str, Any], status: int, headers: dict[str, str]
     from flask import Response
 
     return Response(json.dumps(value).encode(), status=status, headers=headers, mimetype="application/json")
-
-
-MAX_TEXT = 4000
-"""Most characters of a user's comment on a turn."""
-NAMING = ("session_id", "metadata", "conversation", "conversation_id")
-FIELDS = ("score", "text", "turn", "answer", *NAMING)
-
-
-def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Feedback, dict[str, Any]]:
-    """(The feedback; the turn that is meant, as arguments of `ProxyService.feedback`.)
-
-    Raises ApiError (400) with the field at fault.
-    """
-    for name in fields:
-        if name not in FIELDS:
-            # a name may be as long as a body
-            hint = did_you_mean(name[:40], FIELDS)
-            raise invalid(f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", name[:40])
-    score, text = fields.get("score"), fields.get("text")
-    # True equals 1
-    if isinstance(score, bool) or score not in (1, -1):
-        raise invalid(f"score is {shown(score)}; it must be 1 (good) or -1 (bad)", "score")
-    if text is not None and (not isinstance(text, str) or len(text) > MAX_TEXT):
-        raise invalid(f"text is {shown(text)}; it must be text of at most {MAX_TEXT} letters", "text")
-    session, turn, answer = read_session(fields, headers), fields.get("turn"), fields.get("answer")
-    if answer is not None and not isinstance(answer, str):
-        raise invalid(f"answer is {shown(answer)}; it must be the id of an answer (chatcmpl-...)", "answer")
-    if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int) or turn < 0):
-        raise invalid(f"turn is {shown(turn)}; it must be a whole number from 0, or left out for the last", "turn")
-    if answer is None and session is None:
-        raise invalid("which turn? Send answer (its id), or session_id and turn", "session_id")
-    if answer is not None and turn is not None:
-        raise invalid("answer names the turn already: leave turn out", "turn")
-    place = {"session_id": session, "turn": turn, "answer": answer}
-    return Feedback(score=int(score), text=text or ""), place
 
 
 OPEN = ("/healthz", "/watch")

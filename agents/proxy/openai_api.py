@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.proxy.config import ApiError, ProxySettings, invalid
+from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.settings import JsonError, strict_json
@@ -291,6 +292,38 @@ def read_done(fields: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
             raise invalid(f"{SESSION_DONE} is {shown(said)}; valid: 1 or 0, true or false", "session_done")
         return said.strip().lower() in ("1", "true", "yes")
     return _boolean(fields, "session_done")
+
+
+MAX_TEXT = 4000
+"""Most characters of a user's comment on a turn."""
+NAMING = ("session_id", "metadata", "conversation", "conversation_id")
+FIELDS = ("score", "text", "turn", "answer", *NAMING)
+
+
+def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Feedback, dict[str, Any]]:
+    """(The feedback; the turn that is meant, as arguments of `ProxyService.feedback`.)
+
+    Raises ApiError (400) with the field at fault.
+    """
+    for name in fields:
+        if name not in FIELDS:
+            # a name may be as long as a body
+            hint = did_you_mean(name[:40], FIELDS)
+            raise invalid(f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", name[:40])
+    score, text = fields.get("score"), fields.get("text")
+    # True equals 1
+    if isinstance(score, bool) or score not in (1, -1):
+        raise invalid(f"score is {shown(score)}; it must be 1 (good) or -1 (bad)", "score")
+    if text is not None and (not isinstance(text, str) or len(text) > MAX_TEXT):
+        raise invalid(f"text is {shown(text)}; it must be text of at most {MAX_TEXT} letters", "text")
+    session, turn, answer = read_session(fields, headers), _integer(fields, "turn", 0), fields.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise invalid(f"answer is {shown(answer)}; it must be the id of an answer (chatcmpl-...)", "answer")
+    if answer is None and session is None:
+        raise invalid("which turn? Send answer (its id), or session_id and turn", "session_id")
+    if answer is not None and turn is not None:
+        raise invalid("answer names the turn already: leave turn out", "turn")
+    return Feedback(score=int(score), text=text or ""), {"session_id": session, "turn": turn, "answer": answer}
 
 
 def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]:
