@@ -75,20 +75,25 @@ def import_gguf(file: Path, folder: Path) -> Path:
     except Exception as error:  # it raises whatever numpy does
         raise AgentError(f"{file} is no GGUF file, or not the whole of one ({str(error).splitlines()[0]})") from error
     found = _Metadata(file, fields)
-    tokenizer = _tokenizer(found)
     require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors), "float32")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
-    config = _config(found, transformers, tied=tied)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = {name: torch.from_numpy(weight) for name, weight in _weights(found, reader, config)}
-    if tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
+        tokenizer = _tokenizer(found)
+        config = _config(found, transformers, tied=tied)
+        if config.num_hidden_layers > len(reader.tensors):
+            # a claim of 10^9 would be built for hours
+            raise ValueError(f"{config.num_hidden_layers} layers of {len(reader.tensors)} tensors")
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        state = {name: torch.from_numpy(weight) for name, weight in _weights(found, reader, config)}
+        if tied:
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, strict=True, assign=True)
-    except RuntimeError as error:
-        what = " ".join(str(error).split())
-        raise AgentError(f"{file}: its tensors are not those of a {found.architecture} model: {what[:300]}") from error
+    except AgentError:
+        raise
+    except Exception as error:  # a file from anyone may claim anything
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AgentError(f"{file} holds no whole {found.architecture} model: {what[:300]}") from error
     model.tie_weights()
     ids = {
         "bos_token_id": config.bos_token_id,

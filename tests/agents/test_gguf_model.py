@@ -51,11 +51,11 @@ def small(family: str, *, tied: bool) -> Any:
 def write(file: Path, family: str, model: Any, *, sort: Any = None, pre: str | None = "smollm", **more: Any) -> Path:
     """The model as a GGUF file, as llama.cpp's converter lays it out; `more` replaces keys (None leaves one out)."""
     writer, config = gguf.GGUFWriter(file, family), model.config
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(more.get("layers", config.num_hidden_layers))
     writer.add_context_length(128)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(more.get("heads", config.num_attention_heads))
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(50_000.0)
@@ -65,8 +65,8 @@ def write(file: Path, family: str, model: Any, *, sort: Any = None, pre: str | N
     if pre is not None:
         writer.add_tokenizer_pre(pre)
     writer.add_token_list([*PIECES, *CONTROL])
-    writer.add_token_types([1] * len(PIECES) + [3] * len(CONTROL))
-    writer.add_token_merges(MERGES)
+    writer.add_token_types(more.get("types", [1] * len(PIECES) + [3] * len(CONTROL)))
+    writer.add_token_merges(more.get("merges", MERGES))
     writer.add_bos_token_id(len(PIECES))
     if (eos := more.get("eos", len(PIECES) + 1)) is not None:
         writer.add_eos_token_id(eos)
@@ -159,7 +159,11 @@ def test_a_file_that_begins_every_text_says_so(tmp_path: Path) -> None:
         ({"eos": 9999}, r"its eos token 9999 is outside the vocabulary of \d+"),
         ({"extra": "rope_freqs.weight"}, r"stretches its rotary positions as Llama 3\.1 does"),
         ({"extra": "blk.0.ssm_a"}, r"holds a tensor 'blk\.0\.ssm_a' that no llama model has"),
-        ({"extra": "blk.7.attn_norm.weight"}, r"its tensors are not those of a llama model"),
+        ({"extra": "blk.7.attn_norm.weight"}, r"holds no whole llama model: RuntimeError: "),
+        ({"types": [1]}, r"holds no whole llama model: ValueError: "),
+        ({"merges": ["12"]}, r"holds no whole llama model: TypeError: "),
+        ({"heads": 0}, r"holds no whole llama model: ZeroDivisionError: "),
+        ({"layers": 10**9}, r"holds no whole llama model: ValueError: 1000000000 layers of \d+ tensors"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
