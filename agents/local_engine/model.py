@@ -294,45 +294,26 @@ def _prefill_pieces(
 
     Whatever the lengths, the passes are few: about one for each bit of the longest.
     """
-    cache.reserve(max(slots) + 1, max(start + len(ids) for start, ids in zip(starts, new, strict=True)))
     done = [0] * len(new)
     left = [len(ids) - 1 for ids in new]
+
+    def feed(part: Sequence[int], width: int) -> Tensor:
+        """One pass over the next `width` ids of the rows `part`."""
+        ids = [new[i][done[i] : done[i] + width] for i in part]
+        here = [starts[i] + done[i] for i in part]
+        return _prefill_group(model, cache, [slots[i] for i in part], here, ids, tokens)
+
     while any(left):
         width = 1 << (min(max(left), tokens).bit_length() - 1)
         rows = [i for i, count in enumerate(left) if count >= width]
         size = max(tokens // width, 1)
         for begin in range(0, len(rows), size):
-            _feed(model, cache, rows[begin : begin + size], slots, starts, new, done, width)
+            feed(rows[begin : begin + size], width)
         for i in rows:
             done[i] += width
             left[i] -= width
     cache.save(slots)
-    return _feed(model, cache, range(len(new)), slots, starts, new, done, 1)
-
-
-def _feed(
-    model: CausalModel,
-    cache: RaggedCache,
-    part: Sequence[int],
-    slots: Sequence[int],
-    starts: Sequence[int],
-    new: Sequence[Ids],
-    done: Sequence[int],
-    width: int,
-) -> Tensor:
-    """One pass over the next `width` ids of the rows `part`; logits [len(part), V] after the last."""
-    ids = np.stack([new[i][done[i] : done[i] + width] for i in part]).astype(np.int64)
-    positions = np.array([starts[i] + done[i] for i in part])[:, None] + np.arange(width)
-    mine = [slots[i] for i in part]
-    write_rows = torch.tensor(mine, device=model.device)[:, None].expand(-1, width)
-    positions_t = torch.from_numpy(positions).to(model.device)
-    step = Step(
-        rows=as_rows(mine, model.device),
-        write_rows=write_rows,
-        write_positions=positions_t,
-        length=int(positions.max()) + 1,
-    )
-    return model.forward(cache, torch.from_numpy(ids).to(model.device), positions_t, step)
+    return feed(range(len(new)), 1)
 
 
 def _groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
