@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.judges.judges import JudgeContext, MakeJudge, expert_hint
+from turngym.agents.judges.judges import JudgeContext, MakeJudge, expert_hint, hint_vote
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
@@ -77,7 +77,7 @@ class ExpertJudge:
             return Judgment(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
         if self.repeats is not None and in_a_row(actions, request.turn) > self.repeats:
             return Judgment(votes=("The expert has said so already. \\boxed{-1}",))
-        return Judgment(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
+        return Judgment(votes=(hint_vote(expert_hint(action)),))
 
     def _advice(self, episode: Episode | None, calls: TimedCalls) -> tuple[Sequence[str | None], str]:
         """The expert's action at each turn, or none and the reason."""
@@ -158,9 +158,8 @@ class RuleJudge:
             return Judgment(votes=(None,), error=f"{request.name}: rules need an environment's verdicts and rewards")
         episode, turn = request.episode, request.episode.turns[request.turn]
         if request.kind == "hint":
-            hint = self._hint(episode, turn)
-            block = "" if hint is None else f"[HINT_START]{hint}[HINT_END] "
-            return Judgment(votes=(f"{block}\\boxed{{{-1 if hint is None else 1}}}",))
+            hint = HINTS.get(turn.verdict, REPEATED if _repeated(episode, turn) else None)
+            return Judgment(votes=(hint_vote(hint),))
         score, reason = self.score(episode, turn)
         return Judgment(votes=(f"{reason} \\boxed{{{score}}}",))
 
@@ -181,10 +180,6 @@ class RuleJudge:
         if _repeated(episode, turn):
             return -1, "It was done before, with the same result."
         return 0, "Nothing tells whether it helped."
-
-    def _hint(self, episode: Episode, turn: Turn) -> str | None:
-        hint = HINTS.get(turn.verdict)
-        return REPEATED if hint is None and _repeated(episode, turn) else hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +204,9 @@ class AttemptJudge:
             return Judgment(votes=(None,), error=f"{request.name}: other attempts give hints, not scores")
         best = found.get(request.episode.group)
         if best is None or request.episode.success:
-            return Judgment(votes=("\\boxed{-1}",))
+            return Judgment(votes=(hint_vote(None),))
         actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
-        return Judgment(votes=(f"[HINT_START]An attempt that solved this task did: {actions}[HINT_END] \\boxed{{1}}",))
+        return Judgment(votes=(hint_vote(f"An attempt that solved this task did: {actions}"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +226,7 @@ class SkillJudge:
     def _one(self, request: JudgeRequest) -> Judgment:
         if request.kind == "score" or request.episode is None:
             return Judgment(votes=(None,), error=f"{request.name}: skills give hints, not scores")
-        skill = self.skill(request.episode, request.episode.turns[request.turn])
-        return Judgment(votes=("\\boxed{-1}" if skill is None else f"[HINT_START]{skill}[HINT_END] \\boxed{{1}}",))
+        return Judgment(votes=(hint_vote(self.skill(request.episode, request.episode.turns[request.turn])),))
 
     def skill(self, episode: Episode, turn: Turn) -> str | None:
         """What `turn` is told; None: nothing."""

@@ -27,6 +27,11 @@ HINT_HEAD = "\n\n[user's hint / instruction]\n"
 """Stands in a prompt in front of a hint."""
 
 
+def hint_vote(hint: str | None) -> str:
+    """A vote that gives `hint`, or says that there is none."""
+    return "\\boxed{-1}" if hint is None else f"[HINT_START]{hint}[HINT_END] \\boxed{{1}}"
+
+
 def expert_hint(action: str) -> str:
     """The hint of an expert who would do `action`."""
     return f"The best action here is: {action}"
@@ -98,7 +103,7 @@ class WordJudge:
             if failure is None:
                 return "Nothing went wrong. \\boxed{-1}"
             line = next(line for line in state.splitlines() if BAD.search(line))
-            return f"[HINT_START]What you are about to do leads to this: {line.strip()[:200]}[HINT_END] \\boxed{{1}}"
+            return hint_vote(f"What you are about to do leads to this: {line.strip()[:200]}")
         if failure is not None:
             return f"It says {failure.group()!r}. \\boxed{{-1}}"
         pleased = GOOD.search(state)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import CHATML
 
 from turngym.agents.judges.env_judges import ExpertJudge, in_a_row
 from turngym.agents.judges.hints import HintedObservations, HintPrompts
@@ -25,18 +26,12 @@ Make = Callable[..., Any]
 
 
 def played(make_tokenizer: Make, make_doors: Make, make_policy: Make, **settings: Any) -> tuple[Episode, ChatRenderer]:
-    renderer = ChatRenderer(make_tokenizer(settings.pop("template", None) or CHATML_TEMPLATE), **settings)
+    renderer = ChatRenderer(make_tokenizer(), **settings)
     policy = make_policy(renderer.template.tokenizer, renderer.template.end_id)
     env = make_doors(on_invalid="noop")
     agent = ModelAgent(policy, renderer, make_channel("text", env().tool))
     [episode] = rollout([Job(task_id="doors/3", seed=5)], env, agent)
     return episode, renderer
-
-
-CHATML_TEMPLATE = (
-    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
 
 
 def asked(episode: Episode, kind: Any) -> list[JudgeRequest]:
@@ -154,7 +149,7 @@ def test_hints_that_forge_turns_or_do_not_fit_are_refused(
 
 def test_another_templates_episode_is_an_error(make_tokenizer: Make, make_doors: Make, make_policy: Make) -> None:
     episode, _ = played(make_tokenizer, make_doors, make_policy)
-    other = ChatRenderer(make_tokenizer(CHATML_TEMPLATE.replace("assistant", "bot")))
+    other = ChatRenderer(make_tokenizer(CHATML.replace("assistant", "bot")))
     with pytest.raises(AgentError, match="doors/3 sample 0, turn 0: its prompt has other ids"):
         HintPrompts(renderer=other).enhance(with_hints(episode, {0: "open door 1"}))
 

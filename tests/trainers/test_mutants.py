@@ -213,9 +213,7 @@ SAME = {
     "WithSequences.__call__: 1 -> 2": NUMBERED,
     "WithSequences.__call__: sequence_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "sequence_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
-    "SkillJudge._one: '\\\\boxed{-1}' -> '\\\\boxed{-1}_'": "what follows the box is not read",
     "Intervention.__call__: 1.0 -> 2.0": "what divides factors that are all 0",
-    "AttemptJudge._one: '\\\\boxed{-1}' -> '\\\\boxed{-1}_'": "what follows the box is not read",
     "turn_factors: 1 -> 2": NUMBERED,
     "turn_factors: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
