@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from turngym.agents.options import AgentOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import memory_of
+from turngym.agents.rendering.conversation import Memory
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import content_hash, plain_id
@@ -50,7 +50,7 @@ class Preset:
     """Further arguments of `gym.make`."""
 
     def __post_init__(self) -> None:
-        memory_of(self.memory)
+        Memory(self.memory)
 
     def make(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments of `gym.make`, those that are `given` on top."""

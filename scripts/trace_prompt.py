@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.conversation import PastTurn, chat_messages, memory_of, without
+from turngym.agents.rendering.conversation import Memory, PastTurn, chat_messages, without
 from turngym.envs.channels import split_thought
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
@@ -55,7 +55,7 @@ class Prompts:
     decode: Decode | None
     """None where no tokenizer is known."""
     memory: str | None = None
-    """What an agent without token ids was shown of past turns (`memory_of`); None: as `preset` says, else all."""
+    """What an agent without token ids was shown of past turns (`Memory`); None: as `preset` says, else all."""
     preset: str | None = None
 
     @classmethod
@@ -104,6 +104,6 @@ class Prompts:
         first = episode.turns[0]
         task = without(first.observation, listed(first.admissible or ()))
         preset = find_preset(self.preset, episode.task.env_id)
-        memory = memory_of(self.memory or (preset.memory if preset else "all"))
+        memory = Memory(self.memory or (preset.memory if preset else "all"))
         said = chat_messages(memory, episode.system or "", task, past, turn.observation)
         return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in said)

@@ -33,7 +33,7 @@ from turngym.agents.endpoint.messages import (
     response_of,
 )
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, memory_of, of_category
+from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
@@ -82,7 +82,7 @@ class EndpointAgent:
         tool: the environment's tool.
         max_tokens: most tokens of an answer.
         max_context: most tokens of history and answer together, by the server's count; None: what the server takes.
-        memory: which part of the episode a request holds (`memory_of`).
+        memory: which part of the episode a request holds (`Memory`).
         parallel: most requests in flight.
         examples: episodes that stand as earlier messages in front of every episode, or of those of their category.
 
@@ -128,7 +128,7 @@ class EndpointAgent:
         self.temperature, self.memory, self.max_context = temperature, memory, max_context
         self.max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
         self.name = f"openai {model}"
-        self._parallel, self._memory = parallel, memory_of(memory)
+        self._parallel, self._memory = parallel, Memory(memory)
         self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
         groups = by_category(examples)
         self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}

@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, ChatTemplate, RenderError
-from turngym.agents.rendering.conversation import Example, memory_of
+from turngym.agents.rendering.conversation import Example, Memory
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_limits import TRUSTED
 from turngym.envs.channels import ToolChannel, make_channel
-from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.files import FILE as SUMS
+from turngym.envs.core.settings import from_table
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
@@ -58,7 +59,7 @@ class ChatSettings:
     """Most ids of prompt and response together; by default what the model allows."""
 
     def __post_init__(self) -> None:
-        memory_of(self.memory)
+        Memory(self.memory)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -80,35 +81,21 @@ class ChatSettings:
     def load(cls, folder: str | Path) -> ChatSettings:
         """Read `turngym.json` from the model's folder; the defaults if there is none.
 
-        Raises AgentError if the file is not JSON or has settings that do not exist.
+        Raises TurngymError if the file is no JSON object, or has settings that do not exist or values that cannot be.
         """
         path = Path(folder) / FILE
         if not path.exists():
             return cls()
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AgentError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise AgentError(f"{path} is a {type(values).__name__}; it must be an object of settings")
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                hint = did_you_mean(str(name), names)
-                raise AgentError(f"{path}: unknown setting {name!r}; settings are {', '.join(names)}.{hint}")
-        return cls(**values)
+        return from_table(cls, values, str(path))
 
 
 # Which dialect of tool calls and thoughts a chat template writes, found by rendering.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateDialect:
-    """The dialect of a template, and how well it is known."""
-
-    dialect: Dialect
-    exact: bool
-    """Whether we write calls exactly as the template does; if not, we can only read them."""
 
 
 def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
@@ -123,20 +110,21 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
         return replace(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
-    found = dialect_of_template(tokenizer, tool)
-    if not found.exact:
+    dialect, exact = dialect_of_template(tokenizer, tool)
+    if not exact:
         warnings.warn(
-            f"this chat template's calls are read as {found.dialect.name}, but it writes them slightly differently "
+            f"this chat template's calls are read as {dialect.name}, but it writes them slightly differently "
             "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
-    return settings if found.dialect is HERMES else replace(settings, channel=f"tool:{found.dialect.name}")
+    return settings if dialect is HERMES else replace(settings, channel=f"tool:{dialect.name}")
 
 
-def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateDialect:
+def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
     """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
 
-    Raises RenderError as `with_dialect` does.
+    The second value says whether we write calls exactly as the template does; if not, we can only read them. Raises
+    RenderError as `with_dialect` does.
     """
     template = ChatTemplate(tokenizer, tool=tool)
     written = list(_written_calls(template, tool))
@@ -144,12 +132,11 @@ def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateDialect:
         exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
         if exact:
             # the longest match, since bare JSON is part of many other dialects
-            longest = max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE)))
-            return TemplateDialect(dialect=longest, exact=True)
+            return max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE))), True
     for text in written:
         for dialect in DIALECTS.values():
             if _reads(dialect, text, tool):
-                return TemplateDialect(dialect=dialect, exact=False)
+                return dialect, False
     if written:
         raise RenderError(
             f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
@@ -223,7 +210,7 @@ def open_renderer(
         stop_ids=stop_ids,
         dialect=channel.dialect if called else None,
         thoughts=channel.dialect.thoughts if called else channel.thoughts,
-        memory=memory_of(settings.memory),
+        memory=Memory(settings.memory),
         examples=examples,
     )
 

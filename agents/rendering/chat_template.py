@@ -54,7 +54,6 @@ class ChatTemplate:
         tool: described to the template (`tools=[schema]`); None leaves it out.
         thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
         observation_role: role of every observation after the first (which is always `user`).
-        variables: further template variables, for example `{"date_string": "26 Jul 2024"}`.
         dialect: how the model writes calls of `tool`; None if responses are plain content.
         thoughts: how the model writes thoughts.
 
@@ -68,7 +67,6 @@ class ChatTemplate:
         tool: ToolSpec | None = None,
         thinking: bool | None = None,
         observation_role: ObservationRole = "user",
-        variables: Mapping[str, Any] | None = None,
         dialect: Dialect | None = None,
         thoughts: Thoughts = THINK,
     ) -> None:
@@ -77,7 +75,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self._tools: list[Any] | None = None if tool is None else [tool.schema()]
-        self._variables: dict[str, Any] = {**FIXED_DATE, **(variables or {})}
+        self._variables: dict[str, Any] = {**FIXED_DATE}
         if thinking is not None:
             self._variables["enable_thinking"] = thinking
         if not getattr(tokenizer, "chat_template", None):

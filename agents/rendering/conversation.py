@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,8 @@ Message = dict[str, Any]
 T = TypeVar("T")
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Message keys under which templates look for a thought."""
-MEMORIES = ("all", "window:2", "react")
+WINDOW = re.compile(r"window:[0-9]{1,6}")
 NO_ACTION = "(no action could be read)"
-
-
-class AnswerForm(Protocol):
-    """How a response of the model is passed to its chat template."""
-
-    @property
-    def structured(self) -> bool:
-        """Whether the template writes calls and thoughts itself, so that its output depends on the response."""
-
-    def answer(self, text: str) -> Message: ...
-
-    def observation(self, text: str, role: str, previous: Message | None) -> Message:
-        """The message that follows `previous`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +36,14 @@ class ContentAnswers:
 
     prefill: str = ""
     """Text that the generation prompt has already put into the message."""
-    structured: bool = False
+    structured: ClassVar = False
+    """The template writes calls and thoughts itself, so that its output depends on the response."""
 
     def answer(self, text: str) -> Message:
         return {"role": "assistant", "content": self.prefill + text}
 
     def observation(self, text: str, role: str, previous: Message | None) -> Message:
+        """The message that follows `previous`."""
         return {"role": role, "content": text}
 
 
@@ -74,7 +63,7 @@ class StructuredAnswers:
     """Special tokens of the tokenizer, which templates may refuse inside content."""
     arguments_as_text: bool = False
     """Whether the template expects arguments as JSON text."""
-    structured: bool = True
+    structured: ClassVar = True
 
     def answer(self, text: str) -> Message:
         if self.opened:
@@ -113,6 +102,10 @@ class StructuredAnswers:
         for token in self.special:
             text = text.replace(token, "")
         return text
+
+
+AnswerForm = ContentAnswers | StructuredAnswers
+"""How a response of the model is passed to its chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,89 +168,59 @@ def without(observation: str, listing: str) -> str:
     return before + after if found else observation
 
 
-class Memory(Protocol):
-    """Decides what part of an episode stands in the prompt of a turn."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Which part of an episode stands in the prompt of a turn. Raises TurngymError for a `name` that is none of these.
 
-    @property
-    def name(self) -> str:
-        """The name that `memory_of` takes."""
+    - `all`: the whole conversation, every observation and every response in a message of its own.
+    - `window:N`: one user message a turn, with the task, the last N observations and their actions, and the current
+      observation. Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
+    - `react`: one user message a turn, with the first observation, then every thought, action and observation under its
+      number. The form is that of ReAct's prompts for questions (docs/presets.md).
+
+    One message a turn has no earlier lists of admissible actions; the first turn's is the first observation alone.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ("all", "react") and WINDOW.fullmatch(self.name) is None:
+            hint = did_you_mean(self.name, ("all", "window:2", "react"))
+            raise TurngymError(f"memory {self.name!r} is unknown; valid: all, window:N, react.{hint}")
 
     def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
         """The only user message of this turn, or None if the conversation goes on with `observation`.
 
         `task` is the environment's statement of the task, or the first observation if it has none.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class FullHistory:
-    """The whole conversation: every observation and every response, each in a message of its own."""
-
-    name: str = "all"
-
-    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One user message a turn: the task, the last `length` observations with their actions, the current observation.
-
-    The first turn shows the first observation alone. Thoughts and earlier lists of admissible actions are left out.
-    Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
-    """
-
-    length: int
-
-    @property
-    def name(self) -> str:
-        return f"window:{self.length}"
-
-    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+        if self.name == "all":
+            return None
         if not past:
             return observation
-        shown = past[max(0, len(past) - self.length) :]
-        lines = [task, "", f"Turns taken: {len(past)}." + (f" The last {len(shown)}, oldest first:" if shown else "")]
-        for number, turn in enumerate(shown, start=len(past) - len(shown) + 1):
-            lines += [f"Observation {number}: {turn.bare}", f"Action {number}: {_one_line(turn)}"]
-        return "\n".join((*lines, "", f"Now turn {len(past) + 1}. Observation {len(past) + 1}: {observation}"))
+        if self.name == "react":
+            return _transcript(past, observation)
+        return _window(int(self.name.partition(":")[2]), task, past, observation)
 
 
-@dataclass(frozen=True, slots=True)
-class ReActTranscript:
-    """One user message a turn: the first observation, then every thought, action and observation under its number.
-
-    Earlier lists of admissible actions are left out. The form is that of ReAct's prompts for questions
-    (docs/presets.md).
-    """
-
-    name: str = "react"
-
-    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
-        if not past:
-            return observation
-        lines = [past[0].bare]
-        for number, turn in enumerate(past, start=1):
-            lines += [f"Thought {number}: {turn.thought}"] if turn.thought else []
-            lines.append(f"Action {number}: {_one_line(turn)}")
-            following = past[number].bare if number < len(past) else observation
-            lines.append(f"Observation {number}: {following.strip()}")
-        return "\n".join(lines)
+def _window(length: int, task: str, past: Sequence[PastTurn], observation: str) -> str:
+    shown = past[max(0, len(past) - length) :]
+    lines = [task, "", f"Turns taken: {len(past)}." + (f" The last {len(shown)}, oldest first:" if shown else "")]
+    for number, turn in enumerate(shown, start=len(past) - len(shown) + 1):
+        lines += [f"Observation {number}: {turn.bare}", f"Action {number}: {_one_line(turn)}"]
+    return "\n".join((*lines, "", f"Now turn {len(past) + 1}. Observation {len(past) + 1}: {observation}"))
 
 
-ALL = FullHistory()
+def _transcript(past: Sequence[PastTurn], observation: str) -> str:
+    lines = [past[0].bare]
+    for number, turn in enumerate(past, start=1):
+        lines += [f"Thought {number}: {turn.thought}"] if turn.thought else []
+        lines.append(f"Action {number}: {_one_line(turn)}")
+        following = past[number].bare if number < len(past) else observation
+        lines.append(f"Observation {number}: {following.strip()}")
+    return "\n".join(lines)
 
 
-def memory_of(name: str) -> Memory:
-    """The memory called `name`: `all`, `window:N` (N of 0 or more), `react`. Raises TurngymError for another name."""
-    window = re.fullmatch(r"window:([0-9]{1,6})", name)
-    if window is not None:
-        return Window(int(window[1]))
-    if name == "all":
-        return ALL
-    if name == "react":
-        return ReActTranscript()
-    raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react.{did_you_mean(name, MEMORIES)}")
+ALL = Memory("all")
 
 
 def chat_messages(

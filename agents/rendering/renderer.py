@@ -9,10 +9,10 @@ no ids (experts, endpoints, people).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class ChatRenderer:
     is checked once in a small conversation.
 
     Args:
-        tokenizer, tool, thinking, observation_role, variables, dialect, thoughts: see `ChatTemplate`.
+        tokenizer, tool, thinking, observation_role, dialect, thoughts: see `ChatTemplate`.
         history: `template` lets the template rewrite the past; `append` keeps everything.
         stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
@@ -83,7 +83,6 @@ class ChatRenderer:
         tool: ToolSpec | None = None,
         thinking: bool | None = None,
         observation_role: ObservationRole = "user",
-        variables: Mapping[str, Any] | None = None,
         history: Literal["template", "append"] = "template",
         stop_ids: Sequence[int] = (),
         dialect: Dialect | None = None,
@@ -100,7 +99,6 @@ class ChatRenderer:
             tool=tool,
             thinking=thinking,
             observation_role=observation_role,
-            variables=variables,
             dialect=dialect,
             thoughts=thoughts,
         )
@@ -371,7 +369,7 @@ class TextEpisodes:
         followed the same generation prompt. Otherwise the response is tokenized, with the end id.
         """
         origin: Origin = "noise" if turn.origin == "noise" else "demonstration"
-        response = self.response(turn)
+        response = said_in(self.channel, self.tool, turn)
         if response == turn.response and self._drawn_alike(episode, turn):
             ids = tuple(episode.response_ids(turn).tolist())
             return Shown(response=response, ids=ids, exact=True, origin=origin)
@@ -390,10 +388,6 @@ class TextEpisodes:
             return False
         # the end of a prompt is what the template writes before every answer
         return self.renderer.template.decode(before.tolist()).endswith(self.renderer.template.generation_prompt)
-
-    def response(self, turn: Turn) -> str:
-        """The recorded response in this channel, its thought included."""
-        return said_in(self.channel, self.tool, turn)
 
     def _instructed(self, system: str) -> str:
         """The recorded system message with this channel's instructions in place of another channel's."""

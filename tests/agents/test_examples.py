@@ -18,7 +18,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, open_renderer
 from turngym.agents.rendering.chat_template import RenderError
-from turngym.agents.rendering.conversation import Example, memory_of
+from turngym.agents.rendering.conversation import Example, Memory
 from turngym.agents.rendering.examples import read_examples
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import TextChannel, make_channel
@@ -182,7 +182,7 @@ def test_every_family_shows_them_and_goes_on(name: str, channel: str) -> None:
 
 def test_every_prompt_of_a_window_has_them(make_tokenizer: Any, make_policy: Any, make_doors: Any) -> None:
     tokenizer = make_tokenizer()
-    renderer = ChatRenderer(tokenizer, memory=memory_of("window:1"), examples=(TWO,))
+    renderer = ChatRenderer(tokenizer, memory=Memory("window:1"), examples=(TWO,))
     agent = ModelAgent(make_policy(tokenizer, renderer.template.end_id), renderer, TextChannel())
     (episode,) = rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=4), agent)
     assert episode.depth > 1

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from turngym.agents import SessionPool, evaluate, load_world
+from turngym.agents import SessionPool, load_world
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.agent import Conversation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import (
-    ALL,
-    PastTurn,
-    ReActTranscript,
-    Window,
-    chat_messages,
-    memory_of,
-)
+from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import TextChannel
 from turngym.envs.core.errors import AgentError, TurngymError
@@ -43,7 +36,7 @@ PAST = (
 
 
 def test_a_window_is_the_task_the_last_turns_and_the_present_observation() -> None:
-    assert Window(2).prompt("Open every door.", PAST, "door 1 is open") == (
+    assert Memory("window:2").prompt("Open every door.", PAST, "door 1 is open") == (
         "Open every door.\n"
         "\n"
         "Turns taken: 3. The last 2, oldest first:\n"
@@ -57,16 +50,16 @@ def test_a_window_is_the_task_the_last_turns_and_the_present_observation() -> No
 
 
 def test_a_window_is_no_longer_than_the_episode_and_may_be_empty() -> None:
-    assert Window(2).prompt("T", (), "You see 3 doors.") == "You see 3 doors."
-    assert Window(5).prompt("T", PAST[:1], "o") == (
+    assert Memory("window:2").prompt("T", (), "You see 3 doors.") == "You see 3 doors."
+    assert Memory("window:5").prompt("T", PAST[:1], "o") == (
         "T\n\nTurns taken: 1. The last 1, oldest first:\nObservation 1: You see 3 doors.\nAction 1: wait\n\n"
         "Now turn 2. Observation 2: o"
     )
-    assert Window(0).prompt("T", PAST, "o") == "T\n\nTurns taken: 3.\n\nNow turn 4. Observation 4: o"
+    assert Memory("window:0").prompt("T", PAST, "o") == "T\n\nTurns taken: 3.\n\nNow turn 4. Observation 4: o"
 
 
 def test_a_react_transcript_has_every_thought_action_and_observation() -> None:
-    assert ReActTranscript().prompt("T", PAST, "door 1 is open") == (
+    assert Memory("react").prompt("T", PAST, "door 1 is open") == (
         "You see 3 doors.\n"
         "Action 1: wait\n"
         "Observation 1: Nothing changes.\n"
@@ -78,13 +71,10 @@ def test_a_react_transcript_has_every_thought_action_and_observation() -> None:
     )
 
 
-def test_names() -> None:
-    assert [memory_of(name).name for name in ("all", "window:0", "window:12", "react")] == [
-        *("all", "window:0", "window:12", "react")
-    ]
+def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
     for name in ("window", "window:-1", "window:x", "windows:2", ""):
         with pytest.raises(TurngymError, match=r"memory .* is unknown; valid: all, window:N, react"):
-            memory_of(name)
+            Memory(name)
     with pytest.raises(TurngymError, match="Did you mean"):
         ChatSettings(memory="raect")
 
@@ -96,7 +86,7 @@ def test_chat_messages_for_agents_that_speak_in_text() -> None:
         {"role": "assistant", "content": "<think>a</think><action>wait</action>"},
         {"role": "user", "content": "o"},
     ]
-    windowed = chat_messages(Window(0), "", "T", PAST[:1], "o")
+    windowed = chat_messages(Memory("window:0"), "", "T", PAST[:1], "o")
     assert windowed == [{"role": "user", "content": "T\n\nTurns taken: 1.\n\nNow turn 2. Observation 2: o"}]
 
 
@@ -114,7 +104,7 @@ def test_every_turn_is_a_segment_with_exactly_its_prompt(
     name: str, shown: bool, make_tokenizer: Any, make_policy: Any, make_doors: Any
 ) -> None:
     tokenizer = make_tokenizer()
-    renderer = ChatRenderer(tokenizer, memory=memory_of(name))
+    renderer = ChatRenderer(tokenizer, memory=Memory(name))
     policy = make_policy(tokenizer, renderer.template.end_id)
     agent = Recorder(policy, renderer, TextChannel())
     (episode,) = rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=6, show_admissible=shown), agent)
@@ -138,7 +128,7 @@ def test_every_turn_is_a_segment_with_exactly_its_prompt(
 
 
 def test_demonstrations_are_written_into_windows_and_become_rows(make_tokenizer: Any, make_doors: Any) -> None:
-    renderer = ChatRenderer(make_tokenizer(), memory=Window(1))
+    renderer = ChatRenderer(make_tokenizer(), memory=Memory("window:1"))
     (episode,) = rollout([Job(task_id="doors/3")], make_doors(), ExpertAgent(renderer))
     assert episode.success
     assert len(episode.segments) == episode.depth == 3
@@ -184,24 +174,10 @@ def test_sessions_of_other_trainers_refuse_what_they_cannot_show() -> None:
         SessionPool.of("turngym/Search-v0", None, ChatSettings(memory="react"))
 
 
-def test_another_memory_is_another_evaluation(tmp_path: Path) -> None:
+def test_a_student_learns_from_windows(tmp_path: Path) -> None:
     world = load_world("alfworld")
-    student = f"model:{world.checkpoint('student')}"
-    about: dict[str, Any] = {"samples": 1, "limit": 1, "max_turns": 3, "threads": 1, "progress": False}
-    first = evaluate("alfworld-quickstart", student, out=tmp_path / "a", memory="window:1", **about)
-    assert len(first.episodes[0].segments) == 3
-    with pytest.raises(TurngymError, match="played with model"):
-        evaluate("alfworld-quickstart", student, out=tmp_path / "a", memory="window:2", **about)
-    assert 'memory = "window:1"' in (tmp_path / "a" / "config.toml").read_text()
-
-
-@pytest.mark.parametrize("algorithm", ["turnopd", "sft"])
-def test_a_student_learns_from_windows(algorithm: str, tmp_path: Path) -> None:
-    world = load_world("alfworld")
-    given: dict[str, Any] = {} if algorithm != "turnopd" else {"teacher": world.checkpoint("teacher")}
-    settings = {**world.settings(), "max_turns": 3}
     result = train(
-        algorithm,
+        "sft",
         student=world.checkpoint("student"),
         out=tmp_path,
         steps=1,
@@ -210,8 +186,7 @@ def test_a_student_learns_from_windows(algorithm: str, tmp_path: Path) -> None:
         tensorboard=False,
         threads=1,
         progress=False,
-        **settings,
-        **given,
+        **{**world.settings(), "max_turns": 3},
     )
     assert result.step == 1
     assert json.loads((Path(result.model) / "turngym.json").read_text())["memory"] == "window:1"

@@ -93,9 +93,15 @@ def test_a_model_folder_is_evaluated_as_it_was_trained(parts: Any, tmp_path: Pat
     episodes = read_trace(out)[0]
     assert [e.system for e in episodes] == ["play", "play"]
     assert max(t.response_length for e in episodes for t in e.turns) <= 4
-    (folder / "turngym.json").write_text('{"sistem": ""}')
-    assert main(["rollout", *argv, "--append", "--samples", "2"]) == 2
-    assert "unknown setting 'sistem'; settings are channel, system" in capsys.readouterr().err
+    for wrong, why in (
+        ('{"sistem": ""}', "there is no setting sistem. Did you mean"),
+        ('{"memory": 3}', "memory is 3; valid: a text"),
+        ('{"thinking": "on"}', "thinking is 'on'; valid: true or false"),
+        ('{"history": "short"}', "history is 'short'; valid: template, append"),
+    ):
+        (folder / "turngym.json").write_text(wrong)
+        assert main(["rollout", *argv, "--append", "--samples", "2"]) == 2
+        assert f"turngym.json: {why}" in capsys.readouterr().err
 
 
 class Breaking:

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import CHATML
 
 from turngym.agents.rendering import chat_template, template_limits
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_limits import rehearse
 
-PLAIN = (
-    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
 LOOP = "{%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- set c = a -%}{%- endfor -%}{%- endfor -%}"
 DOUBLING = (
     "{%- set ns = namespace(s='aaaaaaaa') -%}{%- for i in range(60) -%}{%- set ns.s = ns.s ~ ns.s -%}{%- endfor -%}"
@@ -40,7 +37,7 @@ def test_what_costs_too_much_is_refused_before_it_is_used(
     monkeypatch.setattr(template_limits, "MEMORY", 300 << 20)
     monkeypatch.setattr(template_limits, "LONGEST", 3000)
     with pytest.raises(RenderError, match=said):
-        ChatRenderer(make_tokenizer(hostile + PLAIN))
+        ChatRenderer(make_tokenizer(hostile + CHATML))
 
 
 def test_real_families_cost_little() -> None:
@@ -51,7 +48,7 @@ def test_real_families_cost_little() -> None:
 
 
 def test_a_template_that_loops_later_is_stopped(make_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = ChatRenderer(make_tokenizer("{%- if messages|length > 30 -%}" + LOOP + "{%- endif -%}" + PLAIN))
+    renderer = ChatRenderer(make_tokenizer("{%- if messages|length > 30 -%}" + LOOP + "{%- endif -%}" + CHATML))
     for module in (template_limits, chat_template):
         monkeypatch.setattr(module, "SECONDS", 0.5)
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * 16
