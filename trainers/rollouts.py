@@ -16,6 +16,7 @@ from typing import Any, Literal
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
 from turngym.agents.evaluation.evaluate import AGENT_FACING, PanelEvaluation, check_panel, eval_note
+from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
@@ -229,19 +230,22 @@ class StudentRollouts:
             return None
         play, panel = self.config.play, self._panel
         kwargs = self._eval_kwargs(panel)
-        return PanelEvaluation(
-            panel=panel,
-            player=self._learner,
-            make_env=env_maker(panel.env_id, **{**kwargs, "channel": self.settings.channel, **self._data}),
-            folder=self.run.out / "eval",
+        chat, temperature = self._learner.settings, play.eval_temperature
+        evaluation = TaskEvaluation(
+            panel,
+            env_maker(panel.env_id, **{**kwargs, "channel": self.settings.channel, **self._data}),
+            self._learner.agent(temperature),
             samples=play.eval_samples,
-            temperature=play.eval_temperature,
+            limit=play.eval_limit,
+            temperature=temperature,
             seed=self.run.seed,
             slots=play.slots,
-            limit=play.eval_limit,
+            system=chat.system,
+            # the channel as `evaluate` records it: without it nobody could play the responses again
+            settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs)},
             play=self._play,
-            settings=eval_note(panel, play.preset, kwargs),
         )
+        return PanelEvaluation(evaluation, self.run.out / "eval")
 
     @property
     def _held_out(self) -> Sequence[Task]:

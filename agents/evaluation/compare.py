@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from typing import Any
 
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
-from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE
+from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE, check_settings
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
     EvaluationError,
@@ -66,8 +66,10 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in meta.items() if name not in PER_EPISODE and name != "make"}
+    panel = meta.get("panel")
+    name = panel.get("name") if isinstance(panel, Mapping) else None
     # an argument that repeats the panel's own value is no difference
-    made = {**_panel_make(meta.get("panel")), **meta.get("make", {})}
+    made = {**(_panel_make(name) if isinstance(name, str) else {}), **meta.get("make", {})}
     # evaluations of training runs record it beside `make`
     if "max_turns" in found:
         made["max_turns"] = found.pop("max_turns")
@@ -75,19 +77,13 @@ def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | chat
 
 
-_PANELS: dict[str, Mapping[str, Any]] = {}
-
-
-def _panel_make(note: Any) -> Mapping[str, Any]:
-    """The arguments of gym.make of the panel that an episode names; {} if the panel is unknown."""
-    name = note.get("name") if isinstance(note, Mapping) else None
-    if not isinstance(name, str):
+@lru_cache
+def _panel_make(name: str) -> Mapping[str, Any]:
+    """The arguments of gym.make of a panel; {} if it is unknown."""
+    try:
+        return load_panel(name).make_kwargs
+    except (TurngymError, OSError):
         return {}
-    if name not in _PANELS:
-        _PANELS[name] = {}
-        with suppress(TurngymError, OSError):
-            _PANELS[name] = load_panel(name).make_kwargs
-    return _PANELS[name]
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -348,20 +344,23 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
 def _read_results(path: Path) -> RecordedEvaluation:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} cannot be read as a results file: {error}") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise EvaluationError(f"{path} has no format {FORMAT!r}: name the trace that it was made from")
-    rows = [row for row in table["episodes"] if not row["status"].startswith("error_")]
     wins: dict[str, list[bool]] = {}
-    for row in rows:
-        wins.setdefault(row["task_id"], []).append(row["success"])
-    return RecordedEvaluation(
-        path=str(path),
-        settings={**{name: table.get(name) for name in IDENTITY}, **table["settings"]},
-        tasks={row["task_id"]: (row["sha256"], row["category"]) for row in rows},
-        means={task_id: fmean(won) for task_id, won in wins.items()},
-    )
+    tasks: dict[str, tuple[str, str]] = {}
+    try:
+        settings = {**{name: table.get(name) for name in IDENTITY}, **table["settings"]}
+        check_settings(settings)
+        for row in table["episodes"]:
+            if not row["status"].startswith("error_"):
+                wins.setdefault(row["task_id"], []).append(bool(row["success"]))
+                tasks[row["task_id"]] = str(row["sha256"]), str(row["category"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise EvaluationError(f"{path} is no whole results file: {type(error).__name__}: {error}") from error
+    means = {task_id: fmean(won) for task_id, won in wins.items()}
+    return RecordedEvaluation(path=str(path), settings=settings, tasks=tasks, means=means)
 
 
 def _compared(category: str | None, first: RecordedEvaluation, second: RecordedEvaluation) -> ComparedRow:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.named_agent import OpenedAgent, as_opened
 from turngym.agents.options import AgentOptions, AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
-from turngym.agents.playing.rollout import MakeEnv, PlayJobs, rollout
+from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, preset_name, require_named
 from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
@@ -253,23 +252,12 @@ def _check(panel: Panel, env: Any) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PanelEvaluation:
-    """Avg@n on a panel at a step of training; every episode is kept in a trace."""
+    """An evaluation at a step of training; its episodes are kept in a trace of that step in `folder`."""
 
-    panel: Panel
-    player: ModelPlayer
-    make_env: MakeEnv
+    evaluation: TaskEvaluation
     folder: Path
-    samples: int = 4
-    temperature: float = 0.85
-    seed: int = 0
-    slots: int = 64
-    limit: int | None = None
-    """Play only the first `limit` tasks."""
-    play: PlayJobs = rollout
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Recorded in every episode beside the agent: the preset, and what differs from the panel (`eval_note`)."""
 
     def __call__(self, step: int) -> EvalPoint:
         return _point(self._of(step).run())
@@ -288,23 +276,8 @@ class PanelEvaluation:
         return _point(self._of(step).run(errors_again=False))
 
     def _of(self, step: int) -> TaskEvaluation:
-        channel = self.player.settings.channel
         self.folder.mkdir(parents=True, exist_ok=True)
-        return TaskEvaluation(
-            tasks=self.panel,
-            make_env=self.make_env,
-            agent=self.player.agent(self.temperature),
-            samples=self.samples,
-            limit=self.limit,
-            temperature=self.temperature,
-            seed=self.seed,
-            slots=self.slots,
-            trace=self.folder / f"step_{step:06d}.jsonl",
-            system=self.player.settings.system,
-            # as `evaluate` records it: without it nobody could play the responses again
-            settings={**({} if channel is None else {"channel": channel}), **self.settings},
-            play=self.play,
-        )
+        return replace(self.evaluation, trace=self.folder / f"step_{step:06d}.jsonl")
 
 
 def _point(result: EvalResult) -> EvalPoint:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from turngym.envs.core.settings import FILE, loaded_versions
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 
+MOST_NAMED = 1000
+"""So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""
 BROKEN_OFF = "broken off"
 """`Turn.excluded` of a last response that the environment never saw."""
 
@@ -129,7 +132,7 @@ def differences(result: PackedResult, *, panel: str | None = None, data: str | N
         found += [f"seal: {name} was changed after the file was packed" for name in changed]
         if not changed:
             found.append("seal: the content has another SHA-256 than the file states")
-    known = load_panel(panel or str(result.settings["panel"]))
+    known = load_panel(panel or str(result.settings.get("panel")))
     found += _tasks(result, known)
     make = env_maker(known.env_id, **_make_kwargs(result, known, data))
     env = make()
@@ -155,13 +158,19 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
         if settings.get(name) != own:
             yield f"settings: {name} is {settings.get(name)!r}, the panel {panel.full_name} has {own!r}"
     chosen = {task.task_id: task for task in panel.tasks[: settings.get("limit")]}
-    wanted = {(task_id, sample) for task_id in chosen for sample in range(settings["samples"])}
-    played = [(episode.task.task_id, episode.sample) for episode in result.episodes]
+    samples = settings["samples"]
+    played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
+    wanted = {(task_id, sample) for task_id, sample in played if task_id in chosen and 0 <= sample < samples}
     if settings["tasks"] != len(chosen):
         yield f"settings: {settings['tasks']} tasks, of the panel these are {len(chosen)}"
-    for task_id, sample in sorted(wanted - set(played)):
-        yield f"{task_id} sample {sample}: the episode is missing"
-    for task_id, sample in sorted({key for key in played if key not in wanted or played.count(key) > 1}):
+    lacking = len(chosen) * samples - len(wanted)
+    if lacking > MOST_NAMED:
+        yield f"{lacking} episodes are missing"
+    for task_id in sorted(chosen) if 0 < lacking <= MOST_NAMED else ():
+        for sample in range(samples):
+            if (task_id, sample) not in wanted:
+                yield f"{task_id} sample {sample}: the episode is missing"
+    for task_id, sample in sorted(key for key, count in played.items() if key not in wanted or count > 1):
         yield f"{task_id} sample {sample}: one episode too many"
     for episode in result.episodes:
         task, where = chosen.get(episode.task.task_id), f"{episode.task.task_id} sample {episode.sample}"
@@ -265,7 +274,7 @@ def evaluate_as(
     counts = [count for count in (tasks, recorded.get("limit")) if count is not None]
     heat = recorded.get("temperature")
     return evaluate(
-        panel or str(recorded["panel"]),
+        panel or str(recorded.get("panel")),
         agent,
         preset=recorded.get("preset"),
         samples=recorded["samples"],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from turngym.agents.evaluation.results import check_settings
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
 from turngym.envs.core.trace import episode_from_json, episode_to_json
@@ -96,11 +97,12 @@ def read_result(path: str | Path) -> PackedResult:
             raise ValueError(f"it has no format {FORMAT!r}")
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
+        check_settings(head["settings"])
         return PackedResult(
             **{name: head[name] for name in FACTS},
             episodes=tuple(episode_from_json(row) for row in rows),
             seal=head["sha256"],
             checksums=dict(head["checksums"]),
         )
-    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError) as error:
+    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

@@ -12,8 +12,7 @@ import numpy as np
 
 from turngym.agents.endpoint.messages import usage_table
 from turngym.agents.evaluation.evaluate import keep_settings, prepare
-from turngym.agents.evaluation.hints import hints
-from turngym.agents.evaluation.scores import behavior_table, score, success_table
+from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
-from turngym.agents.evaluation.hints import hints
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
     EvaluationError,
     Scores,
     behavior_table,
+    hints,
     score,
     success_table,
 )
@@ -44,39 +44,35 @@ class RecordedEpisodes:
 
     tasks: Mapping[str, tuple[int, Task]]
     """Number and task by id."""
-    samples: int
     trace: Path | None = None
     """The trace from which episodes can be read again; without one they are kept in memory."""
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
-    _rows: list[tuple[EpisodeOutcome, Episode | int] | None] = field(init=False)
-    """Sample by sample, tasks in their order; None if the episode is missing."""
-
-    def __post_init__(self) -> None:
-        self._rows = [None] * (self.samples * len(self.tasks))
+    _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
+    """By sample and number of the task."""
 
     def add(self, episode: Episode, place: int | None) -> None:
         """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
         outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
-        self._rows[episode.sample * len(self.tasks) + number] = outcome, episode if place is None else place
+        self._rows[episode.sample, number] = outcome, episode if place is None else place
 
     def has(self, task_id: str, sample: int) -> bool:
-        return self._rows[sample * len(self.tasks) + self.tasks[task_id][0]] is not None
+        return (sample, self.tasks[task_id][0]) in self._rows
 
     def __len__(self) -> int:
         """Number of tasks and samples that are not missing."""
-        return sum(row is not None for row in self._rows)
+        return len(self._rows)
 
     def outcomes(self) -> list[EpisodeOutcome]:
         """How the episodes ended, sample by sample, tasks in their order."""
-        return [row[0] for row in self._rows if row is not None]
+        return [self._rows[key][0] for key in sorted(self._rows)]
 
     def episodes(self) -> Sequence[Episode]:
         """The episodes in the same order."""
-        kept = [row[1] for row in self._rows if row is not None]
+        kept = [self._rows[key][1] for key in sorted(self._rows)]
         if self.trace is None:
             return tuple(one for one in kept if isinstance(one, Episode))
         return TraceEpisodes(self.trace, (one for one in kept if isinstance(one, int)))
@@ -89,7 +85,7 @@ def read_recorded(
 
     With `errors_again`, episodes that ended in an error count as missing and are played again.
     """
-    recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, samples, trace)
+    recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
     problems = list[TraceProblem]()
     for number, (place, episode) in enumerate(iter_places(trace) if trace is not None and trace.exists() else ()):
         if isinstance(episode, TraceProblem):

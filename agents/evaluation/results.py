@@ -26,6 +26,18 @@ PER_EPISODE = (*EACH, "panel", *ABOUT)
 """Names in `Episode.meta` that are not settings of the evaluation."""
 
 
+def check_settings(settings: Any) -> None:
+    """Raises ValueError for settings, of a file from anyone, that no evaluation has recorded."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"its settings are {settings!r:.80}")
+    kinds = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
+    kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None}
+    for name, kind in kinds.items():
+        value = settings.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"its setting {name} is {value!r:.80}")
+
+
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     """One episode in a results file: enough to score and compare it, without its text."""
     task = outcome.task

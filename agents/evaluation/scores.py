@@ -1,11 +1,13 @@
 """How episodes are scored: Avg@n, pass@k, rows by category, rates of invalid actions and truncated episodes.
 
 `EpisodeOutcome` says how an episode ended, `score` turns outcomes into `Scores`, and `success_table` and
-`behavior_table` show these.
+`behavior_table` show these. `hints` says what may help where answers are cut, or none of them can be read.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +19,7 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
+from turngym.envs.spaces import printable
 
 
 class EvaluationError(TurngymError):
@@ -266,3 +269,50 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+MOST_MALFORMED = 0.9
+"""From this share of malformed answers on, a model does not write actions in the form that is asked for."""
+_TAG = r"<((?!think\b|information\b)\w+)>"
+EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} and </\1>"))
+"""How a system message shows an action: whole, or by its tags. Thoughts and search results stand in tags, too."""
+
+
+def hints(
+    scores: Scores, episodes: Iterable[Episode], channel: str | None, made: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Paragraphs about the answers of these episodes; [] where there is nothing to say.
+
+    What `made`, the environment's arguments, has already is not recommended.
+    """
+    said = []
+    if scores.cut_rate:
+        said.append(
+            f"{100 * scores.cut_rate:.0f} % of the answers were cut at the limit on new tokens, so that their ends are "
+            "lost: raise --max-new-tokens, or let the model answer in fewer words (--thinking off, another --system)."
+        )
+    malformed = scores.verdicts[Verdict.MALFORMED.value]
+    if malformed >= MOST_MALFORMED:
+        found = ((episode, turn) for episode in episodes for turn in episode.turns)
+        episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
+        called = channel is not None and channel.startswith("tool")
+        whole, tags = (form.search(episode.system or "") for form in EXAMPLES)
+        example = whole[0] if whole else f"<{tags[1]}>...</{tags[1]}>" if tags else ""
+        expected = "a call of the environment's tool" if called else "an action in tags"
+        expected += f", as in {example}" if example and not called else ""
+        answer = textwrap.shorten(printable(turn.response), 200, placeholder=" ...") or "(nothing)"
+        made = made or {}
+        lists = turn.admissible is not None and not made.get("show_admissible")
+        helps = [
+            *(["--show-admissible on, or a preset that has it (--preset list)"] if lists else []),
+            f"--channel {'text' if called else 'tool'}",
+            *([] if made.get("reading") == "lenient" else ["--reading lenient"]),
+            "--examples FILE",
+            *([] if made.get("on_invalid") == "reject" else ['--env-kwargs \'{"on_invalid": "reject"}\'']),
+        ]
+        said.append(
+            f"{100 * malformed:.0f} % of the answers could not be read as an action. Expected is {expected}. Instead, "
+            f"turn {turn.index} of {episode.task.task_id} said: {answer!r}. What may help: {'; '.join(helps)}. "
+            "`turngym trace print --prompt` shows what the model read."
+        )
+    return said

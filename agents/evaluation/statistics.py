@@ -19,11 +19,11 @@ _HALVINGS = 26
 """Steps of bisection in an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
 
 
-def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
-    """Gaffke's upper bound of the mean: it lies below the mean with probability at most `alpha`.
+def upper_bound(values: Sequence[float]) -> float:
+    """Gaffke's upper bound of the mean: it lies below the mean with probability at most TAIL.
 
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
-    z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - alpha quantile of sum_i w_i z_i. It never
+    z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - TAIL quantile of sum_i w_i z_i. It never
     falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
     Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
     """
@@ -33,7 +33,7 @@ def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
     low, high = float(places[0]), 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if chance_above(places, counts, middle) > alpha:
+        if chance_above(places, counts, middle) > TAIL:
             low = middle
         else:
             high = middle
@@ -163,9 +163,9 @@ def last_points(points: Sequence[CurvePoint], count: int = 4) -> tuple[float, fl
     return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-def same_step(curves: Mapping[str, Sequence[CurvePoint]], step: int | None = None) -> dict[str, tuple[float, float]]:
-    """Each method's `last_points` up to `step` (default: the largest step that every method reached)."""
-    step = min(max(point.step for point in points) for points in curves.values()) if step is None else step
+def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, tuple[float, float]]:
+    """Each method's `last_points` up to the largest step that every method reached."""
+    step = min(max(point.step for point in points) for points in curves.values())
     return {name: last_points([p for p in points if p.step <= step]) for name, points in curves.items()}
 
 

@@ -13,6 +13,7 @@ import pytest
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
 from turngym.agents.evaluation.evaluate import PanelEvaluation
+from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
@@ -211,14 +212,13 @@ def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer
 
 
 def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
-    play, player = Recorder(), FakePlayer()
+    play = Recorder()
     made = make_doors(max_turns=6)
     tasks = collect_tasks(made(), ["doors/3", "doors/4", "doors/9"])
     panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    options: dict[str, Any] = {"samples": 2, "temperature": 0.6, "seed": 11, "slots": 5}
-    one: Any = player
-    evaluation = PanelEvaluation(panel=panel, player=one, make_env=made, folder=tmp_path / "eval", play=play, **options)
-    point = evaluation(7)
+    options: dict[str, Any] = {"samples": 2, "temperature": 0.6, "seed": 11, "slots": 5, "system": "Open the doors."}
+    one = TaskEvaluation(panel, made, FakePlayer().agent(0.6), settings={"channel": "text"}, play=play, **options)
+    point = PanelEvaluation(one, tmp_path / "eval")(7)
     (call,) = play.calls
     assert [(job.task_id, job.sample, job.seed) for job in call.jobs] == [
         (task, sample, 11) for sample in (0, 1) for task in ("doors/3", "doors/4", "doors/9")
@@ -233,8 +233,7 @@ def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
     assert (point.extra["category/even"], point.extra["category/odd"]) == (1.0, 0.5)
     assert point.extra["turns"] == pytest.approx((3 + 4 + 6) / 3)
     assert (point.extra["invalid_rate"], point.extra["errors"]) == (0.0, 0.0)
-    first = PanelEvaluation(panel=panel, player=one, make_env=made, folder=tmp_path / "one", limit=1, play=play)
-    first(1)
+    PanelEvaluation(replace(one, limit=1, samples=4), tmp_path / "one")(1)
     assert [(job.task_id, job.sample) for job in play.calls[1].jobs] == [("doors/3", sample) for sample in range(4)]
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from thread_world import in_world
 from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, share_trace
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
-from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.rollout import rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.envs.core.errors import EnvBackendError, TaskError
 from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter, read_trace
-from turngym.envs.panels import Panel, collect_tasks, make_panel
+from turngym.envs.panels import collect_tasks, make_panel
 from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.world import DistributedError
 
@@ -100,8 +99,6 @@ def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks
 
 
 def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
-    jobs = [Job(task_id=task.task_id, sample=n) for task in tasks for n in range(4)]
-    assert len(rollout(jobs, make_doors(), RandomAgent())) == 16
     scores = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
     text = markdown(success_table({"expert": scores}))
     assert text.split("\n") == [
@@ -128,21 +125,16 @@ def test_different_numbers_of_samples_are_different_columns(make_doors: Any, tas
 SAMPLES, TASKS = 3, 5
 
 
-class Learner:
-    """A player that needs no model."""
-
-    settings = SimpleNamespace(system=None, channel=None)
-
-    def agent(self, temperature: float) -> RandomAgent:
-        return RandomAgent()
-
-
 @pytest.fixture
 def evaluation(make_doors: Any, tmp_path: Path) -> PanelEvaluation:
     tasks = collect_tasks(make_doors()(), [f"doors/{n}" for n in range(1, TASKS + 1)])
-    panel: Panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    how: dict[str, Any] = {"make_env": make_doors(), "samples": SAMPLES, "slots": 2}
-    return PanelEvaluation(panel=panel, player=Learner(), folder=tmp_path / "eval", **how)  # type: ignore[arg-type]
+    panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
+    whole = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=SAMPLES, slots=2)
+    return PanelEvaluation(whole, tmp_path / "eval")
+
+
+def changed(one: PanelEvaluation, **more: Any) -> PanelEvaluation:
+    return replace(one, evaluation=replace(one.evaluation, **more))
 
 
 def divided(evaluation: Any, size: int, step: int = 0) -> list[Any]:
@@ -152,6 +144,17 @@ def divided(evaluation: Any, size: int, step: int = 0) -> list[Any]:
 
 def played(trace: Path) -> Counter[tuple[str, int]]:
     return Counter((episode.task.task_id, episode.sample) for episode in read_trace(trace)[0])
+
+
+def counted() -> tuple[list[int], Callable[..., Any]]:
+    """How many jobs each call of the second was given, and a `rollout` that notes it."""
+    seen: list[int] = []
+
+    def counting(jobs: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(len(jobs))
+        return rollout(jobs, *args, **kwargs)
+
+    return seen, counting
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 17])
@@ -169,13 +172,8 @@ def test_shares_together_are_the_whole(evaluation: PanelEvaluation, tmp_path: Pa
 
 
 def test_each_process_plays_its_share_and_no_more(evaluation: PanelEvaluation) -> None:
-    seen: list[int] = []
-
-    def counting(jobs: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(len(jobs))
-        return rollout(jobs, *args, **kwargs)
-
-    divided(replace(evaluation, play=counting), 4)
+    seen, counting = counted()
+    divided(changed(evaluation, play=counting), 4)
     assert sorted(seen) == [0, 3, 4, 4, 4]  # the last is the end, where nothing is left to play
 
 
@@ -191,13 +189,8 @@ def test_shares_of_a_stopped_run_are_not_played_again(evaluation: PanelEvaluatio
             for episode in part:
                 writer.write(episode)
     torn.write_bytes(torn.read_bytes()[:-40])
-    seen: list[int] = []
-
-    def counting(jobs: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(len(jobs))
-        return rollout(jobs, *args, **kwargs)
-
-    assert divided(replace(evaluation, play=counting), 2) == [whole] * 2
+    seen, counting = counted()
+    assert divided(changed(evaluation, play=counting), 2) == [whole] * 2
     assert sorted(seen) == [0, 3, 4]  # 15 episodes, of which 8 were whole
     assert set(played(trace).values()) == {1}
     gather_shares(trace)
@@ -221,7 +214,7 @@ def test_an_error_in_a_share_counts_as_one(evaluation: PanelEvaluation, make_doo
         env.base._apply = fails
         return env
 
-    first = divided(replace(evaluation, make_env=broken), 2)
+    first = divided(changed(evaluation, make_env=broken), 2)
     assert isinstance(first[0], EvalPoint), first
     assert first[0].extra["errors"] == SAMPLES
     assert len(calls) == SAMPLES
@@ -234,8 +227,7 @@ def test_a_process_that_fails_ends_all(evaluation: PanelEvaluation) -> None:
             if share[0] == 1:
                 raise OSError("no room")
 
-    parts = {name: getattr(evaluation, name) for name in PanelEvaluation.__dataclass_fields__}
-    zero, one = divided(Failing(**parts), 2)
+    zero, one = divided(Failing(evaluation.evaluation, evaluation.folder), 2)
     assert isinstance(one, OSError)
     assert isinstance(zero, DistributedError)
     assert "process 1 of 2 failed, so all stop: OSError: no room" in str(zero)

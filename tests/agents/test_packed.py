@@ -219,11 +219,18 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "newer": lzma.compress(lines[0].replace('"version": 2', '"version": 3').encode()),
         "line": lzma.compress("\n".join([lines[0], lines[1][:-9]]).encode()),
     }
-    for name, data in cases.items():
+    for data in cases.values():
         path.write_bytes(data)
         with pytest.raises(EvaluationError, match=r"a\.result\.xz is not a packed result: .+"):
             read_result(path)
-        assert name
+    for name, value in {"samples": "x", "tasks": True, "seed": None, "make": 5, "limit": "z", "panel": ["x"]}.items():
+        setting(**{name: value})(result).write(path)
+        with pytest.raises(
+            EvaluationError, match=rf"is not a packed result: its setting {name} is {re.escape(repr(value))}"
+        ):
+            read_result(path)
+    many = check_result(setting(samples=10**9)(result).write(path))
+    assert f"{5 * 10**9 - 10} episodes are missing" in many
     with pytest.raises(EvaluationError, match="No such file"):
         read_result(tmp_path / "none.result.xz")
 

@@ -219,6 +219,19 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         read_evaluation(tmp_path / "old.json")
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [{"settings": 3}, {"samples": "x"}, {"episodes": 3}, {"episodes": [{}]}, {"settings": {"make": 5}}],
+)
+def test_a_results_file_from_anyone_is_read_or_refused_in_one_line(
+    broken: dict[str, Any], panel: Panel, make_doors: Any, tmp_path: Path
+) -> None:
+    whole = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
+    (tmp_path / "a.json").write_text(json.dumps(whole | broken))
+    with pytest.raises(EvaluationError, match=r"a\.json is no whole results file: \w+: .+"):
+        read_evaluation(tmp_path / "a.json")
+
+
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "3"]
     assert eval_verb.main([*words, "--out", str(tmp_path / "a")]) == 0

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents import evaluate
-from turngym.agents.evaluation.hints import hints
+from turngym.agents.evaluation.scores import hints
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.worlds import load_world
 from turngym.scripts.main import main

@@ -322,7 +322,7 @@ def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Pat
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(np.isfinite(turn.logprobs).all() for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        mixed_player(made.evaluate.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
+        mixed_player(made.collect.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
 
 
 def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: Path, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(turn.origin == "policy" for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        guided_player(made.evaluate.player, None, None, slots=1, play=rollout)
+        guided_player(made.collect.player, None, None, slots=1, play=rollout)
 
 
 def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path) -> None:
