@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from turngym.agents.demonstrations import USED, Demonstrations, LiveDemonstrator, Plan, noted
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.play_plan import PlayPlan, depth_caps, loops_left
-from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -140,19 +140,15 @@ class ExpertCollect:
     shared: SharedEnv | None = None
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        agent = self._agent()
+        plays: Any = {"expert": named_player(self.expert), "noise": self.noise, "mistakes": self.mistakes}
+        mix, renderer = self.players, self.renderer
+        agent = ExpertAgent(renderer, **plays) if mix is None else MixedAgent(mix, renderer, **plays)
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         episodes = self.play(
             jobs, self.make_env, agent, slots=self.slots, max_turns=request.max_turns, system=self.settings.system
         )
         assert_disjoint([episode.task for episode in episodes], self.held_out)
         return episodes
-
-    def _agent(self) -> Agent:
-        expert = named_player(self.expert)
-        if self.players is None:
-            return ExpertAgent(self.renderer, expert=expert, noise=self.noise, mistakes=self.mistakes)
-        return MixedAgent(self.players, self.renderer, expert=expert, noise=self.noise, mistakes=self.mistakes)
 
 
 def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> list[Job]:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -70,11 +70,8 @@ CHOICE = 3
 """The stream that chooses among recorded demonstrations of one task."""
 
 
-class Demonstrator(Protocol):
-    """Gives a demonstration for each job, as an episode of the job's task."""
-
-    def __call__(self, jobs: Sequence[Job]) -> list[Episode | None]:
-        """None where there is none."""
+Demonstrator = Callable[[Sequence[Job]], list[Episode | None]]
+"""Gives a demonstration for each job, as an episode of the job's task; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,27 +82,6 @@ def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Ge
         return error.results
 
 
-def _here(play: PlayJobs) -> bool:
-    """Whether `play` plays in this thread: it is `rollout`, with or without arguments of its own."""
-    return getattr(play, "func", play) is rollout
-
-
-def guided_player(
-    player: ModelPlayer, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
-) -> Callable[[float], ModelPlayer]:
-    """A function from the teacher's share of the turns to the player that plays with it.
-
-    Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
-    """
-    if teacher is None or not _here(play):
-        raise AgentError(
-            "teacher and student share the turns of an episode, which needs --teacher FOLDER and rollouts in this "
-            "process (no --teacher-server, no --workers, no --staleness)"
-        )
-    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)
-    return lambda share: replace(player, engine=GuidedPolicy(player.engine, theirs, share)) if share else player
-
-
 @dataclass(slots=True, eq=False)
 class _Row:
     """One request under way."""
@@ -206,6 +185,18 @@ def _generation(row: _Row) -> Generation:
     return Generation(ids=ids, logprobs=logprobs, finish=row.finish, policy_version=row.version)
 
 
+def guided_player(
+    player: ModelPlayer, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
+) -> Callable[[float], ModelPlayer]:
+    """A function from the teacher's share of the turns to the player that plays with it.
+
+    Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+    """
+    what = "teacher and student share the turns of an episode"
+    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
+    return lambda share: replace(player, engine=GuidedPolicy(player.engine, theirs, share)) if share else player
+
+
 def mixed_player(
     player: ModelPlayer, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
 ) -> ModelPlayer:
@@ -215,10 +206,18 @@ def mixed_player(
     """
     if not share:
         return player
-    if teacher is None or not _here(play):
-        raise AgentError(
-            f"teacher_mix is {share}: teacher and student take turns within an answer, which needs "
-            "--teacher FOLDER and rollouts in this process (no --teacher-server, no --workers)"
-        )
-    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)
+    what = f"teacher_mix is {share}: teacher and student take turns within an answer"
+    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
     return replace(player, engine=MixedPolicy(player.engine, theirs, share, tokenizer=tokenizer))
+
+
+def _teacher_engine(
+    player: ModelPlayer, teacher: Any | None, tokenizer: Any, slots: int, play: PlayJobs, what: str
+) -> LocalEngine:
+    # `rollout`, with or without arguments of its own, plays in this thread
+    if teacher is None or getattr(play, "func", play) is not rollout:
+        raise AgentError(
+            f"{what}, which needs --teacher FOLDER and rollouts in this process (no --teacher-server, no --workers, no "
+            "--staleness)"
+        )
+    return LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)

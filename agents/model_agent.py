@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, with_stops
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, renderer_of
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
@@ -51,10 +51,7 @@ class ModelAgent:
         self.name = name
         self.writer = ResponseWriter(renderer)
         self.channel = channel
-        sampling = sampling or Sampling()
-        stop_text = sampling.stop_text or (() if channel is None else channel.stop_text)
-        stop_ids = tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stop_ids)))
-        self.sampling = replace(sampling, stop_ids=stop_ids, stop_text=stop_text)
+        self.sampling = with_stops(sampling or Sampling(), channel, renderer)
         self._max_context = max_context
         self._worked = False
 

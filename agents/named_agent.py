@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.model_agent import ModelAgent
+from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, load_policy, load_tokenizer, trained_on
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
@@ -24,7 +24,6 @@ from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.errors import nearest
 from turngym.envs.core.plugins import find, installed
-from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.task import content_hash
 from turngym.envs.core.trace import read_episodes
 
@@ -50,14 +49,12 @@ class OpenedAgent:
     """What the prompt shows in front of the task."""
 
 
-class MakeAgent(Protocol):
-    """An agent from another package: `--agent package.module:name`, or a name in its entry points `turngym.agents`."""
+MakeAgent = Callable[[TextEnv, AgentOptions], Agent | OpenedAgent]
+"""An agent from another package: `--agent package.module:name`, or a name in its entry points `turngym.agents`.
 
-    def __call__(self, env: TextEnv, options: AgentOptions) -> Agent | OpenedAgent:
-        """`env` is the environment that will be played, closed: it says its `tool`, `players` and `env_id`.
-
-        An `Agent` alone speaks as `options.channel` says, by default in bare actions; an `OpenedAgent` says more.
-        """
+It is given the environment that will be played, closed: that says its `tool`, `players` and `env_id`. An `Agent` alone
+speaks as `options.channel` says, by default in bare actions; an `OpenedAgent` says more.
+"""
 
 
 def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: PolicyServer | None = None) -> OpenedAgent:
@@ -154,17 +151,11 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
     system = settings.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, renderer) if system is None else system)
-    agent = ModelAgent(
-        engine,
-        renderer,
-        channel,
-        Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
-        max_context=engine.max_length,
-        # weights often lie in a folder `model` of their checkpoint, whose name tells more
-        name=f"model {path.parent.name if path.name == 'model' else path.name}",
-    )
+    # weights often lie in a folder `model` of their checkpoint, whose name tells more
+    name = f"model {path.parent.name if path.name == 'model' else path.name}"
+    player = ModelPlayer(engine=engine, renderer=renderer, settings=settings, tool=tool)
     return OpenedAgent(
-        agent=agent,
+        agent=player.agent(options.temperature, name),
         channel=settings.channel,
         system=system,
         chat=describe(settings),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
+from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.task import Task, task_number
 from turngym.envs.guard import ActionGuard
 
@@ -32,6 +33,13 @@ def system_message(env: ActionGuard | TextEnv, channel: Channel | None, renderer
     if channel is None or (renderer is not None and renderer.describes_tool):
         return env.instructions
     return f"{env.instructions}\n\n{channel.instructions(env.tool)}"
+
+
+def with_stops(sampling: Sampling, channel: Channel | None, renderer: ChatRenderer | None) -> Sampling:
+    """`sampling` with the renderer's stop ids and, unless it has stop texts of its own, the channel's."""
+    ids = () if renderer is None else renderer.stop_ids
+    text = sampling.stop_text or (() if channel is None else channel.stop_text)
+    return replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *ids))), stop_text=text)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.agents.playing.agent import Reply, ResponseWriter
+from turngym.agents.playing.agent import Reply, ResponseWriter, with_stops
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, open_renderer
@@ -27,7 +27,7 @@ from turngym.envs.core.episode import Episode, Status, wrong_numbers
 from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.envs.core.task import Task, ToolSpec, Verdict
-from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.guard import guard_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +56,8 @@ class EpisodeSession:
     def __init__(self, pool: SessionPool, job: Job) -> None:
         self._pool = pool
         self._writer = ResponseWriter(pool.renderer)
-        self._request: GenerateRequest | None = None
+        self.request: GenerateRequest | None = None
+        """The prompt to continue now; None when the episode is over, and in sessions without a tokenizer."""
         self._episode: Episode | None = None
         self._calls = TimedCalls(pool.step_timeout, "the environment's step or reset")
         self._env = pool.acquire_env()
@@ -76,11 +77,6 @@ class EpisodeSession:
             return
         self._runner = begun.value
         self._render_prompt()
-
-    @property
-    def request(self) -> GenerateRequest | None:
-        """The prompt to continue now; None when the episode is over, and in sessions without a tokenizer."""
-        return self._request
 
     @property
     def done(self) -> bool:
@@ -172,7 +168,7 @@ class EpisodeSession:
 
     def close(self) -> None:
         """Return the environment to the pool; idempotent. An episode in progress stays unfinished."""
-        self._request = None
+        self.request = None
         env, self._env = self._env, None
         self._calls.close()
         if env is not None:
@@ -221,17 +217,17 @@ class EpisodeSession:
             runner.take(Reply(ends=Status.TRUNCATED_TOKENS), None)
             self._finish(runner)
             return NO_IDS
-        self._request = GenerateRequest(
+        self.request = GenerateRequest(
             # with an append-only history there is one segment, and so one engine session
             session=f"{conversation.key}/0",
             prompt_ids=thread.buffer.view(),
             sampling=replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens)),
             stream=conversation.stream,
         )
-        return self._request.prompt_ids[slice(*thread.prompt_span)]
+        return self.request.prompt_ids[slice(*thread.prompt_span)]
 
     def _finish(self, runner: EpisodeRunner, *, hangs: bool = False) -> None:
-        self._request = None
+        self.request = None
         self._episode = runner.episode({})
         if hangs or runner.status is Status.ERROR_ENV:
             self._discard(hangs=hangs)
@@ -287,7 +283,7 @@ class SessionPool:
         self.env_id = guard.env_id
         self._task_ids = guard.task_ids()
         self._idle.append(probe)
-        self.sampling = _stops(sampling or Sampling(), guard, renderer)
+        self.sampling = with_stops(sampling or Sampling(), guard.channel, renderer)
 
     @classmethod
     def of(
@@ -367,10 +363,3 @@ class SessionPool:
         """Close every environment that no session holds."""
         while self._idle:
             self._idle.pop().close()
-
-
-def _stops(sampling: Sampling, guard: ActionGuard, renderer: ChatRenderer | None) -> Sampling:
-    """`sampling` with the stop ids of the renderer and the stop strings of the channel."""
-    ids = () if renderer is None else renderer.stop_ids
-    text = sampling.stop_text or (() if guard.channel is None else guard.channel.stop_text)
-    return replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *ids))), stop_text=text)

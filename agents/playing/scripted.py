@@ -160,8 +160,8 @@ class ExpertAgent(ScriptedAgent):
 class RandomAgent(ScriptedAgent):
     """Plays random admissible actions (`TextEnv.sample_action`)."""
 
-    def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
-        super().__init__(name, renderer)
+    def __init__(self) -> None:
+        super().__init__("random")
 
     def _one(self, conversation: Conversation) -> Reply:
         action = conversation.env.base.sample_action(conversation.rng())
@@ -174,18 +174,10 @@ class ReplayAgent(ScriptedAgent):
     """Plays recorded turns again: those of the same task and sample, or one list of actions for every conversation.
 
     A recorded response is repeated exactly if the environment reads the recorded action from it; if the channel
-    differs, the action is written anew. With `verify`, an observation that differs from the recorded one is an error
-    that names the turn. An episode that outlasts its script ends as `truncated_depth`.
+    differs, the action is written anew. An episode that outlasts its script ends as `truncated_depth`.
     """
 
-    def __init__(
-        self,
-        script: Iterable[Episode] | Sequence[str],
-        renderer: ChatRenderer | None = None,
-        *,
-        verify: bool = False,
-        name: str = "replay",
-    ) -> None:
+    def __init__(self, script: Iterable[Episode] | Sequence[str], *, name: str = "replay") -> None:
         items = list(script)
         self._actions = tuple(item for item in items if isinstance(item, str))
         episodes = [item for item in items if isinstance(item, Episode)]
@@ -194,17 +186,13 @@ class ReplayAgent(ScriptedAgent):
         }
         if bool(self._actions) == bool(episodes):
             raise AgentError("a replay needs either recorded episodes or a list of actions")
-        super().__init__(name, renderer)
-        self._verify = verify
+        super().__init__(name)
 
     def _one(self, conversation: Conversation) -> Reply:
         over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {conversation.turn} turns")
         if self._actions:
-            return (
-                self.writer.write(conversation, self._actions[conversation.turn])
-                if conversation.turn < len(self._actions)
-                else over
-            )
+            left = self._actions[conversation.turn :]
+            return self.writer.write(conversation, left[0]) if left else over
         turns = self._turns.get((conversation.task.task_id, conversation.sample))
         if turns is None:
             known = ", ".join(f"{task} sample {sample}" for task, sample in list(self._turns)[:5])
@@ -214,11 +202,6 @@ class ReplayAgent(ScriptedAgent):
         if conversation.turn >= len(turns):
             return over
         turn = turns[conversation.turn]
-        if self._verify and turn.observation != conversation.observation:
-            raise AgentError(
-                f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}: recorded "
-                f"observation {turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
-            )
         read = conversation.env.read(turn.response).action
         # a response from which no action was read can only be repeated as it was
         if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
@@ -307,9 +290,8 @@ class MixedAgent(ScriptedAgent):
         expert: MakeExpert = PrivilegedExpert,
         noise: float | tuple[float, float] = 0.0,
         mistakes: float = 0.0,
-        name: str = "players",
     ) -> None:
-        super().__init__(name, renderer)
+        super().__init__("players", renderer)
         self._mix = mix
         self._clean = ExpertAgent(renderer, expert=expert)
         self._noisy = ExpertAgent(renderer, expert=expert, noise=noise, mistakes=mistakes)
@@ -347,8 +329,8 @@ class HumanAgent(ScriptedAgent):
         say: shows a text; its second argument is the kind: `observation`, `note` or `list`.
     """
 
-    def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
-        super().__init__(name)
+    def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None]) -> None:
+        super().__init__("human")
         self._ask = ask
         self._say = say
 

@@ -204,43 +204,17 @@ def test_two_local_engines() -> None:
         np.testing.assert_allclose(one.logprobs[own], logp[own], atol=1e-5)
 
 
-class Voice:
-    """Answers with its own id, as often as it is allowed to."""
-
-    def __init__(self, word: int, max_length: int = 50, fails: str = "") -> None:
-        self.word, self.max_length, self.fails = word, max_length, fails
-        self.asked: list[GenerateRequest] = []
-        self.released: list[str] = []
-        self.version = 0
-
-    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        self.asked += requests
-        found: list[Any] = [
-            RuntimeError("lost") if one.session == self.fails else self._one(one.sampling.max_new_tokens)
-            for one in requests
-        ]
-        if any(isinstance(one, RuntimeError) for one in found):
-            raise PartialFailure(found)
-        return found
-
-    def _one(self, room: int) -> Generation:
-        ids, logprobs = np.full(room, self.word, np.int32), np.full(room, -0.5, np.float32)
-        return Generation(ids=ids, logprobs=logprobs, finish="length", policy_version=self.version)
-
-    def release(self, session: str) -> None:
-        self.released.append(session)
-
-    def weights_changed(self, version: int) -> None:
-        self.version = version
+def voices() -> tuple[Urn, Urn]:
+    """A student that says 0 and a teacher that says 1."""
+    return Urn(1.0), Urn(0.0, 1.0)
 
 
 def guided(number: int, session: str = "s") -> GenerateRequest:
-    prompt = np.array([9], np.int32)
-    return GenerateRequest(session=session, prompt_ids=prompt, sampling=Sampling(max_new_tokens=3), stream=(5, number))
+    return request(number, 3, session)
 
 
 def test_a_coin_of_the_requests_own_stream_decides_about_all_of_an_answer() -> None:
-    student, teacher = Voice(0), Voice(1)
+    student, teacher = voices()
     requests = [guided(number) for number in range(40)]
     found = GuidedPolicy(student, teacher, 0.3).generate(requests)
     theirs = [uniforms((5, number, 1), 1)[0] < 0.3 for number in range(40)]
@@ -252,35 +226,32 @@ def test_a_coin_of_the_requests_own_stream_decides_about_all_of_an_answer() -> N
     # the student draws from the stream that it has without a teacher; the teacher from one of its own
     assert [one.stream for one in student.asked] == [(5, n) for n in range(40) if not theirs[n]]
     assert [one.stream for one in teacher.asked] == [(5, n, 2) for n in range(40) if theirs[n]]
-    alone = [GuidedPolicy(Voice(0), Voice(1), 0.3).generate([one])[0].ids.tolist() for one in requests]
+    alone = [GuidedPolicy(*voices(), 0.3).generate([one])[0].ids.tolist() for one in requests]
     assert alone == [one.ids.tolist() for one in found]
 
 
 @pytest.mark.parametrize(("share", "who"), [(0.0, 0), (1.0, 1)])
 def test_none_or_all(share: float, who: int) -> None:
-    voices = Voice(0), Voice(1)
-    found = GuidedPolicy(*voices, share).generate([guided(number) for number in range(20)])
+    both = voices()
+    found = GuidedPolicy(*both, share).generate([guided(number) for number in range(20)])
     assert {word for one in found for word in one.ids.tolist()} == {who}
-    assert [len(voice.asked) for voice in voices] == [20 * (1 - who), 20 * who]
+    assert [len(voice.asked) for voice in both] == [20 * (1 - who), 20 * who]
 
 
 def test_the_share_is_met() -> None:
-    found = GuidedPolicy(Voice(0), Voice(1), 0.3).generate([guided(number) for number in range(4000)])
+    found = GuidedPolicy(*voices(), 0.3).generate([guided(number) for number in range(4000)])
     # four standard deviations of a coin of 0.3, thrown 4000 times
     assert np.mean([one.ids[0] for one in found]) == pytest.approx(0.3, abs=0.029)
 
 
-def test_what_fails_fails_for_itself_and_both_forget() -> None:
-    student, teacher = Voice(0, max_length=30), Voice(1, max_length=20, fails="7")
+def test_an_answer_that_fails_fails_for_itself() -> None:
+    student, teacher = voices()
+    teacher.fails = "7"
     policy = GuidedPolicy(student, teacher, 0.5)
     number = next(n for n in range(20) if uniforms((5, n, 1), 1)[0] < 0.5)
     with pytest.raises(PartialFailure) as caught:
         policy.generate([guided(n, "7" if n == number else "x") for n in range(20)])
     lost = [place for place, one in enumerate(caught.value.results) if isinstance(one, BaseException)]
     assert lost == [number]
-    policy.weights_changed(4)
-    policy.release("s")
-    assert (student.version, teacher.version, policy.max_length) == (4, 0, 20)
-    assert student.released == teacher.released == ["s"]
     with pytest.raises(AgentError, match=r"share of the turns is 1\.5"):
         GuidedPolicy(student, teacher, 1.5)

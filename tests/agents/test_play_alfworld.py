@@ -13,7 +13,7 @@ from turngym.agents.judges.env_judges import ExpertJudge
 from turngym.agents.judges.hints import HintedObservations
 from turngym.agents.judges.judges import HINT_HEAD, expert_hint
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, ReplayAgent, named_player
+from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, named_player
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Status
 from turngym.trainers.judged import requests
@@ -65,23 +65,6 @@ def test_a_strict_expert_judge_has_no_neutral_scores(jobs: list[Job], make_token
     )
     assert any("boxed{0}" in (vote or "") for vote in lenient)
     assert strict == [vote and vote.replace("boxed{0}", "boxed{-1}") for vote in lenient]
-
-
-def test_demonstrations_carry_tokens_that_decode_to_what_was_played(jobs: list[Job], make_tokenizer: Any) -> None:
-    renderer = ChatRenderer(make_tokenizer())
-    for episode in rollout(jobs[:3], make(channel="text"), ExpertAgent(renderer)):
-        (ids,) = episode.segments
-        text = renderer.template.decode(ids.tolist())
-        for turn in episode.turns:
-            assert f"user\n{turn.observation}<|im_end|>" in text
-            spoken = renderer.template.decode(episode.response_ids(turn).tolist())
-            assert spoken == f"<action>{turn.action}</action><|im_end|>"
-
-
-def test_recorded_episodes_play_again_exactly(jobs: list[Job]) -> None:
-    first = rollout(jobs[:4], make(max_turns=8), RandomAgent())
-    again = rollout(jobs[:4], make(max_turns=8), ReplayAgent(first, verify=True))
-    assert [(e.turns, e.final_observation) for e in again] == [(e.turns, e.final_observation) for e in first]
 
 
 def test_a_person_sees_choices_and_quits_cleanly(jobs: list[Job]) -> None:
