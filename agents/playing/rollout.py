@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
@@ -180,7 +179,7 @@ class EpisodeRunner:
             seed=job.seed,
             sample=job.sample,
             group=job.group,
-            segments=_segments(self),
+            segments=() if conversation.thread is None else conversation.thread.said(self.turns),
             turns=tuple(self.turns),
             status=self.status,
             success=self.success,
@@ -253,15 +252,6 @@ def failed_episode(
         episode_return=0.0,
         meta={**meta, "error": str(error)},
     )
-
-
-def _segments(runner: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:
-    """Ids up to the last response that became a turn; a prompt without a response is left out."""
-    history = runner.conversation.thread
-    if history is None or not runner.turns:
-        return ()
-    ends = {turn.segment: turn.response_span[1] for turn in runner.turns}
-    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(history.segments[: max(ends) + 1]))
 
 
 def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Span
+from turngym.envs.core.episode import Span, Turn
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
 
@@ -292,6 +292,12 @@ class TokenHistory:
     """Whether the last prompt has no response yet."""
     appendable: bool = True
     """Whether the template has shown every response so far unchanged."""
+
+    def said(self, turns: Sequence[Turn]) -> tuple[NDArray[np.int32], ...]:
+        """The ids of each segment up to its last response among `turns`; a prompt without a response is left out."""
+        ends = {turn.segment: turn.response_span[1] for turn in turns}
+        kept = self.segments[: max(ends, default=-1) + 1]
+        return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(kept))
 
     @property
     def segment(self) -> int:

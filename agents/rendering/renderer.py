@@ -353,10 +353,8 @@ class TextEpisodes:
             turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
         if history is None or not turns:
             return episode
-        ends = {turn.segment: turn.response_span[1] for turn in turns}
-        segments = tuple(buffer.array()[: ends[n]] for n, buffer in enumerate(history.segments[: max(ends) + 1]))
         last = episode.final_observation if len(turns) == episode.depth else episode.turns[len(turns)].observation
-        return replace(episode, system=system, turns=tuple(turns), segments=segments, final_observation=last)
+        return replace(episode, system=system, turns=tuple(turns), segments=history.said(turns), final_observation=last)
 
     def fits(self, episode: Episode) -> bool:
         """Whether all turns of the rewritten `episode` fit `max_context` ids."""

@@ -80,6 +80,24 @@ class DoorEnv(TextEnv):
         self._open = state
 
 
+def breaking(make: Callable[[], Any], when: Callable[[DoorEnv], bool]) -> Callable[[], Any]:
+    """Makes environments of `make` whose back end fails at a step for which `when` is true."""
+
+    def made() -> Any:
+        env = make()
+        apply = env.base._apply
+
+        def fails(action: str) -> Outcome:
+            if when(env.base):
+                raise EnvBackendError("no answer")
+            return apply(action)  # type: ignore[no-any-return]
+
+        env.base._apply = fails
+        return env
+
+    return made
+
+
 class NoisyPolicy:
     """Writes `open door N` for a random N from the request's own stream; notes what it forgets."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import breaking
 from thread_world import in_world
 
 from turngym.agents.evaluation.evaluate import PanelEvaluation
@@ -16,7 +17,7 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, 
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core.errors import EnvBackendError, TaskError
+from turngym.envs.core.errors import TaskError
 from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Task
@@ -82,17 +83,8 @@ def test_a_trace_of_something_else_is_refused_and_left_alone(make_doors: Any, ta
 def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     make = make_doors()
-
-    def flaky() -> Any:
-        env = make()
-        env.base._apply = broken
-        return env
-
-    def broken(action: str) -> Any:
-        raise EnvBackendError("no answer")
-
     with pytest.raises(Exception, match="all 4 episodes failed; the first: no answer"):
-        TaskEvaluation(tasks, flaky, ExpertAgent(), samples=1, trace=trace).run()
+        TaskEvaluation(tasks, breaking(make, lambda env: True), ExpertAgent(), samples=1, trace=trace).run()
     healed = TaskEvaluation(tasks, make, ExpertAgent(), samples=1, trace=trace).run()
     assert (healed.resumed, healed.scores.errors, healed.scores.overall.avg.mean) == (0, 0, 1.0)
     assert len(read_trace(trace)[0]) == 8
@@ -201,23 +193,14 @@ def test_an_error_in_a_share_counts_as_one(evaluation: PanelEvaluation, make_doo
     """The end does not play it again, a later call does: as in one process."""
     calls: list[str] = []
 
-    def broken() -> Any:
-        env = make_doors()()
-        apply = env.base._apply
+    def at_four(env: Any) -> bool:
+        calls.append(env.task.task_id)
+        return bool(env.task.task_id == "doors/4")
 
-        def fails(action: str) -> Any:
-            if env.base._task.endswith("doors/4"):
-                calls.append(action)
-                raise EnvBackendError("no answer")
-            return apply(action)
-
-        env.base._apply = fails
-        return env
-
-    first = divided(changed(evaluation, make_env=broken), 2)
+    first = divided(changed(evaluation, make_env=breaking(make_doors(), at_four)), 2)
     assert isinstance(first[0], EvalPoint), first
     assert first[0].extra["errors"] == SAMPLES
-    assert len(calls) == SAMPLES
+    assert calls.count("doors/4") == SAMPLES
     assert divided(evaluation, 2)[0].extra["errors"] == 0
 
 

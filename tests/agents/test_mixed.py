@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
+from engine_requests import tiny  # noqa: E402
+
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.sampling import uniforms  # noqa: E402
 from turngym.agents.mixed_policy import GuidedPolicy, MixedPolicy  # noqa: E402
@@ -183,11 +185,7 @@ def test_a_stop_text_that_both_wrote() -> None:
 
 def test_two_local_engines() -> None:
     def model(seed: int) -> Any:
-        torch.manual_seed(seed)
-        size = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.25}
-        config = transformers.Qwen3Config(**size, **heads, eos_token_id=None, max_position_embeddings=64)
-        return transformers.Qwen3ForCausalLM(config).eval()
+        return tiny("Qwen3", seed, head_dim=8, initializer_range=0.25)
 
     requests = [request(number, room=10, session=f"s{number}") for number in range(3)]
     student, teacher = LocalEngine(model(1)), LocalEngine(model(2))

@@ -245,21 +245,10 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = load_world("alfworld")
     settings = {name: value for name, value in world.settings().items() if name != "max_turns"}
-    about: dict[str, Any] = {"episodes": 2, "eval_every": 1, "eval_samples": 1, "eval_limit": 1, "threads": 1}
-    result = train(
-        "opd",
-        student=world.checkpoint("student"),
-        teacher=world.checkpoint("teacher"),
-        out=tmp_path,
-        steps=1,
-        preset="verl-agent",
-        max_turns=3,
-        panel="alfworld-quickstart",
-        tensorboard=False,
-        progress=False,
-        **about,
-        **settings,
-    )
+    settings |= {"episodes": 2, "eval_every": 1, "eval_samples": 1, "eval_limit": 1, "threads": 1, "max_turns": 3}
+    settings |= {"student": world.checkpoint("student"), "teacher": world.checkpoint("teacher"), "out": tmp_path}
+    settings |= {"panel": "alfworld-quickstart", "tensorboard": False, "progress": False}
+    result = train("opd", steps=1, preset="verl-agent", **settings)
     (episode,) = read_trace(tmp_path / "eval" / "step_000001.jsonl")[0]
     assert (episode.depth, episode.meta["preset"], episode.meta["max_turns"]) == (3, "verl-agent", 3)
     assert "\nAdmissible actions:\n- " in episode.turns[1].observation
@@ -270,21 +259,7 @@ def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: p
     assert 'preset = "verl-agent"' in written
     assert "max_turns = 3" in written
     with pytest.raises(TurngymError, match="preset"):
-        train(
-            "opd",
-            student=world.checkpoint("student"),
-            teacher=world.checkpoint("teacher"),
-            out=tmp_path,
-            steps=2,
-            preset="react",
-            max_turns=3,
-            panel="alfworld-quickstart",
-            tensorboard=False,
-            resume=True,
-            progress=False,
-            **about,
-            **settings,
-        )
+        train("opd", steps=2, preset="react", resume=True, **settings)
 
 
 def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:

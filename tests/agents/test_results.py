@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import breaking
 
 from turngym.agents import evaluate, load_world
 from turngym.agents.evaluation.compare import compare_recorded, read_evaluation, rescore
@@ -16,7 +17,6 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, mean_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core.errors import EnvBackendError
 from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter, read_trace
@@ -114,19 +114,7 @@ def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_
 
 def test_of_an_episode_that_was_played_again_the_good_one_counts(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     trace, make, calls = tmp_path / "trace.jsonl", make_doors(), iter(range(1000))
-
-    def flaky() -> Any:
-        env = make()
-        real = env.base._apply
-
-        def sometimes(action: str) -> Any:
-            if next(calls) == 0:
-                raise EnvBackendError("no answer")
-            return real(action)
-
-        env.base._apply = sometimes
-        return env
-
+    flaky = breaking(make, lambda env: next(calls) == 0)
     broken = TaskEvaluation(panel, flaky, ExpertAgent(), samples=1, trace=trace).run()
     assert broken.scores.errors == 1
     check(broken.to_json())
