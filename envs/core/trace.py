@@ -94,8 +94,21 @@ def episode_from_json(line: str) -> Episode:
         turns=tuple(_turn_from_record(turn) for turn in record["turns"]),
         final_observation=record["final_observation"],
         timings={name: float(value) for name, value in record["timings"].items()},
-        meta=record["meta"],
+        meta=_meta(record["meta"]),
     )
+
+
+def _meta(found: Any) -> dict[str, Any]:
+    """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
+    if not isinstance(found, dict):
+        raise ValueError(f"its meta is {found!r:.80}")
+    panel = found.get("panel", {})
+    kinds: dict[str, Any] = {"make": dict, "panel": dict, "goal_rate": float | int | None}
+    kinds |= {"temperature": float | int | None, "name": str | None, "tasks": int}
+    said = {**found, **({} if not isinstance(panel, dict) else panel)}
+    if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
+        raise ValueError(f"its meta says {wrong[0]} {said[wrong[0]]!r:.80}")
+    return found
 
 
 def _number(value: float) -> float | str:

@@ -220,6 +220,24 @@ def test_a_results_file_from_anyone_is_read_or_refused_in_one_line(
         read_evaluation(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize(
+    "meta", [{"make": 5}, {"panel": "x"}, {"panel": {"tasks": "many"}}, {"goal_rate": "x"}, {"temperature": "hot"}]
+)
+def test_a_trace_from_anyone_is_read_or_named_line_by_line(
+    meta: dict[str, Any], panel: Panel, make_doors: Any, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
+    first, *rest = trace.read_text(encoding="utf-8").splitlines()
+    edited = json.loads(first)
+    del edited["crc"]
+    edited["meta"] |= meta
+    trace.write_text("\n".join([json.dumps(edited), *rest]) + "\n", encoding="utf-8")
+    found = rescore(trace)
+    assert (len(found.problems), len(found.outcomes)) == (1, 3)
+    assert "its meta says" in str(found.problems[0])
+
+
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "3"]
     assert eval_verb.main([*words, "--out", str(tmp_path / "a")]) == 0
