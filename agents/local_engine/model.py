@@ -294,6 +294,8 @@ def _prefill_pieces(
 
     Whatever the lengths, the passes are few: about one for each bit of the longest.
     """
+    # at once: piece by piece the cache would be copied, and grow beyond what is needed
+    cache.reserve(max(slots) + 1, max(start + len(ids) for start, ids in zip(starts, new, strict=True)))
     done = [0] * len(new)
     left = [len(ids) - 1 for ids in new]
 
