@@ -30,7 +30,7 @@ def check_settings(settings: Any) -> None:
     """Raises ValueError for settings, of a file from anyone, that no evaluation has recorded."""
     if not isinstance(settings, Mapping):
         raise ValueError(f"its settings are {settings!r:.80}")
-    kinds = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
+    kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
     kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None}
     for name, kind in kinds.items():
         value = settings.get(name)
