@@ -224,6 +224,9 @@ class DrainingServer:
 
 def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...]) -> Any:
     """A server that listens already. Raises TurngymError where it cannot."""
+    # the system would take another number modulo 65,536
+    if not 0 <= port <= 65535:
+        raise TurngymError(f"cannot listen on {host}, port {port}: ports go from 0 to 65535")
     # waitress warns whenever a request waits for a thread, which is what a queue is for
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     access = access_of(host, names)

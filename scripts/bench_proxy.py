@@ -27,6 +27,7 @@ from typing import Any
 import tyro
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.errors import checked_int
 from turngym.scripts.bench_server import Server
 
 # --- Clients, and what the records must hold
@@ -53,6 +54,10 @@ class BenchProxy:
     """Folder of the run; a temporary one by default."""
     train: bool = True
     """Train while clients talk."""
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "turns"):
+            checked_int(f"--{name}", getattr(self, name), 1)
 
 
 @dataclass(slots=True)

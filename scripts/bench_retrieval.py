@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import tyro
 
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
 from turngym.scripts.bench_server import Server, started
@@ -203,6 +203,10 @@ class RetrievalBench:
     json: Path | None = None
     """Also write all figures here."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("passages", TOPK), ("dim", 1), ("clients", 1), ("seed", 0)):
+            checked_int(f"--{name}", getattr(self, name), least)
 
 
 def main(argv: Sequence[str]) -> int:

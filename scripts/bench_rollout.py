@@ -23,6 +23,7 @@ from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import checked_int
 from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.tables import print_table
 
@@ -47,6 +48,10 @@ class RolloutBench:
     """Each row is played so many times and its fastest time taken."""
     threads: int = 1
     """Threads of torch."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "repeats", "threads"):
+            checked_int(f"--{name}", getattr(self, name), 1)
 
 
 HEADER = ["engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment", "turns/s ratio"]

@@ -63,6 +63,8 @@ class ExportPrompts:
 
 def export_prompts(command: ExportPrompts) -> int:
     """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
+    if command.limit is not None:
+        checked_int("--limit", command.limit, 1)
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:

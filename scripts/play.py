@@ -19,6 +19,7 @@ from turngym.agents.playing.environments import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
 from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.trace import TraceWriter
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     def say(text: str, kind: str) -> None:
         console.print(Text(text, style=styles[kind]))
 
+    checked_int("--seed", options.seed, 0)
     make = env_maker(options.world.env, **options.world.kwargs())
     task_id = options.task or _draw(make, options.seed)
     say(f"Task {task_id}", "note")

@@ -18,7 +18,7 @@ from turngym.agents.playing.environments import probe
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import columns, table_text
@@ -115,6 +115,10 @@ class Pretrain:
     resume: bool = False
     """Continue an interrupted run."""
     any: Annotated[AnyOptions, tyro.conf.arg(name="")] = field(default_factory=AnyOptions)
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            checked_int("--steps", self.steps, 1)
 
 
 def main(argv: Sequence[str]) -> int:

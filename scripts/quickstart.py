@@ -21,7 +21,7 @@ from turngym.agents.executor.options import available_cores
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import Job, Runner
@@ -57,6 +57,11 @@ class Quickstart:
     seed: int = 0
     """Fixes tasks and sampling."""
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "samples", "limit"):
+            if (value := getattr(self, name)) is not None:
+                checked_int(f"--{name}", value, 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -83,7 +88,7 @@ class Plan:
             world=world,
             out=options.out or Path(f"runs/quickstart{suffix}"),
             methods=options.methods or world.distill.methods,
-            steps=world.distill.steps if options.steps is None else options.steps,
+            steps=options.steps or world.distill.steps,
             student=options.student or world.checkpoint("student"),
             teacher=options.teacher or world.checkpoint("teacher"),
             panel=options.panel or world.panel,

@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.scripts.options import Listen
 
 
@@ -52,8 +52,8 @@ def serve(config: ServePlay) -> int:
     for name, value in (("games", config.games), ("threads", config.threads), ("idle", config.idle)):
         if value < 1:
             raise TurngymError(f"--{name} is {value}; it must be at least 1")
-    if not 0 <= config.listen.port <= 65535:
-        raise TurngymError(f"--port is {config.listen.port}; it must be from 0 to 65535")
+    if config.seed is not None:
+        checked_int("--seed", config.seed, 0)
     recorder = None if config.out is None else Recorder(config.out)
     settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.scripts.options import Listen
 
 
@@ -82,15 +82,14 @@ def serve(config: ServeWebshop) -> int:
 
 
 def settings_of(config: ServeWebshop) -> Any:
-    """The settings of the pages in `config`. Raises TurngymError for limits below 1 and ports that do not exist."""
+    """The settings of the pages in `config`. Raises TurngymError for limits below 1."""
     from turngym.envs.webshop.web import VisitLimits, WebSettings
 
     for name, value in (("visits", config.visits), ("threads", config.threads), ("idle", config.idle)):
         if value < 1:
             raise TurngymError(f"--{name} is {value}; it must be at least 1")
-    # the system would take another number modulo 65,536
-    if not 0 <= config.listen.port <= 65535:
-        raise TurngymError(f"--port is {config.listen.port}; it must be from 0 to 65535")
+    if config.seed is not None:
+        checked_int("--seed", config.seed, 0)
     return WebSettings(
         split=config.split,
         compat=config.compat,

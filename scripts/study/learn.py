@@ -25,7 +25,7 @@ from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.tables import atomic_write, markdown
 from turngym.scripts.jobs import Job
 from turngym.scripts.study.grid import Cell, in_turn, run_cells
@@ -75,8 +75,8 @@ class LearnOptions:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "episodes", "tasks", "samples", "evaluations", "parallel"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise TurngymError(f"--{name} is {value}; valid: at least 1")
+            if (value := getattr(self, name)) is not None:
+                checked_int(f"--{name}", value, 1)
 
 
 def size_of(options: LearnOptions, world: EmbeddedWorld) -> Size:
@@ -161,7 +161,7 @@ def text_file(options: LearnOptions, world: EmbeddedWorld) -> Path:
 # --- Text for L_PT without a download
 
 
-def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64, seed: int = 0) -> Path:
+def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64) -> Path:
     """Lets the expert play `episodes` training tasks of `world` and write them to `path`, unless that exists.
 
     Blank lines separate documents, so an episode has none within.
@@ -170,9 +170,7 @@ def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64, seed: int =
         return path
     make_env = env_maker(world.env_id, split=world.split, max_turns=world.max_turns, **world.make)
     ids = probe(world.env_id, {"split": world.split, **world.make}).task_ids()
-    jobs = [
-        RolloutJob(task_id=ids[place % len(ids)], sample=place, group=place, seed=seed) for place in range(episodes)
-    ]
+    jobs = [RolloutJob(task_id=ids[place % len(ids)], sample=place, group=place) for place in range(episodes)]
     played = rollout(jobs, make_env, ExpertAgent(expert=named_player(world.expert)), max_turns=world.max_turns)
     with atomic_write(path) as file:
         file.write("\n\n".join(document(episode, world.tags) for episode in played) + "\n")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
 from turngym.envs.core.tables import atomic_write
 from turngym.envs.panels import assert_disjoint, load_panel, panel_of_env, write_panel
 from turngym.envs.search.world import TINY, Part
@@ -311,8 +311,7 @@ class ScenarioOptions:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "tasks", "samples", "parallel"):
-            if (value := getattr(self, name)) < 1:
-                raise TurngymError(f"--{name} is {value}; valid: at least 1")
+            checked_int(f"--{name}", getattr(self, name), 1)
 
     @property
     def seeds_played(self) -> range:

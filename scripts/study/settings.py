@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from turngym.agents.worlds import WORLDS
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
 
 Group = Literal["main", "reward", "ablation", "sweep", "fixed", "family"]
 GROUPS: tuple[Group, ...] = ("main", "reward", "ablation", "family", "fixed", "sweep")
@@ -165,9 +165,9 @@ class StudyOptions:
     """study.json (or study.json.gz) of one or several earlier studies: make tables of all their cells, run nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tasks", "samples", "evaluations", "parallel"):
-            if getattr(self, name) < 1:
-                raise TurngymError(f"--{name} is {getattr(self, name)}; valid: at least 1")
+        for name in ("steps", "episodes", "max_turns", "tasks", "samples", "evaluations", "parallel"):
+            if (value := getattr(self, name)) is not None:
+                checked_int(f"--{name.replace('_', '-')}", value, 1)
         if self.steps % self.evaluations:
             raise TurngymError(
                 f"--steps {self.steps} cannot be cut into {self.evaluations} equal parts (--evaluations)"

@@ -22,8 +22,9 @@ flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
 from turngym.agents.client_keys import ClientKeys  # noqa: E402
-from turngym.agents.serving import DrainingServer, Front, Timeouts, room  # noqa: E402
+from turngym.agents.serving import DrainingServer, Front, Timeouts, page_front, room  # noqa: E402
 from turngym.agents.serving_asgi import CLIENT, AsgiServer, JsonBodies, KeyedClients  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -369,6 +370,12 @@ def test_connections_fit_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch
     assert limits[0] == 100 + 128 + 256
     assert room(1000) == 700 - 128 - 256
     assert limits[0] == 700
+
+
+def test_a_port_that_does_not_exist_is_refused() -> None:
+    """The system takes 70000 for 4464."""
+    with pytest.raises(TurngymError, match="port 70000: ports go from 0 to 65535"):
+        DrainingServer(page_front(flask.Flask("site"), threads=1), port=70000)
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
