@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import multimode
 from typing import Any
 
 import numpy as np
@@ -224,9 +225,8 @@ class TraceIndex:
     def row(self, place: int) -> list[Any]:
         """What the list shows: place, task, sample, category, status, won, turns, return, invalid turns."""
         head = [int(place), self.tasks[place], int(self.sample[place]), self.category[place], self.status[place]]
-        ret = float(self.ret[place])
-        plain = ret if np.isfinite(ret) else str(ret)
-        return [*head, bool(self.won[place]), int(self.turns[place]), plain, int(self.verdicts[place, _INVALID].sum())]
+        head += [bool(self.won[place]), int(self.turns[place]), _finite(float(self.ret[place]))]
+        return [*head, int(self.verdicts[place, _INVALID].sum())]
 
     def advantage(self, place: int) -> float | None:
         """(return - mean) / (std + 1e-6) over the attempts at the task in this file; None for a single attempt."""
@@ -382,8 +382,7 @@ def shown(index: TraceIndex, place: int, prompts: Prompts) -> dict[str, Any]:
 
 def _majority(scores: tuple[float, ...]) -> float:
     """Returns the score with most votes, or 0 for a tie; training uses the same rule for a judge's verdict."""
-    counts = {score: scores.count(score) for score in scores}
-    top = [score for score, count in counts.items() if count == max(counts.values())]
+    top = multimode(scores)
     return top[0] if len(top) == 1 else 0.0
 
 
