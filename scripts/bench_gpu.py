@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.sglang.open_servers import TOLERANCE
 from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
 from turngym.envs.core.tables import print_table
 from turngym.envs.core.task import Task, Verdict
@@ -80,6 +80,10 @@ class GpuBench:
     """SGLang servers that play the weights of `--save`, measured too."""
     json: Path | None = None
     """Also write all figures here."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "turns", "observation", "response", "system", "micro_tokens", "head_chunk", "k"):
+            checked_int(f"--{name.replace('_', '-')}", getattr(self, name), 1)
 
     @property
     def on_cpu(self) -> bool:
@@ -150,62 +154,47 @@ def play(policy: Policy, bench: GpuBench) -> list[Episode]:
 # --- One training step of OPD by the trainer's own code
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingStep:
-    """The parts of one training step."""
+def training_step(
+    bench: GpuBench, student: Any, teacher: Any
+) -> tuple[Callable[[list[Episode]], Any], Callable[[list[Episode], Any], Any]]:
+    """The two halves of a step: episodes -> the teacher's targets; episodes and targets -> `UpdateResult`.
 
-    student: Any
-    optimizer: Any
-    algorithm: Any
-    teacher: Any
-    forward: Any
+    On a GPU the update runs in bfloat16 autocast.
+    """
+    from turngym.trainers.algorithm import Scorers
+    from turngym.trainers.algorithms import opd
+    from turngym.trainers.batch import pack
+    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+    from turngym.trainers.optimizer_step import Forward, make_optimizer
+    from turngym.trainers.optimizer_step import update as take_step
+    from turngym.trainers.scorer import LocalScorer
 
-    @classmethod
-    def of(cls, bench: GpuBench, student: Any, teacher: Any) -> TrainingStep:
-        """A step of OPD. On a GPU the update runs in bfloat16 autocast."""
-        from turngym.trainers.algorithms import opd
-        from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-        from turngym.trainers.optimizer_step import Forward, make_optimizer
-        from turngym.trainers.scorer import LocalScorer
+    tokens, chunk = bench.micro_tokens, bench.head_chunk
+    run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
+    optimizer = make_optimizer(student, OptimizerConfig())
+    algorithm = opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run)
+    scorer = LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab)
+    forward = Forward(
+        micro_tokens=tokens, head_chunk=chunk, autocast=not bench.on_cpu, gradient_checkpointing=bench.checkpointing
+    )
 
-        tokens, chunk = bench.micro_tokens, bench.head_chunk
-        run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
-        return cls(
-            student=student,
-            optimizer=make_optimizer(student, OptimizerConfig()),
-            algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run),
-            teacher=LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab),
-            forward=Forward(
-                micro_tokens=tokens,
-                head_chunk=chunk,
-                autocast=not bench.on_cpu,
-                gradient_checkpointing=bench.checkpointing,
-            ),
-        )
+    def score(episodes: list[Episode]) -> Any:
+        return algorithm.target_fn(pack(episodes), episodes, Scorers(student=scorer, teacher=scorer))
 
-    def score(self, episodes: list[Episode]) -> Any:
-        """Returns the teacher's targets."""
-        from turngym.trainers.algorithm import Scorers
-        from turngym.trainers.batch import pack
-
-        return self.algorithm.target_fn(pack(episodes), episodes, Scorers(student=self.teacher, teacher=self.teacher))
-
-    def update(self, episodes: list[Episode], targets: Any) -> Any:
-        """Takes one step of the optimizer and returns its `UpdateResult`."""
-        from turngym.trainers.batch import pack
-        from turngym.trainers.optimizer_step import update
-
+    def update(episodes: list[Episode], targets: Any) -> Any:
         batch = pack(episodes)
-        return update(
-            self.student,
-            self.optimizer,
+        return take_step(
+            student,
+            optimizer,
             batch,
             targets=targets,
-            weight_N=self.algorithm.weight(batch, step=1, total_steps=1),
-            token_loss=self.algorithm.token_loss,
-            forward=self.forward,
+            weight_N=algorithm.weight(batch, step=1, total_steps=1),
+            token_loss=algorithm.token_loss,
+            forward=forward,
             lr=1e-6,
         )
+
+    return score, update
 
 
 # --- The step in its phases
@@ -266,12 +255,12 @@ def measure(bench: GpuBench) -> StepFigures:
         phases["rollout, server"], served_gap = _served(bench, student)
     dtype = torch.float32 if bench.on_cpu else torch.bfloat16
     teacher = random_model(shape_named(bench.teacher), dtype=dtype, device=bench.device, seed=1)
-    step = TrainingStep.of(bench, student, teacher)
+    score, update = training_step(bench, student, teacher)
     before = next(student.parameters()).detach().flatten()[:4096].clone()
     # the first step is not timed: it loads kernels and allocates the optimizer's state
-    step.update(episodes[:1], step.score(episodes[:1]))
-    targets, scored = _timed(bench, lambda: step.score(episodes))
-    result, updated = _timed(bench, lambda: step.update(episodes, targets))
+    update(episodes[:1], score(episodes[:1]))
+    targets, scored = _timed(bench, lambda: score(episodes))
+    result, updated = _timed(bench, lambda: update(episodes, targets))
     for name, shape, passes, (seconds, peak) in (
         ("teacher", bench.teacher, 1, scored),
         ("update", bench.student, 3, updated),
