@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,14 +206,14 @@ def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
 
 def evaluated(folder: Path) -> set[int]:
     """Steps whose evaluation is complete."""
-    return {int(str(row["step"])) for row in metric_rows(folder) if row["kind"] == "eval"}
+    return {row["step"] for row in metric_rows(folder) if row["kind"] == "eval"}
 
 
-def metric_rows(folder: Path) -> list[dict[str, object]]:
+def metric_rows(folder: Path) -> Sequence[Mapping[str, Any]]:
     """The metrics of a run, without a line that is being written."""
     from turngym.trainers.metrics import read_metrics
 
-    return [dict(row) for row in read_metrics(folder)] if (folder / METRICS).exists() else []
+    return read_metrics(folder) if (folder / METRICS).exists() else []
 
 
 class Board:
@@ -270,10 +270,10 @@ def state(job: Job) -> tuple[int, str]:
     if job.verb == "eval":
         trace = job.folder / "trace.jsonl"
         return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"
-    latest: dict[str, object] = {"step": 0}
+    latest: dict[str, Any] = {"step": 0}
     for row in metric_rows(job.folder):
         latest.update(row)
-    return int(str(latest["step"])), describe(latest).partition("  ")[2]
+    return latest["step"], describe(latest).partition("  ")[2]
 
 
 def shown(path: Path) -> str:

@@ -184,14 +184,19 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str
     return found, phases
 
 
+def thirds(full: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The first and the last third of full-depth steps, and all of them."""
+    part = max(1, len(full) // 3)
+    return {"early": full[:part], "late": full[-part:], "all": full}
+
+
 def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Sums by turn of the first and last third of the full-depth steps, and of all."""
+    """Sums by turn of the full-depth steps by window."""
     full = full_depth_rows(rows)
     if not full or "turn/kl_raw" not in full[0]:
         return {}
-    part, depth = max(1, len(full) // 3), int(full[0]["depth/cap"])
-    windows = {"early": full[:part], "late": full[-part:], "all": full}
-    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in windows.items()}
+    depth = int(full[0]["depth/cap"])
+    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in thirds(full).items()}
 
 
 def _as_lists(sums: TurnSums) -> dict[str, list[float]]:

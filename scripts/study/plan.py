@@ -117,35 +117,24 @@ def main(argv: Sequence[str]) -> int:
 
 def read_pilot(options: StudyPlanOptions) -> Pilot:
     """The runs that the options name. Raises TurngymError where there are not two of each method that pair up."""
-    if options.data is not None:
-        return _of_study(options, options.data)
+    pilot = _of_evaluations(options) if options.data is None else _of_study(options, options.data)
+    given = {"train_hours": options.train_hours, "episode_seconds": options.episode_seconds}
+    return replace(pilot, **{name: value for name, value in given.items() if value is not None})
+
+
+def _of_evaluations(options: StudyPlanOptions) -> Pilot:
     if not options.first or len(options.first) != len(options.second):
         raise TurngymError(
             f"name as many --first ({len(options.first)}) as --second ({len(options.second)}) evaluations, at least "
             "two of each, or a --data study.json"
         )
-    read = [[_evaluation(path) for path in paths] for paths in (options.first, options.second)]
-    samples = min(samples for runs in read for _, samples, _ in runs)
-    seconds = fmean(seconds for runs in read for *_, seconds in runs)
-    first, second = ([means for means, *_ in runs] for runs in read)
-    return _pilot(options, first, second, samples, options.train_hours, seconds)
-
-
-def _pilot(
-    options: StudyPlanOptions,
-    first: Sequence[TaskMeans],
-    second: Sequence[TaskMeans],
-    samples: int,
-    hours: float | None,
-    seconds: float,
-) -> Pilot:
-    own = options.episode_seconds
+    first, second = ([_evaluation(path) for path in paths] for paths in (options.first, options.second))
     return Pilot(
-        first=first,
-        second=second,
-        samples=samples,
-        train_hours=hours if options.train_hours is None else options.train_hours,
-        episode_seconds=seconds if own is None else own,
+        first=[means for means, *_ in first],
+        second=[means for means, *_ in second],
+        samples=min(samples for _, samples, _ in (*first, *second)),
+        train_hours=None,
+        episode_seconds=fmean(seconds for *_, seconds in (*first, *second)),
     )
 
 
@@ -177,7 +166,7 @@ def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
     runs = [[of[seed].evaluations[-1].tasks for seed in seeds] for of in (one, other)]
     samples = min(of[seed].samples for of in (one, other) for seed in seeds) if seeds else 1
     hours = fmean(of[seed].total.seconds for of in (one, other) for seed in seeds) / 3600 if seeds else None
-    return _pilot(options, runs[0], runs[1], samples, hours, 1.0)
+    return Pilot(first=runs[0], second=runs[1], samples=samples, train_hours=hours, episode_seconds=1.0)
 
 
 def spread_table(spread: Spread, pilot: Pilot) -> Table:

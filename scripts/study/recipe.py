@@ -231,13 +231,6 @@ RECIPES: Mapping[str, PaperRun] = {
 """By name; a name says paper (none: TurnOPD) and environment."""
 
 
-def find_recipe(name: str) -> PaperRun:
-    """The recipe called `name`; raises TurngymError if there is none."""
-    if name not in RECIPES:
-        raise TurngymError(f"recipe {name!r}: there are {', '.join(RECIPES)}.{did_you_mean(name, [*RECIPES])}")
-    return RECIPES[name]
-
-
 # The result of an embedded recipe: each method's evaluation.
 
 
@@ -410,24 +403,19 @@ def render(run: PaperRun, steps: list[Step]) -> str:
     """A shell script for people: above each command stand its purpose and where it runs."""
     role = "judged by" if run.has_judge else "learns from" if run.has_teacher else ""
     who = f"{run.student} {role} {run.teacher}" if role else run.student
+    place = "one machine with 8 GPUs of 80 GB" if run.seeds else "at most 4 machines with 8 GPUs each"
+    head = [f"# {run.name} ({run.paper}): {who}, on {place}.", *run.notes]
+    untried = "# None of these commands has been run at this size; --embedded runs the same path with tiny models."
     if run.seeds:
-        head = [f"# {run.name} ({run.paper}): {who}, on one machine with 8 GPUs of 80 GB.", *run.notes, *costs(run)]
-        head += ["# None of these commands has been run at this size; --embedded runs the same path with tiny models."]
-        head += ["# Set ALFWORLD_DATA to the folder of alfworld-download, everywhere."]
-        return _script(head, steps)
-    hosts = [POLICY, *([TEACHER] if run.has_teacher else []), *([JUDGE] if run.has_judge else []), TRAIN]
-    head = [f"# {run.name} ({run.paper}): {who}, on at most 4 machines with 8 GPUs each.", *run.notes]
-    head += [f"# Set {', '.join(hosts)} to host names, TURNGYM_SERVER_KEY everywhere, and --out on a shared disk."]
-    head += ["# None of these commands has been run at this size; --embedded runs the same path with tiny models."]
-    head += ["", addresses(PLAY[1:], POLICY)]
-    head += [addresses(SCORE[1:], TEACHER)] if run.has_teacher else []
-    judge = (f"{JUDGES[1:]}=http://${JUDGE}:{PORT}/v1", "export TURNGYM_JUDGE_KEY=$TURNGYM_SERVER_KEY")
-    head += judge if run.has_judge else []
-    head += [f"{TEXT[1:]}=pretraining.txt  # what L_PT reads"] if run.has_text else []
-    return _script(head, steps)
-
-
-def _script(head: list[str], steps: list[Step]) -> str:
+        head += [*costs(run), untried, "# Set ALFWORLD_DATA to the folder of alfworld-download, everywhere."]
+    else:
+        hosts = [POLICY, *([TEACHER] if run.has_teacher else []), *([JUDGE] if run.has_judge else []), TRAIN]
+        head += [f"# Set {', '.join(hosts)} to host names, TURNGYM_SERVER_KEY everywhere, and --out on a shared disk."]
+        head += [untried, "", addresses(PLAY[1:], POLICY)]
+        head += [addresses(SCORE[1:], TEACHER)] if run.has_teacher else []
+        judge = (f"{JUDGES[1:]}=http://${JUDGE}:{PORT}/v1", "export TURNGYM_JUDGE_KEY=$TURNGYM_SERVER_KEY")
+        head += judge if run.has_judge else []
+        head += [f"{TEXT[1:]}=pretraining.txt  # what L_PT reads"] if run.has_text else []
     return "\n".join([*head, *(line for step in steps for line in ("", f"# {step.where}: {step.why}", step.line))])
 
 
@@ -451,40 +439,28 @@ def costs(run: PaperRun) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedded:
-    """Settings of the same path in the embedded world."""
-
-    words: tuple[str, ...]
-    """The world's own training options."""
-    student: str
-    base: str
-    """What the teacher is made from."""
-    panel: str
-    steps: int
-    out: str
-
-    @property
-    def text(self) -> str:
-        """File that L_PT reads: what the world's expert sees and does."""
-        return f"{self.out}/text.txt"
+LR = "2e-4"
+"""Learning rate of every embedded run. The world's own rate for distillation, without a warm-up, destroys a tiny model
+in four steps."""
 
 
-def embedded_steps(run: PaperRun, here: Embedded) -> list[Step]:
-    """The same path in the embedded world, on this machine: GRPO, every method under torchrun, evaluation."""
-    last = f"checkpoints/step_{here.steps:06d}/model"
-    common = [*here.words, "--steps", str(here.steps), "--eval-every", "0", "--no-tensorboard"]
+def embedded_steps(run: PaperRun, world: EmbeddedWorld, options: RecipeOptions) -> list[Step]:
+    """The same path in `world`, on this machine: GRPO, every method under torchrun, evaluation."""
+    out, last = str(options.out), f"checkpoints/step_{options.steps:06d}/model"
+    changed = {"--episodes": str(options.episodes), "--optimizer.lr": LR, "--optimizer.lr-warmup": "0"}
+    common = [*replaced(distill_argv(world), changed), "--steps", str(options.steps), "--eval-every", "0"]
+    common.append("--no-tensorboard")
     planned = []
     if run.has_teacher:
-        words = [*common, "--student", here.base, "--out", f"{here.out}/grpo"]
+        words = [*common, "--student", shown(world.checkpoint("teacher")), "--out", f"{out}/grpo"]
         planned.append(_local("grpo", words, "GRPO makes the teacher"))
     for method in run.methods:
-        folder = f"{here.out}/{method.name}"
-        words = [*common, *method.words, *method.embedded, "--student", here.student, "--out", folder]
-        words += ["--teacher", f"{here.out}/grpo/{last}"] if method.teacher else []
-        words += ["--lm-loss.files", here.text, "--lm-loss.coef", "0.01"] if method.text else []
-        planned.append(_local(method.algorithm, words, f"{here.steps} steps of {method.name}"))
-        told = ("turngym", "eval", "--panel", here.panel, "--agent", f"model:{folder}/{last}", "--samples", "4")
+        folder = f"{out}/{method.name}"
+        words = [*common, *method.words, *method.embedded, "--student", shown(world.checkpoint("student"))]
+        words += ["--out", folder, *(["--teacher", f"{out}/grpo/{last}"] if method.teacher else [])]
+        words += ["--lm-loss.files", str(text_file(options)), "--lm-loss.coef", "0.01"] if method.text else []
+        planned.append(_local(method.algorithm, words, f"{options.steps} steps of {method.name}"))
+        told = ("turngym", "eval", "--panel", world.panel, "--agent", f"model:{folder}/{last}", "--samples", "4")
         planned.append(
             Step(
                 where="here",
@@ -495,14 +471,14 @@ def embedded_steps(run: PaperRun, here: Embedded) -> list[Step]:
     return planned
 
 
+def text_file(options: RecipeOptions) -> Path:
+    """File that L_PT reads: what the world's expert sees and does."""
+    return options.out / "text.txt"
+
+
 def _local(algorithm: str, words: list[str], why: str) -> Step:
     group = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "turngym", "train")
     return Step(where="here", words=(*group, "--algorithm", algorithm, *words), why=why)
-
-
-LR = "2e-4"
-"""Learning rate of every embedded run. The world's own rate for distillation, without a warm-up, destroys a tiny model
-in four steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -531,35 +507,24 @@ def main(argv: Sequence[str]) -> int:
     if options.name is None:
         print("\n".join(described(run) for run in RECIPES.values()))
         return 0
-    run = find_recipe(options.name)
+    if options.name not in RECIPES:
+        hint = did_you_mean(options.name, [*RECIPES])
+        raise TurngymError(f"recipe {options.name!r}: there are {', '.join(RECIPES)}.{hint}")
+    run = RECIPES[options.name]
     if options.print == options.embedded:
         raise TurngymError("say --print for the commands of the paper's run, or --embedded to run the path here")
     if options.print:
         print(render(run, paper_steps(run, str(options.out))))
         return 0
     world = load_world(run.place.world)
-    here = at_home(options, world)
     if run.has_text:
-        write_text(world, Path(here.text))
-    for step in embedded_steps(run, here):
+        write_text(world, text_file(options))
+    for step in embedded_steps(run, world, options):
         print(f"# {step.why}\n{step.line}", flush=True)
         execute(step)
     rows = [[method.name, accuracy(options.out / method.name / "final" / "results.json")] for method in run.methods]
     print_table((["", "Avg@4 [95 %]"], rows), f"{run.name}: {options.steps} steps of {options.episodes} episodes")
     return 0
-
-
-def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:
-    """What the path needs in `world`."""
-    changed = {"--episodes": str(options.episodes), "--optimizer.lr": LR, "--optimizer.lr-warmup": "0"}
-    return Embedded(
-        words=tuple(replaced(distill_argv(world), changed)),
-        student=shown(world.checkpoint("student")),
-        base=shown(world.checkpoint("teacher")),
-        panel=world.panel,
-        steps=options.steps,
-        out=str(options.out),
-    )
 
 
 def described(run: PaperRun) -> str:

@@ -25,10 +25,10 @@ from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
 from turngym.envs.core.trace import read_episodes
+from turngym.scripts.study.grid import thirds
 from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 
-WINDOWS = ("early", "late", "all")
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
 ABOUT = """\
@@ -112,14 +112,12 @@ def regimes(options: RegimeOptions) -> dict[str, dict[str, Measured]]:
 
 
 def regime_of_run(folder: Path) -> dict[str, Measured]:
-    """The regime in the first and last third of a run's full-depth steps, and in all of them."""
+    """The regime in each of the `thirds` of a run's full-depth steps."""
     rows = full_depth_rows(read_metrics(folder))
     if not rows:
         raise TurngymError(f"{folder}: no training step was played to full depth")
-    part = max(1, len(rows) // 3)
-    windows = zip(WINDOWS, (rows[:part], rows[-part:], rows), strict=True)
     try:
-        return {window: measured(chosen, folder) for window, chosen in windows}
+        return {window: measured(chosen, folder) for window, chosen in thirds(rows).items()}
     except ValueError as error:
         raise TurngymError(f"{folder}: {error}") from error
 

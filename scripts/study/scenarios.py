@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -34,7 +34,6 @@ from turngym.scripts.study.grid import Cell, in_turn, run_cells
 from turngym.scripts.study.learn_recipes import imitation_job, recipe_cell
 from turngym.scripts.study.rows import NOTE, Result, curve_text, read_result, signed, table, write_files
 from turngym.scripts.study.scenario_settings import (
-    Measure,
     Scenario,
     ScenarioOptions,
     Start,
@@ -193,16 +192,6 @@ def crossed(runs: Sequence[Nats]) -> Estimate:
     return Estimate(mean=mean, low=mean - half, high=mean + half)
 
 
-def forgotten(before: Nats, after: Sequence[Nats]) -> Estimate:
-    """How many nats per token more the runs' models need than the one that they began with."""
-    return crossed(differences([before] * len(after), after))
-
-
-def more_forgotten(control: Sequence[Nats], method: Sequence[Nats]) -> Estimate:
-    """The method's nats minus the control's, paired by seed and document."""
-    return crossed(differences(control, method))
-
-
 def heldout_nats(job: Job, documents: Sequence[str]) -> Nats:
     """Nats per token of `documents` under the job's last model; kept in the job's folder for the next report."""
     path = job.folder / NATS
@@ -226,7 +215,7 @@ def text_nats(model: Path, documents: Sequence[str]) -> dict[str, float]:
 def critic_explained(job: Job) -> float | None:
     """Mean of the metric over the second half of the run's steps; None where no step has it."""
     rows = [row for row in metric_rows(job.folder) if row.get("critic_explained") is not None]
-    late = [float(str(row["critic_explained"])) for row in rows if int(str(row["step"])) > job.steps / 2]
+    late = [row["critic_explained"] for row in rows if row["step"] > job.steps / 2]
     return fmean(late) if late else None
 
 
@@ -241,8 +230,9 @@ class Extra:
 
 def extra_of(options: ScenarioOptions, planned: Planned) -> Extra | None:
     """The measure of a scenario with finished runs; None where success is all."""
-    make = MEASURES[planned.scenario.measure]
-    return None if make is None else make(options, planned)
+    if planned.scenario.measure == "success":
+        return None
+    return _text(options, planned) if planned.scenario.measure == "text" else _critic(planned)
 
 
 def _text(options: ScenarioOptions, planned: Planned) -> Extra:
@@ -254,12 +244,13 @@ def _text(options: ScenarioOptions, planned: Planned) -> Extra:
     before = heldout_nats(planned.start, documents)
     after = {name: [heldout_nats(job, documents) for job in jobs] for name, jobs in planned.runs.items()}
     control = after[planned.scenario.control.row]
+    # differences are paired by seed and document
     header = ["row", "nats per token at the start", "at the end [95 %]", "more [95 %]", "minus control's [95 %]"]
     body: list[list[str]] = []
     numbers: dict[str, Any] = {}
     for name, runs in after.items():
-        start, end, more = crossed([before]), crossed(runs), forgotten(before, runs)
-        against = None if runs is control else more_forgotten(control, runs)
+        start, end, more = crossed([before]), crossed(runs), crossed(differences([before] * len(runs), runs))
+        against = None if runs is control else crossed(differences(control, runs))
         told = "" if against is None else against.signed
         body.append([f"`{name}`", f"{start.mean:.3f}", str(end), more.signed, told])
         found = {"start": start, "end": end, "more": more, "against": against}
@@ -268,7 +259,7 @@ def _text(options: ScenarioOptions, planned: Planned) -> Extra:
     return Extra(title=title, table=(header, body), numbers=numbers)
 
 
-def _critic(options: ScenarioOptions, planned: Planned) -> Extra:
+def _critic(planned: Planned) -> Extra:
     """Share of the returns' variance that values explain, by arm and seed."""
     values = {name: [critic_explained(job) for job in jobs] for name, jobs in planned.runs.items()}
     header = ["row", "`critic_explained`, mean of the seeds", "seed by seed"]
@@ -283,11 +274,6 @@ def _critic(options: ScenarioOptions, planned: Planned) -> Extra:
     return Extra(title=title, table=(header, body), numbers=values)
 
 
-MEASURES: Mapping[Measure, Callable[[ScenarioOptions, Planned], Extra] | None] = {
-    "success": None,
-    "text": _text,
-    "critic": _critic,
-}
 # --- The report
 
 Verdict = Literal["appears", "open", "reversed", "one seed"]

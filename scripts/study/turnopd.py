@@ -50,7 +50,7 @@ from turngym.scripts.study.grid import (
     run_cells,
     to_json,
 )
-from turngym.scripts.study.regime import WINDOWS, Measured, regime_table
+from turngym.scripts.study.regime import Measured, regime_table
 from turngym.scripts.study.results import (
     LAST,
     MEASURES,
@@ -67,6 +67,7 @@ from turngym.scripts.study.results import (
     same_step,
     total_cost,
 )
+from turngym.scripts.study.rows import signed
 from turngym.scripts.study.settings import BASE, GROUPS, Method, StudyOptions, chosen_methods, replaced, shortened
 from turngym.trainers.diagnostics.depth import measure_regime
 
@@ -218,7 +219,7 @@ def regimes(worlds: Mapping[str, Rows]) -> dict[str, dict[str, Measured]]:
     for world, rows in worlds.items():
         parts = [record.regime for record in rows.get(BASE, {}).values() if record.regime]
         if parts:
-            sums = {name: pooled_sums([part[name] for part in parts]) for name in WINDOWS}
+            sums = {name: pooled_sums([part[name] for part in parts]) for name in parts[0]}
             found[world] = {name: Measured(regime=measure_regime(one)) for name, one in sums.items()}
     return found
 
@@ -231,7 +232,7 @@ def _signed(value: Interval | None) -> str:
     if value is None:
         return "-"
     clear = " *" if value.low > 0 or value.high < 0 else ""
-    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]{clear}"
+    return signed(value) + clear
 
 
 def _plus_minus(spread: float | None) -> str:

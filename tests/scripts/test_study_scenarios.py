@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
+from turngym.agents.evaluation.seeds import differences
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import Episode, Status, Turn
@@ -43,8 +44,6 @@ from turngym.scripts.study.scenarios import (
     critic_explained,
     crossed,
     extra_of,
-    forgotten,
-    more_forgotten,
     plan,
     text_nats,
     verdict,
@@ -219,9 +218,9 @@ def test_what_is_forgotten_by_hand() -> None:
     method = [{"a": 1.1, "b": 2.1}, {"a": 1.3, "b": 2.3}]
     # differences 0.5 and 0.7 by seed, alike over documents: variance 0.02 / 2 seeds, one degree of freedom
     half = 12.706204736432095 * math.sqrt(0.01)
-    found = forgotten(before, control)
+    found = crossed(differences([before] * 2, control))
     assert (found.mean, found.low, found.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half))
-    assert more_forgotten(control, method).mean == pytest.approx(-0.4)
+    assert crossed(differences(control, method)).mean == pytest.approx(-0.4)
     # one seed: over documents, t(0.975, 1) sd / sqrt(2) with sd = 0.7071
     alone = crossed([before])
     assert (alone.mean, alone.high - alone.mean) == pytest.approx((1.5, 12.706204736432095 * 0.5))
