@@ -120,7 +120,7 @@ def again(options: EvalOptions) -> EvalResult:
     return result
 
 
-def run(options: EvalOptions, command: Sequence[str], *, progress: bool = True) -> EvalResult:
+def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
     """Play, and write the files if a folder was named."""
     assert options.panel is not None
     shown: dict[str, Any] = (
@@ -143,7 +143,6 @@ def run(options: EvalOptions, command: Sequence[str], *, progress: bool = True) 
         workers=options.workers,
         servers=options.servers,
         verify=options.verify,
-        progress=progress,
         command=command,
         **settings_of(options.player),
     )

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,8 +48,6 @@ class ServerProcess:
     url: str
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -83,7 +81,7 @@ class ServerProcess:
         """
         import httpx
 
-        end = self.clock() + seconds
+        end = time.monotonic() + seconds
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while True:
                 status = self.ended()
@@ -92,9 +90,9 @@ class ServerProcess:
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/ready").status_code == 200:
                         return
-                if self.clock() > end:
-                    raise ServerError(f"the server was not ready after {seconds:.0f} s; {self.tail()}")
-                self.sleep(0.5)
+                if time.monotonic() > end:
+                    raise ServerError(f"the server was not ready after {seconds:g} s; {self.tail()}")
+                time.sleep(0.5)
 
     def stop(self, seconds: float = 20.0) -> None:
         """Sends SIGTERM to the server and all that it started, and SIGKILL after `seconds`."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from flask import Flask
 
     from turngym.agents.proxy.service import ProxyService
-    from turngym.trainers.live.run import Training
 
 try:
     from turngym.trainers.live.config import ServeProxy
@@ -55,8 +54,8 @@ def parse(argv: Sequence[str]) -> ServeProxy:
     return tyro.cli(ServeProxy, args=list(argv), prog="turngym serve proxy", description=__doc__)
 
 
-def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = None) -> int:
-    """Serve until a signal, or until training fails (status 1). `prepare` gets the training before it begins."""
+def serve(config: ServeProxy) -> int:
+    """Serve until a signal, or until training fails (status 1)."""
     keys = ClientKeys.of(os.environ.get(KEY), config.client_keys)
     if not keys.keys and not is_loopback(config.host):
         raise TurngymError(
@@ -82,8 +81,6 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_mode(config)}", flush=True)
         if training is not None:
-            if prepare is not None:
-                prepare(training)
             training.start(on_failure=server.stop)
         every_minute(lambda: {**service.health(), **({} if training is None else training.health())}, over, _say)
         server.run()
