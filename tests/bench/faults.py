@@ -23,7 +23,7 @@ from tally import Tally, cpu_spent, fault_table
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.task import Verdict
 
-Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "coverage", "servers"]
+Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "servers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,6 @@ class Options:
     and its client."""
     twice: int = 2
     """Second starts for each kind of work."""
-    evaluations: int = 300
-    """Simulated evaluations for each true rate and correlation; 95 % of their intervals must hold the true rate."""
     requests: int = 200
     """Malformed requests for each server."""
     seed: int = 0
@@ -106,29 +104,10 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
         from killed_work import second_starts
 
         yield from second_starts(scratch / "twice", options.twice)
-    if "coverage" in options.only:
-        yield _coverage(options)
     if "servers" in options.only:
         from server_faults import run_server_faults
 
         yield from run_server_faults(options.requests, options.seed)
-
-
-def _coverage(options: Options) -> Tally:
-    """Counts the simulations in which fewer than 95 % of the intervals hold the true value.
-
-    The limit is 95 % less three standard errors, so that chance alone hardly ever fails a simulation.
-    """
-    from interval_coverage import Simulation, coverages
-
-    n = options.evaluations
-    simulation = Simulation(tasks=50, repetitions=n, widths=1, rates=(0.02, 0.5, 0.98), seed=options.seed)
-    limit = 0.95 - 3 * (0.95 * 0.05 / n) ** 0.5
-    tally = Tally(what="interval coverage", bad=("too narrow",))
-    for one in coverages(simulation):
-        note = f"{one.measure} at rate {one.rate}, correlation {one.correlation}: {100 * one.covered:.1f} % hold it"
-        tally.count("held" if one.covered >= limit else "too narrow", note)
-    return tally
 
 
 # --- Senseless actions in every environment

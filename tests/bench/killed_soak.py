@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import socket
 import time
 import urllib.request
 from collections import Counter
@@ -26,6 +25,7 @@ from tally import Tally
 
 from turngym.agents import load_world
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+from turngym.agents.sglang.weights import free_port
 from turngym.envs.core.trace import read_trace
 from turngym.trainers.checkpoint import list_checkpoints, read_state
 from turngym.trainers.metrics import iter_metrics
@@ -50,7 +50,7 @@ def soak(folder: Path, kills: int, seed: int) -> Iterator[Tally]:
     rng, tally = np.random.default_rng([seed, 77]), Tally(what="kill -9 while all work", bad=BAD_AFTER_SOAK)
     calm, pause = dict[str, Any](), 0.0
     for number, now in enumerate(rounds(kills)):
-        place, port = folder / f"round_{number}", free_port()
+        place, port = folder / f"round_{number}", free_port("127.0.0.1")
         argv = {"training": train_argv(place / "run"), "client": client_argv(place / "eval", port)}
         argv["server"] = server_argv(place / "server", port)
         ended, seconds = run_round(argv, now, pause, rng)
@@ -85,7 +85,7 @@ def learning_soak(folder: Path, kills: int, seed: int) -> Iterator[Tally]:
 
 def learning_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> tuple[list[str], float]:
     """Lets a client play through a proxy that learns. Returns what was broken, and the seconds that the client took."""
-    port, health = free_port(), dict[str, Any]()
+    port, health = free_port("127.0.0.1"), dict[str, Any]()
     argv = {"client": client_argv(place / "eval", port, temperature="1.0")}
     argv["server"] = learning_argv(place / "server", port)
     ended, seconds = run_round(argv, kills, pause, rng, settled=lambda: has_settled(port, health))
@@ -96,12 +96,6 @@ def learning_round(place: Path, kills: int, pause: float, rng: np.random.Generat
 def rounds(kills: int) -> list[int]:
     """The kills of each round; the first is calm and says how long one takes."""
     return [0, *(min(KILLS_A_ROUND, kills - before) for before in range(0, kills, KILLS_A_ROUND))]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run_round(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from turngym.envs.core.tables import Table
+from turngym.scripts.bench_server import cpu_seconds
 
 
 @dataclass(slots=True)
@@ -40,15 +38,8 @@ class Tally:
 
 
 def cpu_spent() -> float:
-    """CPU seconds of this process, its ended children and, on Linux, its living children and their ended children."""
-    kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    ticks, own = 0, str(os.getpid())
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # the process has just ended
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            # fields: state, parent, ...; from the twelfth on: user and system time, and both of ended children
-            ticks += sum(map(int, fields[11:15])) if fields[1] == own else 0
-    return sum(one.ru_utime + one.ru_stime for one in kinds) + ticks / os.sysconf("SC_CLK_TCK")
+    """CPU seconds of this process and of all below it."""
+    return cpu_seconds(os.getpid())
 
 
 def fault_table(found: Sequence[Tally]) -> Table:

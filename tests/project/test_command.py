@@ -18,15 +18,6 @@ def test_every_verb_has_a_help_line(verb: str, module: str) -> None:
     assert line.endswith("."), f"{verb}: {line!r}"
 
 
-@pytest.mark.parametrize("words", [[verb] for verb in command.VERBS] + [["bench", verb] for verb in bench.VERBS])
-def test_every_verb_explains_itself(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "turngym.scripts", *words, "--help"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout.lower()
-
-
 def test_an_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["zzz"]) == 2
     text = capsys.readouterr().err

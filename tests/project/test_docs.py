@@ -326,19 +326,25 @@ OF_OTHERS = {
 """Options that pages name of other programs (pip, torchrun, slime, vLLM, Inspect, verifiers, ...) or of an example."""
 
 
-def test_options_in_the_text_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_verb_explains_itself_and_options_in_the_text_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="the options of train and serve need turngym[train]")
     from turngym.trainers.algorithm import BUILT_IN
 
     monkeypatch.setenv("COLUMNS", "250")
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
     calls += [["train", name, "--help-all"] for name in BUILT_IN]
+    text = ""
     for words in calls:
-        with contextlib.suppress(SystemExit):
+        with pytest.raises(SystemExit) as ended:
             command.main([word for word in words if word] + ["--help"])
+        said = capsys.readouterr().out
+        assert (ended.value.code, "usage" in said) == (0, True), words
+        text += said
     with contextlib.suppress(SystemExit):
         faults.main(["--help"])
-    known = set(re.findall(r"--[a-z][\w.-]*\w", capsys.readouterr().out)) | OF_OTHERS
+    known = set(re.findall(r"--[a-z][\w.-]*\w", text + capsys.readouterr().out)) | OF_OTHERS
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
     lost = []
     for page in PAGES:

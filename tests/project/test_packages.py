@@ -49,14 +49,6 @@ def test_the_list_equals_the_folders() -> None:
     assert set(listed) == set(package_folders())
 
 
-def test_the_mapping_covers_the_rooms() -> None:
-    mapping = project()["tool"]["setuptools"]["package-dir"]
-    rooms = {f"turngym.{room}": room for room in ROOMS if (ROOT / room).is_dir()}
-    beside = {folder.name: str(folder.relative_to(ROOT)) for folder in sorted(HUB.iterdir()) if folder.is_dir()}
-    assert len(beside) == 3
-    assert mapping == {"turngym": str(ROOT_PACKAGE.relative_to(ROOT)), **rooms, **beside}
-
-
 def test_no_module_lives_outside_a_package() -> None:
     stray = [
         str(path.relative_to(ROOT))

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
 from turngym.agents.worlds import load_world
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_file
 from turngym.scripts import jobs, train
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.study import learn
@@ -134,6 +135,8 @@ def test_a_failed_run_is_named_and_what_needs_it_is_left(tmp_path: Path, monkeyp
         Runner(jobs=jobs, poll=0.01).run()
     assert jobs[2].finished
     assert not jobs[1].folder.exists()
+    with locked_file(bad.folder):
+        pass  # its lock is free again
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

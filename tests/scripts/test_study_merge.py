@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import study_records
 
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study.grid import Cost, Evaluation, Record
+from turngym.scripts.study.grid import Cost, Record
 from turngym.scripts.study.results import Study, merge_studies
 from turngym.scripts.study.turnopd import read_study, write_study
 
@@ -26,24 +27,10 @@ def cell(
     """Two evaluations of two tasks."""
     costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0 + seed)]
     models = f"--student {folder}/loops/student --teacher {folder}/loops/teacher"
-    given: dict[str, Any] = {
-        "world": "alfworld-loops",
-        "method": method,
-        "group": group,
-        "about": f"about {method}",
-        "seed": seed,
-        "command": f"turngym train --algorithm {method} {models} {words} --seed {seed} --out {folder}/{method}",
-        "samples": 4,
-        "evaluations": tuple(
-            Evaluation(step=20 * n, cost=at, tasks={"a": 0.5, "b": 0.25 * n}) for n, at in enumerate(costs)
-        ),
-        "categories": {"a": "place", "b": "heat"},
-        "total": costs[-1],
-        "phases": dict.fromkeys(("rollout", "teacher", "update"), (1.0, 1.0)),
-        "steps": [{"step": 1, "depth/cap": 24, "depth/probe": 1, "turns_mean": 9.0}],
-        "regime": {},
-    }
-    return Record(**{**given, **changes})
+    command = f"turngym train --algorithm {method} {models} {words} --seed {seed} --out {folder}/{method}"
+    curve = [{"a": 0.5, "b": 0.25 * n} for n in range(2)]
+    given = {"world": "alfworld-loops", "group": group, "command": command, **changes}
+    return study_records.record(method, seed, costs, curve, every=20, **given)
 
 
 def study(*records: Record, started: str = "2026-01-01") -> Study:

@@ -7,44 +7,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import study_records
 
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study import turnopd as tables
-from turngym.scripts.study.grid import Cost, Evaluation, Record, from_json, to_json
+from turngym.scripts.study.grid import Cost, Record, from_json, to_json
 from turngym.scripts.study.results import Study, by_world, least_time, reached, same_step, total_cost
 from turngym.scripts.study.turnopd import made_by, read_study, write_study
 
 
-def record(method: str, seed: int, curve: Sequence[float], seconds: float, **changes: Any) -> Record:
+def record(method: str, seed: int, curve: Sequence[float], seconds: float) -> Record:
     """Step 0, 10, 20, ...; `curve` is the success of task a at each, task b always has 0.5 less; `seconds` a step."""
-    points = [
-        Evaluation(step=10 * n, cost=cost(10 * n * seconds), tasks={"a": value, "b": value - 0.5})
-        for n, value in enumerate(curve)
-    ]
-    given: dict[str, Any] = {
-        "world": "house",
-        "method": method,
-        "group": "main" if method in ("opd", "turnopd") else "fixed",
-        "about": f"about {method}",
-        "seed": seed,
-        "command": "turngym train",
-        "samples": 4,
-        "evaluations": tuple(points),
-        "categories": {"a": "place", "b": "heat"},
-        "total": points[-1].cost,
-        "phases": dict.fromkeys(("rollout", "teacher", "update"), (seconds, 0.5 * seconds)),
-        "steps": [
-            {"step": 1, "depth/cap": 24, "depth/probe": 1, "turns_mean": 9.0},
-            {"step": 2, "depth/cap": 8, "depth/probe": 0, "turns_mean": 5.0, "depth/h_eff": 4, "weight/alpha": 0.5},
-        ],
-        "regime": {},
-    }
-    return Record(**{**given, **changes})
+    costs = [cost(10 * n * seconds) for n in range(len(curve))]
+    return study_records.record(method, seed, costs, [{"a": value, "b": value - 0.5} for value in curve], every=10)
 
 
 def cost(seconds: float) -> Cost:
