@@ -105,9 +105,7 @@ def counts(runs: Sequence[Diagnosed]) -> str:
     return f"n: {'; '.join(parts)}."
 
 
-def turn_rows(
-    runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurves], Sequence[Sequence[Any]]]
-) -> list[list[str]]:
+def turn_rows(runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurves], Sequence[Any]]) -> list[list[str]]:
     """Rows of run, phase, turn and further columns, each of which has a value for every turn."""
     return [
         [run.name, phase, str(turn), *map(number, values)]

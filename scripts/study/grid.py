@@ -184,10 +184,13 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str
     return found, phases
 
 
+WINDOWS = ("early", "late", "all")
+
+
 def thirds(full: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The first and the last third of full-depth steps, and all of them."""
     part = max(1, len(full) // 3)
-    return {"early": full[:part], "late": full[-part:], "all": full}
+    return dict(zip(WINDOWS, (full[:part], full[-part:], full), strict=True))
 
 
 def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:

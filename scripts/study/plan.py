@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import tyro
 
@@ -118,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 def read_pilot(options: StudyPlanOptions) -> Pilot:
     """The runs that the options name. Raises TurngymError where there are not two of each method that pair up."""
     pilot = _of_evaluations(options) if options.data is None else _of_study(options, options.data)
-    given = {"train_hours": options.train_hours, "episode_seconds": options.episode_seconds}
+    given: dict[str, Any] = {"train_hours": options.train_hours, "episode_seconds": options.episode_seconds}
     return replace(pilot, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -41,6 +41,7 @@ from turngym.scripts.report_figures import csv_text
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.grid import (
     PHASES,
+    WINDOWS,
     Cell,
     Cost,
     Record,
@@ -219,7 +220,7 @@ def regimes(worlds: Mapping[str, Rows]) -> dict[str, dict[str, Measured]]:
     for world, rows in worlds.items():
         parts = [record.regime for record in rows.get(BASE, {}).values() if record.regime]
         if parts:
-            sums = {name: pooled_sums([part[name] for part in parts]) for name in parts[0]}
+            sums = {name: pooled_sums([part[name] for part in parts]) for name in WINDOWS}
             found[world] = {name: Measured(regime=measure_regime(one)) for name, one in sums.items()}
     return found
 
