@@ -7,10 +7,7 @@ One server does it all, in order; it is killed once and comes back. About two mi
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +19,7 @@ import numpy as np
 import pytest
 import sglang_schema as schemas
 import torch
+from sglang_server import PYTHON, START, served_policy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turngym.agents.local_engine.model import CausalModel
@@ -36,13 +34,9 @@ from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.envs.core.trace import TraceWriter, read_trace
-from turngym.scripts.serve_policy import installed
 from turngym.trainers.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang
-PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
-START = 540.0
-"""Seconds that the server may take on a machine that is busy; 30 to 90 are usual."""
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +75,8 @@ def model(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`turngym serve policy`, as people start it."""
-    try:
-        installed(PYTHON)
-    except ServerError as error:
-        pytest.skip(str(error))
-    port, log = free_port("127.0.0.1"), tmp_path_factory.mktemp("server") / "log"
-    words = [sys.executable, "-m", "turngym.scripts.main", "serve", "policy", str(folder), "--device", "cpu"]
-    words += ["--port", str(port), "--threads", "1", "--wait", str(START), "--restarts", "1", "--log", str(log)]
-    words += ["--cache-tokens", "16384", "--python", PYTHON]
-    with (log.parent / "out").open("w+") as out, subprocess.Popen(words, stdout=out, stderr=out) as child:
-        try:
-            end = time.monotonic() + START
-            while "ready: " not in (log.parent / "out").read_text():
-                assert child.poll() is None, (log.parent / "out").read_text()
-                assert time.monotonic() < end, log.read_text()[-3000:]
-                time.sleep(0.3)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            child.send_signal(signal.SIGTERM)
-            child.wait(60)
-    assert "stopping" in (log.parent / "out").read_text()
+    with served_policy(folder, tmp_path_factory.mktemp("server"), "--restarts", "1") as address:
+        yield address
 
 
 @pytest.fixture

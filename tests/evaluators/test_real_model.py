@@ -1,4 +1,4 @@
-"""The greedy episodes of a real model in this process, behind an endpoint, and in other people's evaluators.
+"""The greedy episodes of a real model in this process, behind an endpoint, on SGLang, and in other people's evaluators.
 
 Where ids are shown they are compared, else the text of every turn.
 """
@@ -6,6 +6,8 @@ Where ids are shown they are compared, else the text of every turn.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ import numpy as np
 import pytest
 from evaluator_commands import inspect_eval, on_panel, vf_eval
 from proxy_http import ServedProxy
+from sglang_server import served_policy
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.live.run import build
@@ -110,3 +114,20 @@ def test_verifiers_plays_the_same_episodes(here: list[Episode], url: str, tmp_pa
     words = [*on_panel(tmp_path, PANEL, max_turns=8), "-n", "3", "--sampling.temperature", "0"]
     vf_eval(tmp_path, url, *words, model="smollm2")
     assert said(rescore(tmp_path / "trace.jsonl").episodes) == said(here)
+
+
+@pytest.mark.sglang
+def test_the_sglang_server_draws_the_same_ids(here: list[Episode], tmp_path: Path) -> None:
+    """Its kernels sum in another order, so an id may differ where two are nearly as likely; here none does."""
+    merged = tmp_path / "merged"
+    words = [sys.executable, "-m", "turngym.scripts.main", "model", "merge", str(STUDENT), "--out", str(merged)]
+    subprocess.run(words, check=True, capture_output=True)
+    with served_policy(merged, tmp_path) as address:
+        servers = PolicyServer(policy_server=address)
+        there = evaluate(PANEL, f"model:{merged}", servers=servers, temperature=0.0, **PLAYED).episodes
+    assert said(there) == said(here)
+    for mine in here:
+        theirs = next(episode for episode in there if episode.task == mine.task)
+        for one, other in zip(mine.turns, theirs.turns, strict=True):
+            assert theirs.response_ids(other).tolist() == mine.response_ids(one).tolist()
+            np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-3)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""`turngym serve policy` with the real SGLang server on this machine's CPU, as people start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from turngym.agents.sglang.client import ServerError
+from turngym.agents.sglang.weights import free_port
+from turngym.scripts.serve_policy import installed
+
+PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
+START = 540.0
+"""Seconds that the server may take on a machine that is busy; 30 to 90 are usual."""
+
+
+@contextmanager
+def served_policy(folder: Path, place: Path, *options: str) -> Iterator[str]:
+    """The address of a server that plays the model in `folder` with one thread; its output is `place / "log"`."""
+    try:
+        installed(PYTHON)
+    except ServerError as error:
+        pytest.skip(str(error))
+    port, log, said = free_port("127.0.0.1"), place / "log", place / "out"
+    words = [sys.executable, "-m", "turngym.scripts.main", "serve", "policy", str(folder), "--device", "cpu"]
+    words += ["--port", str(port), "--threads", "1", "--wait", str(START), "--log", str(log)]
+    words += ["--cache-tokens", "16384", "--python", PYTHON, *options]
+    with said.open("w+") as out, subprocess.Popen(words, stdout=out, stderr=out) as child:
+        try:
+            end = time.monotonic() + START
+            while "ready: " not in said.read_text():
+                assert child.poll() is None, said.read_text()
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                time.sleep(0.3)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.wait(60)
+    assert "stopping" in said.read_text()
