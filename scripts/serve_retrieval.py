@@ -69,12 +69,8 @@ def serve(config: ServeRetrieval) -> int:
     )
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
-    try:
-        app = create_app(retriever, settings)
-    except RetrievalError:
-        retriever.close()
-        raise
-    service = app.extensions["retrieval"]
+    app = create_app(retriever, settings)
+    service = app.service
     try:
         front = retrieval_front(app, threads=config.threads)
         server = DrainingServer(front, **asdict(config.listen))
