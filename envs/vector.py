@@ -7,8 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
@@ -21,7 +20,7 @@ Finals = dict[int, dict[str, Any]]
 _NUMBERS, _OBJECTS = {int, float, bool}, {str, list, tuple, type(None)}
 
 
-class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
+class TextVectorEnv(SyncVectorEnv):
     """The `vector_entry_point` of text environments.
 
     Observations are a tuple of `num_envs` whole strings; rewards are float64 [num_envs]; terminations and truncations
@@ -29,8 +28,9 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
     Gymnasium's AsyncVectorEnv with shared memory cannot carry text. This one needs no processes, because text
     environments are far quicker than the models that play them.
 
-    Autoreset is Gymnasium's: `NextStep` (default; the action after an end is ignored and resets), `SameStep` (the last
-    observation is in `infos["final_obs"]`), or `Disabled` (use `reset(options={"reset_mask": bool [num_envs]})`).
+    It is Gymnasium's SyncVectorEnv with a task for each environment, quicker infos, and `step_lists`. Autoreset is
+    Gymnasium's: `NextStep` (default; the action after an end is ignored and resets), `SameStep` (the last observation
+    is in `infos["final_obs"]`), or `Disabled` (use `reset(options={"reset_mask": bool [num_envs]})`).
     """
 
     def __init__(
@@ -40,16 +40,7 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
     ) -> None:
         if not env_fns:
             raise TurngymError("TextVectorEnv needs at least one environment; num_envs is 0")
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.envs = [make() for make in env_fns]
-        self.num_envs = len(self.envs)
-        first = self.envs[0]
-        # Gymnasium and its vector wrappers look the mode up in the metadata
-        self.metadata = dict(first.metadata) | {"autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._ended = [False] * self.num_envs
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._texts: list[str] = [""] * self.num_envs
@@ -75,7 +66,9 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
             self._add_info(infos, self._reset_one(index, seeds[index], chosen), index)
         return tuple(self._texts), infos
 
-    def step(self, actions: Sequence[str]) -> tuple[Texts, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
+    def step(  # type: ignore[override]
+        self, actions: Sequence[str]
+    ) -> tuple[Texts, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
         """Plays one action in every environment; the class's docstring says what happens after an end."""
         self._require_one_each(actions)
         texts, rewards, terminations, truncations, infos, finals = self._play(actions)
@@ -95,41 +88,6 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         self._require_one_each(actions)
         texts, rewards, terminations, truncations, infos, finals = self._play(actions)
         return texts, rewards, terminations, truncations, [info | finals.get(i, {}) for i, info in enumerate(infos)]
-
-    def render(self) -> tuple[Any, ...] | None:
-        """The frames of all environments."""
-        return tuple(env.render() for env in self.envs)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The attribute `name` of every environment, through its wrappers; called with the arguments if callable."""
-        found = [env.get_wrapper_attr(name) for env in self.envs]
-        return tuple(item(*args, **kwargs) if callable(item) else item for item in found)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The attribute `name` of every environment."""
-        return tuple(env.get_wrapper_attr(name) for env in self.envs)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Sets `name` in every environment: one value for all, or a list or tuple with one for each."""
-        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
-        if len(each) != self.num_envs:
-            raise TurngymError(f"set_attr({name!r}) got {len(each)} values for {self.num_envs} environments")
-        for env, value in zip(self.envs, each, strict=True):
-            env.set_wrapper_attr(name, value)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        for env in self.envs:
-            env.close()
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> Any:
-        """The random generator of every environment."""
-        return self.get_attr("np_random")
-
-    @property
-    def np_random_seed(self) -> Any:
-        """The seed of every environment."""
-        return self.get_attr("np_random_seed")
 
     def _play(self, actions: Sequence[str]) -> tuple[list[str], list[float], list[bool], list[bool], Infos, Finals]:
         """One step of all environments, and the last observation and info of episodes that another replaced at once."""

@@ -70,12 +70,6 @@ def test_metadata_call_and_close() -> None:
         envs.step(["wave", "wave"])
 
 
-def test_rendering_gives_a_frame_each() -> None:
-    envs = make(2, render_mode="ansi")
-    texts, _ = envs.reset(seed=0)
-    assert envs.render() == texts
-
-
 def test_wrong_numbers_are_errors() -> None:
     envs = make(2)
     envs.reset(seed=0)
@@ -85,7 +79,6 @@ def test_wrong_numbers_are_errors() -> None:
     assert "1 tasks for 2" in expect(TurngymError, lambda: envs.reset(options={"task": ["corridor/3"]}))
     mask = {"reset_mask": np.array([1, 0])}
     assert "reset_mask must be a bool array" in expect(TurngymError, lambda: envs.reset(options=mask))
-    assert "3 values for 2" in expect(TurngymError, envs.set_attr, "max_turns", [1, 2, 3])
     assert "at least one" in expect(TurngymError, TextVectorEnv, [])
 
 
