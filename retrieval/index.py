@@ -1,6 +1,6 @@
 """What an index folder holds, and how it is built from a corpus file.
 
-    OUT/manifest.json    kind, corpus hash, encoder, faiss settings, size and hash of every file
+    OUT/manifest.json    kind, corpus hash, encoder, faiss settings, size and checksum of every file
     OUT/passages/        the passages by row (`corpus.PassageStore`)
     OUT/encoder/         word counts of the hashing encoder, if that made the vectors
     OUT/faiss.index      the vectors (kinds dense and hybrid)
@@ -14,11 +14,11 @@ the end. After a kill, a build of the same plan does not repeat finished stages.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -39,7 +39,7 @@ from turngym.retrieval.encoders import (
     is_built_in,
 )
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
-from turngym.retrieval.mapped import CHECKED, check_manifest, sealed
+from turngym.retrieval.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -78,12 +78,6 @@ class FaissRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexManifest:
     """Everything that an index depends on; `files` lists every other file of the folder."""
 
@@ -92,7 +86,8 @@ class IndexManifest:
     corpus_sha256: str
     encoder: EncoderRecord | None = None
     faiss: FaissRecord | None = None
-    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Size (`bytes`) and `crc32` by name."""
     format: int = FORMAT
 
     @property
@@ -135,46 +130,24 @@ def read_manifest(folder: str | Path) -> IndexManifest:
             corpus_sha256=str(raw["corpus_sha256"]),
             encoder=EncoderRecord(**raw["encoder"]) if raw["encoder"] else None,
             faiss=FaissRecord(**raw["faiss"]) if raw["faiss"] else None,
-            files={name: FileRecord(**record) for name, record in raw["files"].items()},
+            files={name: {key: record[key] for key in ("bytes", "crc32")} for name, record in raw["files"].items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
 
 
-def check_files(folder: str | Path, manifest: IndexManifest, *, hashes: bool = False) -> list[str]:
+def check_files(folder: str | Path, manifest: IndexManifest, *, contents: bool = False) -> list[str]:
     """Lists the folder's files that are missing, have another size, or have other bytes.
 
-    Bytes are compared, by their hash, with `hashes` and in small folders. Passages have checksums of their own, which
-    are compared whenever one is read.
+    Bytes are compared with `contents` and in small folders. Passages have checksums of their own, which are compared
+    whenever one is read.
     """
-    folder = Path(folder)
+    if contents:
+        return changed_files(Path(folder), manifest.files, limit=math.inf)
     rows = f"{PASSAGES}/passages.bin"
-    total = sum(record.bytes for name, record in manifest.files.items() if name != rows)
-    problems = []
-    for name, record in sorted(manifest.files.items()):
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != record.bytes:
-            problems.append(f"{name} has {size} bytes, {record.bytes} expected")
-        elif (hashes or (total <= CHECKED and name != rows)) and file_sha256(path) != record.sha256:
-            problems.append(f"{name} has other bytes than were built")
-    return problems
-
-
-def record_files(folder: Path, *, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Size and hash of every file under `folder`, except the manifest and everything under the names `without`."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {
-        name: FileRecord(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name))
-        for name in names
-        if name != MANIFEST and name.partition("/")[0] not in without
-    }
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    others = {name: facts for name, facts in manifest.files.items() if name != rows}
+    passages = {name: facts for name, facts in manifest.files.items() if name == rows}
+    return changed_files(Path(folder), others, limit=CHECKED) + changed_files(Path(folder), passages, limit=-1)
 
 
 def _hint(folder: Path) -> str:
@@ -375,7 +348,8 @@ class _Build:
                     ).close()
                 self.report("words", len(store), len(store))
         verify_index(work, manifest, self.encoder, work / VECTORS, self.report)
-        manifest = dataclasses.replace(manifest, files=record_files(work, without=(LOCK, STATE, VECTORS)))
+        names = files_under(work, without=(MANIFEST, LOCK, STATE, VECTORS))
+        manifest = dataclasses.replace(manifest, files=describe_files(work, names))
         manifest.save(work)
         return manifest
 
@@ -485,9 +459,9 @@ def describe_index(manifest: IndexManifest) -> list[list[str]]:
         rows += [["faiss index", manifest.faiss.factory], ["search settings", settings or "none"]]
         rows += [["metric", manifest.faiss.metric]]
     sizes: dict[str, int] = {}
-    for name, record_ in manifest.files.items():
+    for name, facts in manifest.files.items():
         part = name.partition("/")[0]
-        sizes[part] = sizes.get(part, 0) + record_.bytes
+        sizes[part] = sizes.get(part, 0) + facts["bytes"]
     rows += [[f"{part} on disk", show_bytes(size)] for part, size in sorted(sizes.items())]
     rows += [["total on disk", show_bytes(sum(sizes.values()))], ["fingerprint", manifest.fingerprint]]
     return rows

@@ -26,7 +26,15 @@ import numpy as np
 
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene_text import ANALYSIS
-from turngym.retrieval.mapped import CHECKED, BlobStore, changed_file, check_manifest, describe_files, map_array, sealed
+from turngym.retrieval.mapped import (
+    CHECKED,
+    BlobStore,
+    changed_files,
+    check_manifest,
+    describe_files,
+    map_array,
+    sealed,
+)
 from turngym.retrieval.sequences import LazySequence
 
 VERSION = 1
@@ -239,8 +247,8 @@ def open_parts(folder: Path) -> Parts:
         RetrievalError: as `read_manifest`, or a file is missing, cut off or of another index.
     """
     settings, statistics, files = read_manifest(folder)
-    if wrong := changed_file(folder, files, limit=CHECKED):
-        raise RetrievalError(f"{folder}: {wrong}; {_AGAIN}")
+    if wrong := changed_files(folder, files, limit=CHECKED):
+        raise RetrievalError(f"{folder}: {'; '.join(wrong)}; {_AGAIN}")
     types = {"starts": np.int64, "rows": np.int32, "tfs": None, "peaks": np.float32, "norms": np.uint8}
     arrays = {name: map_array(folder / f"{name}.npy", dtype) for name, dtype in types.items()}
     ranks = map_array(folder / "ranks.npy", np.int32)

@@ -10,7 +10,8 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -202,34 +203,43 @@ FIELD = "crc32"
 
 def describe_file(path: Path) -> dict[str, int]:
     """Size and CRC-32 of a file, read in pieces."""
-    checksum = 0
+    size = checksum = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            checksum = crc32(block, checksum)
-    return {"bytes": path.stat().st_size, "crc32": checksum}
+        while block := file.read(1 << 24):
+            size, checksum = size + len(block), crc32(block, checksum)
+    return {"bytes": size, "crc32": checksum}
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """`describe_file` by name."""
-    return {name: describe_file(folder / name) for name in sorted(names)}
+    """`describe_file` by name, in sorted order."""
+    order = sorted(names)
+    # crc32 releases the interpreter lock, so the files are read in parallel
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return dict(zip(order, pool.map(lambda name: describe_file(folder / name), order), strict=True))
 
 
-def changed_file(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit: float = CHECKED) -> str | None:
-    """Says what is wrong with the first file that is not as `describe_files` found it; None if all are.
+def files_under(folder: Path, *, without: Collection[str] = ()) -> list[str]:
+    """Names of all files under `folder` except those that are called, or are in a folder called, one of `without`."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if name.partition("/")[0] not in without]
+
+
+def changed_files(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit: float = CHECKED) -> list[str]:
+    """Says of each file that is not as `describe_files` found it what is wrong with it.
 
     Sizes are always compared, checksums only while the files have at most `limit` bytes together.
     """
     contents = sum(facts["bytes"] for facts in files.values()) <= limit
-    for name, facts in files.items():
+    problems = []
+    for name, facts in sorted(files.items()):
         path = folder / name
         if not path.is_file():
-            return f"{name} is missing"
-        size = path.stat().st_size
-        if size != facts["bytes"]:
-            return f"{name} has {size} bytes, {facts['bytes']} were written"
-        if contents and describe_file(path) != facts:
-            return f"{name} has other bytes than were written (its checksum differs)"
-    return None
+            problems.append(f"{name} is missing")
+        elif (size := path.stat().st_size) != facts["bytes"]:
+            problems.append(f"{name} has {size} bytes, {facts['bytes']} were written")
+        elif contents and describe_file(path) != facts:
+            problems.append(f"{name} was changed after it was written (its checksum differs)")
+    return problems
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

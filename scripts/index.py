@@ -88,11 +88,11 @@ def _inspect(options: Inspect | Verify) -> int:
     rows = [["index", str(options.folder)], *describe_index(manifest)]
     # Lines, not a table: hashes and fingerprints must not be cut to the width of the terminal.
     print("\n".join(f"{name:<{max(len(row[0]) for row in rows)}}  {value}" for name, value in rows))
-    hashes = isinstance(options, Verify)
-    problems = check_files(options.folder, manifest, hashes=hashes)
+    verify = isinstance(options, Verify)
+    problems = check_files(options.folder, manifest, contents=verify)
     for problem in problems:
         print(f"{options.folder}: {problem}", file=sys.stderr)
-    if hashes and not problems:
+    if verify and not problems:
         print(f"all {len(manifest.files)} files are as built")
     return 1 if problems else 0
 

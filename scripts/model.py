@@ -26,7 +26,7 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
-from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums, write_sums
+from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
 from turngym.scripts.options import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
@@ -197,7 +197,7 @@ def _verify(folder: Path) -> int:
     for place in sealed:
         try:
             files += len(read_sums(place))
-            problems += [f"{place}: {problem}" for problem in changed_files(place)]
+            problems += [f"{place}: {problem}" for problem in changed_sums(place)]
         except ChangedFileError as error:
             problems.append(str(error))
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")

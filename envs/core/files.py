@@ -13,9 +13,7 @@ import os
 import socket
 import sys
 import warnings
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +23,9 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
+from turngym.envs.core.tables import written_whole
 from turngym.envs.core.trace import add_checksum, check_checksum
+from turngym.retrieval.mapped import changed_files, describe_files, files_under
 
 LOCK = ".turngym.lock"
 """The lock file of a folder; the lock of a file NAME is `.NAME.lock` beside it. It is deleted when the writer ends."""
@@ -145,7 +145,6 @@ FILE = "turngym.sums"
 """Holds sizes and CRC-32s by file name. A folder without it, such as another program's model, is not checked."""
 CHEAP = 1 << 32
 """Folders of up to this many bytes are checked whenever they are loaded: a second or two, less than reading them."""
-_BLOCK = 1 << 24
 
 
 class ChangedFileError(TurngymError):
@@ -154,43 +153,26 @@ class ChangedFileError(TurngymError):
 
 def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
     """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    names = [name for name in names if name != FILE and name.partition("/")[0] not in without]
-    # crc32 releases the interpreter lock, so the files are read in parallel
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        facts = dict(zip(names, pool.map(lambda name: _describe(folder / name), names), strict=True))
-    path, scratch = folder / FILE, folder / f"{FILE}.writing"
-    try:
-        scratch.write_text(add_checksum(json.dumps({"files": facts})) + "\n", encoding="ascii")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    return path
+    facts = describe_files(folder, files_under(folder, without=(FILE, *without)))
+    pairs = {name: [fact["bytes"], fact["crc32"]] for name, fact in facts.items()}
+    with written_whole(folder / FILE) as scratch:
+        scratch.write_text(add_checksum(json.dumps({"files": pairs})) + "\n", encoding="ascii")
+    return folder / FILE
 
 
-def changed_files(folder: Path, *, limit: float = float("inf")) -> list[str]:
+def changed_sums(folder: Path, *, limit: float = float("inf")) -> list[str]:
     """Lists what is wrong with the files that `turngym.sums` names, missing ones too; empty without that file.
 
     Sizes are always compared, contents only while the files have at most `limit` bytes together.
     """
-    facts = read_sums(folder)
-    compare_contents = sum(size for size, _ in facts.values()) <= limit
-    problems = []
-    for name, (size, checksum) in sorted(facts.items()):
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif (actual := path.stat().st_size) != size:
-            problems.append(f"{name} has {actual} bytes, {size} were written")
-        elif compare_contents and _describe(path)[1] != checksum:
-            problems.append(f"{name} was changed after it was written (its checksum differs)")
-    return problems
+    facts = {name: {"bytes": size, "crc32": checksum} for name, (size, checksum) in read_sums(folder).items()}
+    return changed_files(folder, facts, limit=limit)
 
 
 def check_sums(folder: str | Path) -> None:
     """Raises ChangedFileError if a folder that is about to be loaded is not as it was written."""
     folder = Path(folder)
-    if problems := changed_files(folder, limit=CHEAP):
+    if problems := changed_sums(folder, limit=CHEAP):
         raise ChangedFileError(
             f"{folder} is damaged: {'; '.join(problems)}. Take another copy; if you changed it on purpose, delete "
             f"{folder / FILE}"
@@ -211,14 +193,6 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
         raise ChangedFileError(
             f"{path} is damaged ({error}); delete it if the other files there are known to be whole"
         ) from error
-
-
-def _describe(path: Path) -> tuple[int, int]:
-    size = checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            size, checksum = size + len(block), zlib.crc32(block, checksum)
-    return size, checksum
 
 
 def weights_hash(folder: str | Path) -> str:

@@ -46,7 +46,7 @@ from turngym.retrieval.mapped import (
     ArrayWriter,
     BlobStore,
     BlobWriter,
-    changed_file,
+    changed_files,
     check_manifest,
     describe_files,
     map_array,
@@ -254,8 +254,8 @@ class MappedCatalog(Catalog):
             if manifest["format"] != FORMAT:
                 raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
             check_manifest(manifest)
-            if wrong := changed_file(folder, manifest["files"]):
-                raise ValueError(wrong)
+            if wrong := changed_files(folder, manifest["files"]):
+                raise ValueError("; ".join(wrong))
             self.sha256: str = manifest["sha256"]
             self.report = LoadReport(**manifest["report"])
             self._search: str = manifest["search"]

@@ -36,6 +36,7 @@ from turngym.retrieval.open import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230
+CHANGED = "was changed after it was written (its checksum differs)"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_what_is_built(built: Path) -> None:
     assert manifest.encoder is not None
     assert manifest.encoder.dim == 64
     assert {name.partition("/")[0] for name in manifest.files} == {"encoder", "faiss.index", "lucene", "passages"}
-    assert check_files(built, manifest, hashes=True) == []
+    assert check_files(built, manifest, contents=True) == []
     assert not built.with_name("index.building").exists()
     rows = dict(describe_index(manifest))
     assert rows["passages"] == "230"
@@ -216,7 +217,7 @@ def test_equal_passages_are_no_sign_of_a_damaged_index(tmp_path: Path) -> None:
     rows = [json.dumps({"id": f"p{row}", "contents": f'"Same"\n{text}'}) for row, text in enumerate(texts)]
     (tmp_path / "c.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     build_index(plan(tmp_path / "c.jsonl", tmp_path / "i"))
-    assert check_files(tmp_path / "i", read_manifest(tmp_path / "i"), hashes=True) == []
+    assert check_files(tmp_path / "i", read_manifest(tmp_path / "i"), contents=True) == []
 
 
 STREAMED = ("Flat", "SQ8", "SQfp16", "IVF4,Flat", "IVF4,SQ8", "IVF40,SQ8", "IVF4,PQ4x4")
@@ -296,7 +297,7 @@ def test_another_encoder_is_refused(built: Path, tmp_path: Path) -> None:
         open_retriever(built, encoder="hf:x")
     folder = damaged(built, tmp_path)
     np.save(folder / "encoder" / "counts.npy", np.load(folder / "encoder" / "counts.npy") + np.uint32(1))
-    with pytest.raises(RetrievalError, match=r"encoder/counts\.npy has other bytes than were built"):
+    with pytest.raises(RetrievalError, match=r"encoder/counts\.npy was changed after it was written"):
         open_retriever(folder)
 
 
@@ -308,7 +309,7 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
         open_retriever(tmp_path)
     raw = json.loads((folder / "manifest.json").read_text())
     (folder / "faiss.index").write_bytes((folder / "faiss.index").read_bytes()[:-1])
-    with pytest.raises(IndexFolderError, match=r"faiss.index has \d+ bytes, \d+ expected"):
+    with pytest.raises(IndexFolderError, match=r"faiss.index has \d+ bytes, \d+ were written"):
         open_retriever(folder)
     (folder / "faiss.index").unlink()
     with pytest.raises(IndexFolderError, match=r"faiss\.index is missing"):
@@ -328,12 +329,14 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     data = bytearray((folder / "faiss.index").read_bytes())
     data[-5] ^= 1
     (folder / "faiss.index").write_bytes(bytes(data))
-    with pytest.raises(IndexFolderError, match=r"faiss\.index has other bytes than were built; build the index again"):
+    with pytest.raises(IndexFolderError, match=r"faiss\.index was changed after .*; build the index again"):
         open_retriever(folder)
     monkeypatch.setattr("turngym.retrieval.index.CHECKED", 10)
     manifest = read_manifest(folder)
     assert check_files(folder, manifest) == []
-    assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]
+    assert check_files(folder, manifest, contents=True) == [
+        "faiss.index was changed after it was written (its checksum differs)"
+    ]
 
 
 def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Path) -> None:
@@ -369,7 +372,9 @@ def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_
                 except RetrievalError as error:
                     refused += f"record {number} was changed after it was written" in str(error)
         assert refused == 1, place
-        assert check_files(folder, manifest, hashes=True) == ["passages/passages.bin has other bytes than were built"]
+        assert check_files(folder, manifest, contents=True) == [
+            "passages/passages.bin was changed after it was written (its checksum differs)"
+        ]
     assert opened > 10
 
 
