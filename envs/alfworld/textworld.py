@@ -68,16 +68,6 @@ class Reference:
         """Whether the goal holds right now."""
         return bool(self._state["won"])
 
-    @property
-    def score(self) -> int:
-        """TextWorld's own score; 0 before the first step, where TextWorld gives none."""
-        return int(self._state.get("score") or 0)
-
-    @property
-    def done(self) -> bool:
-        """TextWorld's own end of the game."""
-        return bool(self._state.get("done"))
-
     def get_state(self) -> tuple[str, ...]:
         """The commands played since `reset`."""
         return tuple(self._history)

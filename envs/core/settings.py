@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 import subprocess
 import sys
 import tomllib
@@ -30,6 +29,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.secrets import recorded_command, redacted, refuse_credentials
+from turngym.retrieval.outgoing import too_many_values
 
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
@@ -346,9 +346,7 @@ def _version(package: str) -> str | None:
 MAX_DEPTH = 64
 """How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""
 MAX_VALUES = 250_000
-"""Values in one body. However short it is written, one takes some hundred bytes: eight million bytes of empty lists
-took 27 times as many."""
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+"""Values in one body: however short it is written, one takes some hundred bytes."""
 MAX_DIGITS = 400
 """Digits that a number may have: a float has at most 309 before its point, and long integers take quadratic time."""
 
@@ -368,12 +366,12 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
     return value
 
 
-def strict_json(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+def strict_json(body: bytes) -> Any:
     """Parses the JSON value in `body` (RFC 8259).
 
     Raises:
         JsonError: not UTF-8, not JSON (NaN and Infinity are not), half a surrogate pair, a number that no float holds,
-            more than `max_depth` arrays and objects inside each other, or more than `MAX_VALUES` values.
+            more than `MAX_DEPTH` arrays and objects inside each other, or more than `MAX_VALUES` values.
     """
     try:
         text = body.decode("utf-8")
@@ -383,18 +381,18 @@ def strict_json(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     del body
     if not text.strip():
         raise JsonError("the body is empty")
-    if _marks(text) > MAX_VALUES:
-        _check_values(text)
+    if too_many_values(text, MAX_VALUES):
+        raise JsonError(f"the body has too many values; at most {MAX_VALUES} are read")
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_integer)
     # what json raises for deep nesting
     except RecursionError:
-        raise JsonError(f"the body is nested too deeply; at most {max_depth} levels are read") from None
+        raise JsonError(f"the body is nested too deeply; at most {MAX_DEPTH} levels are read") from None
     except ValueError as error:
         raise JsonError(f"the body is not JSON: {error}") from None
     # level by level and without recursion, because the depth is the sender's choice
     level = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for item in level:
             if isinstance(item, str):
@@ -404,24 +402,7 @@ def strict_json(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
         if not below:
             return value
         level = [part for item in below for part in (*item, *(item.values() if isinstance(item, dict) else ()))]
-    raise JsonError(f"the body is nested too deeply; at most {max_depth} levels are read")
-
-
-def _marks(text: str) -> int:
-    """Brackets and commas: each value but the first has one before it."""
-    return text.count(",") + text.count("[") + text.count("{")
-
-
-def _check_values(text: str) -> None:
-    """Raises JsonError for too many values. Brackets and commas in texts, which may be code, do not count."""
-    count = end = 0
-    for found in _STRING.finditer(text):
-        count += _marks(text[end : found.start()])
-        end = found.end()
-        if count > MAX_VALUES:
-            break
-    if count + _marks(text[end:]) > MAX_VALUES:
-        raise JsonError(f"the body has too many values; at most {MAX_VALUES} are read")
+    raise JsonError(f"the body is nested too deeply; at most {MAX_DEPTH} levels are read")
 
 
 def _no_number(name: str) -> Any:

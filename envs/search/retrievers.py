@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from cachetools import LRUCache, cached
+
 from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
@@ -13,9 +15,8 @@ from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnav
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
 
-_OWN: dict[str, tuple[int, Retriever]] = {}
 _KEPT = 50_000
-"""Passages; the last retriever is kept however large it is."""
+"""Passages of all that are kept; the last retriever is kept however large it is."""
 MAX_QUERY = 2000
 """Characters of a query that are searched; the published server cuts as well (at 256 tokens)."""
 
@@ -63,17 +64,11 @@ class Searcher:
             raise TurngymError(f"{question.task_id}: the retriever refuses the search: {error}") from error
 
 
-def own_retriever(corpus: Corpus) -> Retriever:
+# one larger than the cache takes all of it; a value that does not fit would be built for every search
+@cached(LRUCache(_KEPT, getsizeof=lambda found: min(len(found), _KEPT)), key=lambda corpus: corpus.sha256)
+def own_retriever(corpus: Corpus) -> BM25Retriever:
     """BM25 over `corpus` in this process, built once; those used last are kept."""
-    # taken out and put back at the end: the order of the dict is that of the last use
-    held = _OWN.pop(corpus.sha256, None)
-    if held is None:
-        held = len(corpus.passages), BM25Retriever.from_passages(corpus.passages)
-        total = held[0] + sum(size for size, _ in _OWN.values())
-        while _OWN and total > _KEPT:
-            total -= _OWN.pop(next(iter(_OWN)))[0]
-    _OWN[corpus.sha256] = held
-    return held[1]
+    return BM25Retriever.from_passages(corpus.passages)
 
 
 @lru_cache(maxsize=8)

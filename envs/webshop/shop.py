@@ -64,9 +64,8 @@ class Shop:
         *,
         price_seed: int = DEFAULT_PRICE_SEED,
         tagger: str | NounTagger = DEFAULT_TAGGER,
-        memo: int = MEMO,
     ) -> None:
-        """`price_seed` draws what the original draws after `random.seed(price_seed)`; `memo` 0 searches every time."""
+        """`price_seed` draws what the original draws after `random.seed(price_seed)`."""
         self.profile = profile
         self.products = catalog
         self.price_seed = price_seed
@@ -74,7 +73,7 @@ class Shop:
         self.skipped = catalog.report
         self.users = 0
         """How many `open_shop` calls have not been closed."""
-        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger, "memo": memo}
+        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}
         rng = random.Random(price_seed)
         self._prices = draw_prices(catalog.pricing, rng)
         self.goals = Goals(catalog.entries, self._prices, rng, kind=profile.kind, product=self._at, order=catalog.order)
@@ -84,11 +83,8 @@ class Shop:
         self._best = lru_cache(maxsize=MEMO)(self._find_best)
         own_parts = part_of if profile.generated else None
         self._splits = lru_cache(maxsize=None)(partial(make_splits, self.goals, profile, part_of=own_parts))
-        # at least one byte, because a cache without room would still be asked
-        size = MEMO_BYTES if memo else 1
-        cost = partial(_answer_cost, size=size, entries=max(memo, 1))
         # concurrent searches for the same keywords may both ask the index; the lock guards only the memory
-        self._search = cached(LRUCache(size, cost), lock=Lock())(self._find)
+        self._search = cached(LRUCache(MEMO_BYTES, _answer_cost), lock=Lock())(self._find)
         self._opened_with: Callable[[], Shop] | None = None
 
     def __repr__(self) -> str:
@@ -176,12 +172,12 @@ class Shop:
         return reward.total, options
 
 
-def _answer_cost(answer: tuple[str, tuple[str, ...]], size: int, entries: int) -> int:
-    """The cost of a search in a cache of `size` bytes and at most `entries` answers."""
+def _answer_cost(answer: tuple[str, tuple[str, ...]]) -> int:
+    """The cost of a search in a cache of `MEMO_BYTES` and at most `MEMO` answers."""
     keywords, found = answer
     cost = getsizeof(keywords) + getsizeof(found) + sum(map(getsizeof, found))
     # too large for the cache: an answer that would drive out everything else is not kept
-    return max(cost, size // entries) if cost <= size // 16 else size + 1
+    return max(cost, MEMO_BYTES // MEMO) if cost <= MEMO_BYTES // 16 else MEMO_BYTES + 1
 
 
 def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
@@ -223,7 +219,6 @@ def open_shop(
     tagger: str | NounTagger = DEFAULT_TAGGER,
     storage: Storage = "auto",
     cache: str | os.PathLike[str] | None = None,
-    memo: int = MEMO,
     progress: Any = None,
 ) -> Shop:
     """The shop of a profile: one per process and arguments, freed when everyone who opened it has closed it.
@@ -235,7 +230,6 @@ def open_shop(
         tagger: `builtin`, `spacy`, `all-words`, or one of your own.
         storage: `memory`, `mapped`, or `auto`: mapped from 64 MiB of products on.
         cache: folder for mapped shops; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
-        memo: searches to remember; 0 for none.
         progress: called with (what, products done) while a mapped shop is built.
 
     Raises:
@@ -243,11 +237,11 @@ def open_shop(
     """
     chosen = find_profile(profile)
     folder = "" if chosen.generated else str(data if data is not None else os.environ.get(DATA_VARIABLE, ""))
-    key = (profile, folder, price_seed, tagger, storage, str(cache), memo)
+    key = (profile, folder, price_seed, tagger, storage, str(cache))
     with _lock:
         if key not in _open:
             catalog = load_catalog(chosen, data, storage=storage, cache=cache, progress=progress)
-            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, memo=memo)
+            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger)
             shop._opened_with = partial(
                 open_shop,
                 profile,
@@ -256,7 +250,6 @@ def open_shop(
                 tagger=tagger,
                 storage=storage,
                 cache=cache,
-                memo=memo,
             )
         _open[key].users += 1
         return _open[key]

@@ -276,7 +276,9 @@ def compare(reference: Reference, data: Mapping[str, Any], play: Play) -> Compar
     """Play one game in both engines; every difference becomes a line in `mismatches`."""
 
     def differences(where: str, native: tuple[Any, ...], text: str) -> list[str]:
-        seen = (text, reference.admissible(), reference.score, reference.won, reference.done)
+        state = reference._state  # which has no score before the first step
+        score, done = int(state.get("score") or 0), bool(state.get("done"))
+        seen = (text, reference.admissible(), score, reference.won, done)
         pairs = zip(FIELDS, native, seen, strict=True)
         return [f"{where}: {name} is {a!r}, TextWorld has {b!r}" for name, a, b in pairs if a != b]
 

@@ -113,18 +113,21 @@ def test_retrievers_are_kept_up_to_a_number_of_passages(monkeypatch: pytest.Monk
     source = open_source(config=FEW, split="all")
     corpora = [*source.corpora.values()]
     size = len(corpora[0].passages)
-    monkeypatch.setattr(retrievers, "_OWN", {})
-    monkeypatch.setattr(retrievers, "_KEPT", 3 * size)
+    kept = retrievers.own_retriever.cache
+    kept.clear()
+    monkeypatch.setattr(kept, "_Cache__maxsize", 3 * size)
     first = retrievers.own_retriever(corpora[0])
     for corpus in corpora[1:3]:
         retrievers.own_retriever(corpus)
     assert retrievers.own_retriever(corpora[0]) is first
     for corpus in corpora[3:5]:
         retrievers.own_retriever(corpus)
-    assert [*retrievers._OWN] == [corpora[place].sha256 for place in (0, 3, 4)]
+    assert set(kept) == {corpora[place].sha256 for place in (0, 3, 4)}
+    monkeypatch.setattr(kept, "_Cache__maxsize", 1)
     monkeypatch.setattr(retrievers, "_KEPT", 1)
     retrievers.own_retriever(corpora[5])
-    assert [*retrievers._OWN] == [corpora[5].sha256]
+    assert set(kept) == {corpora[5].sha256}
+    kept.clear()
 
 
 def test_blunders_are_plausible_and_never_end_the_episode() -> None:
