@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.access import Access
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
+from turngym.retrieval.server import RetrievalApp
 
 if TYPE_CHECKING:
     from flask import Flask
-
-    from turngym.retrieval.server import RetrievalApp
 
 # part of an extra: where it is missing, the server says what to install
 try:

@@ -129,12 +129,12 @@ class HashingEncoder:
         self.fingerprint = f"hashing-v1:dim={dim}:passages={passages}:counts={sha}"
 
     @classmethod
-    def fit(cls, passages: Iterable[Passage], *, dim: int = 1024) -> HashingEncoder:
+    def fit(cls, passages: Iterable[Passage]) -> HashingEncoder:
         """Counts words in one pass over the passages."""
         fit = HashingFit()
         for passage in passages:
             fit.add(passage)
-        return fit.encoder(dim)
+        return fit.encoder()
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self._encode(texts)

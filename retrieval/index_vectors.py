@@ -246,10 +246,10 @@ def default_parameters(factory: str, rows: int) -> dict[str, float]:
     return {}
 
 
-def sample(shards: Sequence[NDArray[np.float32]], rows: int, seed: int = 0) -> NDArray[np.float32]:
+def sample(shards: Sequence[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
     """Draws `rows` vectors evenly without replacement, the same ones for the same sizes."""
     sizes = [len(shard) for shard in shards]
-    chosen = np.sort(np.random.default_rng(seed).choice(sum(sizes), rows, replace=False))
+    chosen = np.sort(np.random.default_rng(0).choice(sum(sizes), rows, replace=False))
     bounds = np.searchsorted(chosen, np.cumsum([0, *sizes]))
     starts = np.cumsum([0, *sizes])
     parts = [

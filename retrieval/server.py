@@ -99,19 +99,13 @@ class RetrievalService:
     It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
     """
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        settings: ServerSettings | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, retriever: Retriever, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
         self.fingerprint = retriever.fingerprint
         self.passages = len(retriever) if isinstance(retriever, Sized) else None
         self.stopping = False
-        self._retriever, self._clock = retriever, clock
-        self._started = clock()
+        self._retriever = retriever
+        self._started = time.monotonic()
         self.renew()
         renew_in_children(self)
 
@@ -128,7 +122,6 @@ class RetrievalService:
             workers=self.settings.workers,
             max_waiting=self.settings.max_waiting,
             on_batch=self.stats.batch,
-            clock=self._clock,
         )
 
     def search(self, queries: Sequence[str], k: int) -> list[Found]:
@@ -137,7 +130,7 @@ class RetrievalService:
         Raises:
             RetrieverUnavailable: the retriever failed or was too slow; that is not remembered.
         """
-        deadline = self._clock() + self.settings.deadline
+        deadline = time.monotonic() + self.settings.deadline
         keys = [(normalize(query), k) for query in queries]
         known, flights = self._start(keys, deadline)
         for key, flight in flights.items():
@@ -179,7 +172,7 @@ class RetrievalService:
 
     def _wait(self, flight: Future[Found], deadline: float) -> Found:
         try:
-            return flight.result(max(0.0, deadline - self._clock()))
+            return flight.result(max(0.0, deadline - time.monotonic()))
         except RetrieverUnavailable:
             raise
         except TimeoutError as error:
@@ -202,7 +195,7 @@ class RetrievalService:
     def statistics(self) -> dict[str, Any]:
         waiting, busy = self._batcher.load()
         state = {"waiting": waiting, "busy_s": round(busy, 3), "remembered": len(self._memory)}
-        return {"uptime_s": round(self._clock() - self._started, 3), **self.stats.as_json(), **state}
+        return {"uptime_s": round(time.monotonic() - self._started, 3), **self.stats.as_json(), **state}
 
     def leave(self) -> None:
         """Makes `health` say that this server is about to end."""

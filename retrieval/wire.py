@@ -179,8 +179,8 @@ def _type(value: Any) -> str:
     return f"the number {_shorten(json.dumps(value))}"
 
 
-def _shorten(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 FINGERPRINT_HEADER = "Turngym-Fingerprint"

@@ -8,6 +8,7 @@ turned off.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,21 +57,15 @@ class State:
         places = list(problem.contents), list(problem.at), taken
         return cls(problem.start, problem.held, set(problem.opened), *places, *flags)
 
-    def freeze(self) -> tuple[Any, ...]:
-        """An immutable, hashable, picklable copy."""
-        flags = (frozenset(flag) for flag in (self.clean, self.hot, self.cool, self.sliced, self.toggled))
-        places = tuple(self.contents), tuple(self.at), tuple(self.taken)
-        return (self.location, self.held, frozenset(self.opened), *places, *flags)
-
     @classmethod
-    def thaw(cls, frozen: tuple[Any, ...]) -> State:
-        """The state that `freeze` copied, or `record`."""
-        location, held, opened, contents, at, taken, *flags = frozen
+    def read(cls, record: Sequence[Any]) -> State:
+        """The state that `record` wrote."""
+        location, held, opened, contents, at, taken, *flags = record
         by_receptacle, by_location, gone = ([tuple(things) for things in place] for place in (contents, at, taken))
         return cls(location, held, set(opened), by_receptacle, by_location, gone, *map(set, flags))
 
     def record(self) -> list[Any]:
-        """`freeze` as JSON holds it, sets sorted; `thaw` reads it too."""
+        """A copy in types of JSON, sets sorted."""
         flags = (sorted(flag) for flag in (self.clean, self.hot, self.cool, self.sliced, self.toggled))
         places = ([list(things) for things in place] for place in (self.contents, self.at, self.taken))
         return [self.location, self.held, sorted(self.opened), *places, *flags]
@@ -108,7 +103,7 @@ class NativeEngine:
     def __init__(self, game: Game) -> None:
         self.game = game
         self.problem = game.problem
-        self._start = State.start(game.problem).freeze()
+        self._start = State.start(game.problem).record()
         self.set_state(self._start)
 
     def reset(self) -> str:
@@ -155,13 +150,13 @@ class NativeEngine:
             self._goal_rate = goal_rate(self.problem, self.state)
         return self._goal_rate
 
-    def get_state(self) -> tuple[Any, ...]:
-        """An exact, picklable, hashable snapshot."""
-        return self.state.freeze()
+    def get_state(self) -> list[Any]:
+        """An exact snapshot in types of JSON."""
+        return self.state.record()
 
-    def set_state(self, state: tuple[Any, ...]) -> None:
+    def set_state(self, state: Sequence[Any]) -> None:
         """Return to a snapshot of the same game."""
-        self.state = State.thaw(state)
+        self.state = State.read(state)
         self._forget()
 
     def _forget(self) -> None:

@@ -198,7 +198,7 @@ class ALFWorldEnv(TextEnv):
         return Outcome(observation=observation, reward=float(won), terminated=won, verdict=verdict)
 
     def _get_state(self) -> Any:
-        native = None if self._native is None else self._native.state.record()
+        native = None if self._native is None else self._native.get_state()
         return [self._shuffle, native, None if self._reference is None else list(self._reference.get_state())]
 
     def _set_state(self, state: Any) -> None:

@@ -320,9 +320,9 @@ def read_episodes(path: str | Path, vocabulary: int | None = None) -> list[Episo
     return list(iter_episodes(path, vocabulary))
 
 
-def read_trace(path: str | Path, vocabulary: int | None = None) -> tuple[list[Episode], list[TraceProblem]]:
+def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
     """(readable episodes in file order, lines that were skipped). Raises TraceError as `iter_trace` does."""
-    items = list(iter_trace(path, vocabulary))
+    items = list(iter_trace(path))
     return (
         [item for item in items if isinstance(item, Episode)],
         [item for item in items if isinstance(item, TraceProblem)],

@@ -206,9 +206,9 @@ class Graph:
     entities: Mapping[str, Entity]
     facts: Mapping[tuple[str, str], Fact]
 
-    def of_kind(self, kind: str, part: Part | None = None) -> list[Entity]:
+    def of_kind(self, kind: str) -> list[Entity]:
         """The entities of a kind, in order of their ids' numbers."""
-        return [e for e in self.entities.values() if e.kind == kind and part in (None, e.part)]
+        return [entity for entity in self.entities.values() if entity.kind == kind]
 
 
 # --- the tables behind a world

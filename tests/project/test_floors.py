@@ -19,7 +19,7 @@ ENVS_MAY_USE = {"numpy", "gymnasium", "filelock", "lazy_loader", "rich"}
 PART_MAY_USE = {
     "alfworld": {"textworld", "alfworld"},
     "webshop": {"cachetools", "rapidfuzz", "spacy", "flask"},
-    "search": {"pyarrow"},
+    "search": {"cachetools", "pyarrow"},
     "visitors": {"flask"},
 }
 """What a single environment, or a file, may import besides: small libraries, or extras where they are asked for."""
@@ -32,7 +32,6 @@ RETRIEVAL_MAY_USE = {
     "faiss",
     "torch",
     "transformers",
-    "flask",
     "httpx",
     "rich",
 }
@@ -59,7 +58,7 @@ def problem(room: str, part: str, name: str) -> str | None:
     if FLOORS.index(other) > FLOORS.index(room):
         return f"{room} is below {other}"
     if room == "envs" and other == "retrieval":
-        return None if part in ENV_PACKAGES else "only envs.search and envs.webshop need retrieval"
+        return None if part in (*ENV_PACKAGES, "core") else "only environments and the kernel need retrieval"
     if room == "envs" and inside in ENV_PACKAGES and part != inside:
         return f"envs.{part} may not know the environment {inside}"
     if room == "envs" and part == "core" and inside != "core":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from turngym.retrieval import lucene_postings as query
 from turngym.retrieval.bm25 import LuceneIndex
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.lucene_postings import LENGTHS, encode_lengths, idf
+from turngym.retrieval.lucene_postings import LENGTHS, encode_lengths
 from turngym.retrieval.lucene_text import analyze
 
 WORDS = ["red", "blue", "shirt", "shoe", "cotton", "the", "5.5"]
@@ -110,13 +110,6 @@ def test_a_score_by_hand() -> None:
     assert score == pytest.approx(math.log(2) * (1 - 1 / (1 + 1 / (0.9 * (0.6 + 0.4 / 1.5)))), rel=1e-6)
 
 
-def test_repeats_in_the_query_weigh_more() -> None:
-    index = LuceneIndex.build([("x", "red hat"), ("y", "blue hat"), ("z", "shoe")])
-    [(_, once)] = index.search("red", 1)
-    [(_, thrice)] = index.search("red Red reds", 1)
-    assert thrice == pytest.approx(3 * once, rel=1e-6)
-
-
 @pytest.mark.parametrize("text", ["", "the of and", "unknown", "...", "🙂"])
 def test_nothing_found_is_an_empty_list(text: str) -> None:
     assert LuceneIndex.build([("x", "red hat"), ("y", "the")]).search(text, 5) == []
@@ -166,11 +159,6 @@ def test_length_bytes() -> None:
     assert LENGTHS[[41, 42, 47, 48, 56, 255]].tolist() == [42, 44, 54, 56, 88, 2_013_265_944]
     lengths = np.array([*range(5000), 10**6, 2**31 - 1])
     assert LENGTHS[encode_lengths(lengths)].tolist() == [kept_length(length) for length in lengths.tolist()]
-
-
-def test_rarity() -> None:
-    assert float(idf(1, 2)) == pytest.approx(math.log(2))
-    assert float(idf(1000, 1000)) == pytest.approx(math.log(1 + 0.5 / 1000.5))
 
 
 def test_threads_share_one_index(tmp_path: Path) -> None:
