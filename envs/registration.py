@@ -119,7 +119,8 @@ def require_env(env_id: str) -> str:
     if colon:
         try:
             import_module(module)
-        except ImportError as error:
+        # what importlib says of no name and of a relative one
+        except (ImportError, ValueError, TypeError) as error:
             raise TurngymError(f"environment {env_id!r}: cannot import {module!r} ({error})") from error
     if plain not in gym.registry:
         namespace = plain.rpartition("/")[0]

@@ -121,12 +121,6 @@ class LuceneIndex:
             raise RetrievalError("this LuceneIndex is closed")
         return self._parts
 
-    def __enter__(self) -> LuceneIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def indexed_documents(passages: Iterable[Passage]) -> Iterable[tuple[str, str]]:
     """(id, text) of passages as BM25 indexes them: title and text in one."""

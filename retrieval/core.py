@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -86,6 +87,20 @@ def check_request(queries: Sequence[str], k: int) -> None:
         raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
     if k < 1:
         raise RetrievalError(f"k={k}: at least one passage must be asked for")
+
+
+class Closes(ABC):
+    """`with` closes it at its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases what it holds. Twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.core import Closes, Passage, RetrievalError
 from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
 from turngym.retrieval.sequences import LazySequence
 
@@ -78,7 +78,7 @@ class PassageWriter:
         (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
 
 
-class PassageStore(LazySequence[Passage]):
+class PassageStore(LazySequence[Passage], Closes):
     """Passages by row (`store[row]`), read from mapped files; threads may share it."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -120,12 +120,6 @@ class PassageStore(LazySequence[Passage]):
 
     def close(self) -> None:
         self._blobs.close()
-
-    def __enter__(self) -> PassageStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 FORMS = '{"id": ..., "contents": "\\"Title\\"\\ntext"} or {"id": ..., "title": ..., "text": ...}'

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.core import Closes, RetrievalError
 from turngym.retrieval.sequences import LazySequence
 
 _HEADER = 128
@@ -31,7 +31,7 @@ class BlobError(RetrievalError):
     """A file of records or an array cannot be used; the error names it and says what is wrong."""
 
 
-class ArrayWriter:
+class ArrayWriter(Closes):
     """Appends rows to a .npy file of unknown length; the file is valid after `close`.
 
     Shape of the result: `[rows]`, or `[rows, width]` where a width is given.
@@ -73,12 +73,6 @@ class ArrayWriter:
         padded = body.ljust(_HEADER - 11) + "\n"
         return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
-    def __enter__(self) -> ArrayWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndarray:
     """Maps a .npy file as a read-only array (a plain `ndarray`, which slices faster than `np.memmap`).
@@ -98,7 +92,7 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
     return np.asarray(array).view(np.ndarray)
 
 
-class BlobWriter:
+class BlobWriter(Closes):
     """Appends bytes records: `<path>.bin` holds them end to end, `<path>.offsets.npy` (int64) where each starts.
 
     With `checked`, `<path>.crc.npy` (uint32) has the CRC-32 of each, which is compared whenever a record is read.
@@ -132,14 +126,8 @@ class BlobWriter:
         if self._sums is not None:
             self._sums.close()
 
-    def __enter__(self) -> BlobWriter:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class BlobStore(LazySequence[bytes]):
+class BlobStore(LazySequence[bytes], Closes):
     """The records of a `BlobWriter` by number, read from mapped files; usable by several threads and after a fork."""
 
     def __init__(self, path: str | Path) -> None:
@@ -179,12 +167,6 @@ class BlobStore(LazySequence[bytes]):
         self._offsets = self._checks = None
         if isinstance(self._data, mmap.mmap):
             self._data.close()
-
-    def __enter__(self) -> BlobStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _names(path: str | Path) -> tuple[Path, Path]:

@@ -155,7 +155,8 @@ def _solve(game: dict[str, Any], limit: int) -> list[str] | None:
 
 def parse_task_id(task_id: str) -> tuple[str, Part, int]:
     """Configuration name, part and number of a generated game's id. Raises TaskError."""
-    match = re.fullmatch(r"generated/([\w-]+)/(train|eval)/(\d+)", task_id)
+    # a bounded number: int() refuses thousands of digits with an error of its own
+    match = re.fullmatch(r"generated/([\w-]+)/(train|eval)/([0-9]{1,18})", task_id)
     if match is None:
         raise TaskError(f"task id {task_id!r}: a generated game is called generated/<config>/<train|eval>/<number>")
     part: Part = "train" if match[2] == "train" else "eval"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import Episode, EpisodeError, Span, Status, TopK, Turn, check_numbers
 from turngym.envs.core.errors import TurngymError, is_disk_full
 from turngym.envs.core.task import Task, Verdict
+from turngym.retrieval.core import Closes
 
 SCHEMA = 1
 """Version of the line format. A reader refuses newer ones."""
@@ -245,7 +246,7 @@ class TraceProblem:
         return f"line {self.line}: {self.reason}"
 
 
-class TraceWriter:
+class TraceWriter(Closes):
     """Appends episodes to a file. Each is written and flushed at once, so that a killed run keeps what was finished.
 
     Nothing in an existing file is changed. If it ends in a torn line, the next episode starts on a line of its own.
@@ -288,12 +289,6 @@ class TraceWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:

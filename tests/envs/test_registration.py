@@ -90,8 +90,9 @@ def test_ids_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             require_env("their_envs:their/Toi-v0")
     finally:
         gym.registry.pop("their/Toy-v0", None)
-    with pytest.raises(TurngymError, match="cannot import 'their_other_envs'"):
-        require_env("their_other_envs:their/Toy-v0")
+    for module in ("their_other_envs", "", ".envs"):
+        with pytest.raises(TurngymError, match=f"cannot import '{module}'"):
+            require_env(f"{module}:their/Toy-v0")
 
 
 def test_a_panel_remembers_who_registers_its_environment(

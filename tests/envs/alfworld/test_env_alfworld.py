@@ -145,7 +145,8 @@ def test_generated_ids() -> None:
     for task in ("generated/small/eval/7", "generated/small/train/123456"):
         env.reset(options={"task": task})
         assert env.task.task_id == task
-    for wrong in ("generated/full/train/0", "generated/small/train/01", "generated/small/test/0"):
+    endless = f"generated/small/train/{'9' * 5000}"
+    for wrong in ("generated/full/train/0", "generated/small/train/01", "generated/small/test/0", endless):
         with pytest.raises(TaskError, match="unknown task"):
             env.reset(options={"task": wrong})
     assert made(part="eval").task_ids()[0] == "generated/small/eval/0"
