@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,60 +32,23 @@ NO_ATTRIBUTES = ("DUMMY_ATTR",)
 LONGEST_ASIN = 10
 
 
-@dataclass(slots=True, kw_only=True)
-class LoadReport:
-    """Counts of the records of an items file that were read, kept and skipped."""
-
-    read: int = 0
-    kept: int = 0
-    nan: int = 0
-    """Records whose asin is the text 'nan'."""
-    long_asin: int = 0
-    """Records whose asin has more than 10 characters."""
-    duplicate: int = 0
-    """Records whose asin came before; the first stays."""
-    unpriced: int = 0
-    """Kept products without a price; they cost $100.0."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """The first asin of each kind that was skipped or unpriced."""
-
-    def count(self, flaw: str, asin: str) -> None:
-        """Counts one more product with `flaw`, the name of a field."""
-        setattr(self, flaw, getattr(self, flaw) + 1)
-        self.examples.setdefault(flaw, asin)
-
-
 def read_products(
-    items: Iterable[Any],
-    attributes: Mapping[str, Any],
-    human: Mapping[str, Any] | None,
-    *,
-    report: LoadReport,
-    source: str = "items",
+    items: Iterable[Any], attributes: Mapping[str, Any], human: Mapping[str, Any] | None, *, source: str = "items"
 ) -> Iterator[Product]:
-    """The products of `items` in their order, skipping what the original skips; `report` counts along.
+    """The products of `items` in their order, without what the original skips: no asin, a long one, a repeated one.
 
     `human` None: instructions come from `attributes` (synthetic goals), which must then hold every product.
     Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
-        report.read += 1
         where = f"{source}, record {number}"
         if not isinstance(item, dict):
             raise ShopDataError(f"{where} is a JSON {type(item).__name__}, not an object with asin, name and so on")
         asin = _text(item, "asin", where)
-        where = f"{where}, product {asin!r}"
-        flaw = "nan" if asin == "nan" else "long_asin" if len(asin) > LONGEST_ASIN else None
-        flaw = flaw or ("duplicate" if asin in seen else None)
-        if flaw is not None:
-            report.count(flaw, asin)
-            continue
-        seen.add(asin)
-        if not item.get("pricing"):
-            report.count("unpriced", asin)
-        report.kept += 1
-        yield parse_product(item, asin, attributes, human, where)
+        if asin != "nan" and len(asin) <= LONGEST_ASIN and asin not in seen:
+            seen.add(asin)
+            yield parse_product(item, asin, attributes, human, f"{where}, product {asin!r}")
 
 
 def parse_product(
@@ -191,7 +153,6 @@ class Catalog(LazySequence[Product]):
     """`goals.shuffled` of the number of goals, if it was kept."""
     sha256: str
     """Of all products in order; equal for equal shops, however they are stored."""
-    report: LoadReport
 
     @abstractmethod
     def row(self, asin: str) -> int | None:
@@ -221,8 +182,7 @@ def pricing_row(product: Product) -> tuple[float, float]:
 class MemoryCatalog(Catalog):
     """A shop of some thousand products, all of them in memory."""
 
-    def __init__(self, products: Iterable[Product], kind: Kind, report: LoadReport) -> None:
-        """Reads all of `products`, which may be an iterator that counts into `report`."""
+    def __init__(self, products: Iterable[Product], kind: Kind) -> None:
         collector, digest = GoalCollector(kind), hashlib.sha256()
         self._products: list[Product] = []
         self._rows: dict[str, int] = {}
@@ -236,7 +196,6 @@ class MemoryCatalog(Catalog):
         self.entries = collector.entries()
         self.order: np.ndarray | None = None
         self.sha256 = digest.hexdigest()
-        self.report = report
         self._engine: LuceneIndex | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from turngym.envs.core.errors import checked_choice
 from turngym.envs.core.task import content_hash
 from turngym.envs.webshop.catalog import (
     Catalog,
-    LoadReport,
     MemoryCatalog,
     pricing_row,
     read_products,
@@ -77,25 +76,24 @@ def load_catalog(
     """
     checked_choice("storage", storage, get_args(Storage), ShopDataError)
     paths = () if profile.generated else find_files(profile, data)
-    report = LoadReport()
 
     def products(staging: Path | None) -> Iterator[Product]:
         """The profile's products; `staging` keeps the attributes file out of memory while it is read."""
         if profile.generated:
             items, attributes = generate_catalog(find_config(profile.preset))
             source = "items" if staging else profile.name
-            yield from read_products(items, attributes, None, report=report, source=source)
+            yield from read_products(items, attributes, None, source=source)
             return
         members = read_object(paths[1])
         entries = StagedEntries(staging, members) if staging is not None else dict(members)
         people = dict(read_object(paths[2])) if profile.kind == "human" else None
-        yield from read_products(read_array(paths[0]), entries, people, report=report, source=paths[0].name)
+        yield from read_products(read_array(paths[0]), entries, people, source=paths[0].name)
         if isinstance(entries, StagedEntries):
             entries.close()
 
     large = bool(paths) and paths[0].stat().st_size > LARGE
     if storage == "memory" or (storage == "auto" and not large):
-        return MemoryCatalog(products(None), profile.kind, report)
+        return MemoryCatalog(products(None), profile.kind)
 
     # named after everything that fixes the content, so that each content is built once
     chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
@@ -104,7 +102,7 @@ def load_catalog(
     parts = {"source": origin, "kind": profile.kind, "num_products": None, "format": FORMAT}
     folder = root / "webshop" / content_hash(parts)[:32]
     if not (folder / "manifest.json").exists():
-        build_folder(folder, products, profile.kind, report, progress)
+        build_folder(folder, products, profile.kind, progress)
     return MappedCatalog(folder)
 
 
@@ -182,7 +180,6 @@ def build_folder(
     folder: Path,
     products: Callable[[Path], Iterable[Product]],
     kind: Kind,
-    report: LoadReport,
     progress: Progress | None = None,
 ) -> None:
     """Write a shop into `folder`, which appears only when it is complete. `products` may use the folder it is given."""
@@ -198,7 +195,6 @@ def build_folder(
             engine = LuceneIndex.build(_documents(records, progress), part / "search")
             manifest["search"] = engine.fingerprint
             engine.close()
-        manifest["report"] = dataclasses.asdict(report)
         # products have checksums of their own, one by one, and the search folder has a manifest
         names = [path.name for path in part.iterdir() if path.is_file() and path.name != "products.bin"]
         manifest["files"] = describe_files(part, names)
@@ -257,7 +253,6 @@ class MappedCatalog(Catalog):
             if wrong := changed_files(folder, manifest["files"]):
                 raise ValueError("; ".join(wrong))
             self.sha256: str = manifest["sha256"]
-            self.report = LoadReport(**manifest["report"])
             self._search: str = manifest["search"]
             self._records = BlobStore(folder / "products")
             self._table = AsinTable(folder)

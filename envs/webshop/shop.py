@@ -70,7 +70,6 @@ class Shop:
         self.products = catalog
         self.price_seed = price_seed
         self.tagger = make_tagger(tagger) if isinstance(tagger, str) else tagger
-        self.skipped = catalog.report
         self.users = 0
         """How many `open_shop` calls have not been closed."""
         self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog, read_products
+from turngym.envs.webshop.catalog import MemoryCatalog, read_products
 from turngym.envs.webshop.products import Profile
 from turngym.envs.webshop.shop import Shop
 
@@ -65,9 +65,8 @@ INS: dict[str, Any] = {item["asin"]: {"attributes": ["bright"]} for item in ITEM
 
 
 def make_tiny_shop(items: list[dict[str, Any]] = ITEMS, ins: dict[str, Any] = INS) -> Shop:
-    report = LoadReport()
     profile = Profile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
-    catalog = MemoryCatalog(read_products(items, ins, None, report=report), "synthetic", report)
+    catalog = MemoryCatalog(read_products(items, ins, None), "synthetic")
     return Shop(catalog, profile, price_seed=0, tagger="all-words")
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog
+from turngym.envs.webshop.catalog import MemoryCatalog
 from turngym.envs.webshop.goals import draw_goal, make_splits, shuffled
 from turngym.envs.webshop.products import (
     Instruction,
@@ -45,7 +45,7 @@ def product(asin: str, *, instructions: tuple[Instruction, ...] = (), **changes:
 
 def shop(products: list[Product], kind: Kind = "synthetic", price_seed: int = 0) -> Shop:
     profile = find_profile("1k-synthetic" if kind == "synthetic" else "1k-human")
-    return Shop(MemoryCatalog(products, kind, LoadReport()), profile, price_seed=price_seed)
+    return Shop(MemoryCatalog(products, kind), profile, price_seed=price_seed)
 
 
 def wish(*attributes: str, text: str = "Find me a table", options: tuple[str, ...] | None = None) -> Instruction:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.webshop import json_stream
-from turngym.envs.webshop.catalog import LoadReport, read_products
+from turngym.envs.webshop.catalog import read_products
 from turngym.envs.webshop.json_stream import read_array, read_object
 from turngym.envs.webshop.products import (
     Instruction,
@@ -54,37 +54,33 @@ INS: dict[str, Any] = {
 }
 
 
-def load(items: list[Any], ins: Any = INS, human: Any = None) -> tuple[list[Product], LoadReport]:
-    report = LoadReport()
-    return list(read_products(items, ins, human, report=report)), report
+def load(items: list[Any], ins: Any = INS, human: Any = None) -> list[Product]:
+    return list(read_products(items, ins, human))
 
 
 def test_a_record_becomes_a_product() -> None:
-    (product,), report = load([item()])
+    (product,) = load([item()])
     assert product.query == "side tables"
     assert product.options == {"color": ("dark | brown", "white"), "size": ()}
     assert product.combinations == 0
     assert (product.price_text, product.prices) == ("$34.0", (34.0,))
     assert product.main_image == "https://example.org/a.jpg"
     assert product.instructions == (Instruction(text="Find me a side table", attributes=("easy clean",)),)
-    assert (report.read, report.kept, report.unpriced, report.examples) == (1, 1, 0, {})
 
 
 def test_a_single_text_is_one_bullet_and_names_that_fall_together_keep_the_last() -> None:
     options = {"Color": [{"value": "Red"}], "COLOR": [{"value": "Blue"}]}
-    (product,), _ = load([item(small_description="Just one", customization_options=options)])
+    (product,) = load([item(small_description="Just one", customization_options=options)])
     assert product.bullets == ("Just one",)
     assert product.options == {"color": ("blue",)}
 
 
-def test_what_the_original_skips_is_counted() -> None:
+def test_what_the_original_skips_is_left_out() -> None:
     items = [item(), item("nan"), item("B0000000011"), item(name="another"), item("B000000002", pricing="")]
-    products, report = load(items)
+    products = load(items)
     assert [product.asin for product in products] == ["B000000001", "B000000002"]
     assert products[0].title == "Oak Side Table with Drawer"
-    counts = (report.read, report.kept, report.nan, report.long_asin, report.duplicate, report.unpriced)
-    assert counts == (5, 2, 1, 1, 1, 1)
-    assert report.examples["duplicate"] == "B000000001"
+    assert products[1].prices == (100.0,)
 
 
 def without(key: str) -> dict[str, Any]:
@@ -137,7 +133,7 @@ def test_a_damaged_attributes_entry_is_named(entry: Any, words: str) -> None:
 def test_human_instructions_without_attributes_are_left_out() -> None:
     one = {"instruction": "a table.", "instruction_attributes": ["solid oak"], "instruction_options": ["white"]}
     two = {"instruction": "any table", "instruction_attributes": []}
-    (product, other), _ = load([item(), item("B000000003")], {}, {"B000000001": [two, one]})
+    product, other = load([item(), item("B000000003")], {}, {"B000000001": [two, one]})
     assert product.instructions == (Instruction(text="a table.", attributes=("solid oak",), options=("white",)),)
     assert product.attributes == ("DUMMY_ATTR",)
     assert other.instructions == ()
