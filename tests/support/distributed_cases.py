@@ -16,7 +16,6 @@ from turngym.envs.core.errors import TurngymError
 from turngym.trainers.checkpoint import latest_model
 from turngym.trainers.metrics import read_metrics
 
-LOGGED = ("loss", "grad_norm", "critic_loss", "term/lpt")
 EQUAL = ("tokens", "turns_mean", "success", "valid_actions", "depth/cap")
 """What depends on the episodes alone."""
 STEPS = 5
