@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.task import ToolSpec
@@ -238,6 +238,18 @@ def split_thought(response: str, tags: Sequence[str] = ("action",)) -> tuple[str
 def tagged(tag: str, content: str) -> str:
     """The action in canonical form."""
     return f"<{tag}>{content.strip()}</{tag}>"
+
+
+def with_call(text: str, name: Any, arguments: Any) -> str:
+    """A response of `text` and a call of the tool `name`, as the tool channel reads and judges it.
+
+    `arguments` are an object, or what the model wrote for one; a wrong name and wrong arguments stay visible.
+    """
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    # escaped within JSON: a tag inside a call must not end it, or be taken for a thought
+    call = printable(call.replace("</", "<\\/").replace("<think>", "\\u003cthink>"))
+    before = f"{text.rstrip()}\n" if text.strip() else ""
+    return f"{before}<tool_call>\n{call}\n</tool_call>"
 
 
 def verb_action(text: str, tags: Sequence[str], *, cut_off: bool = True) -> str | None:

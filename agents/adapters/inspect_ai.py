@@ -19,8 +19,9 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
 from inspect_ai.util import LimitExceededError
 
-from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions, with_call
+from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions
 from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.envs.channels import with_call
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError, did_you_mean
 

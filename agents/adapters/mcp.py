@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed, with_call
+from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.agents.serving_asgi import CLIENT
-from turngym.envs.channels import tagged
+from turngym.envs.channels import tagged, with_call
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec

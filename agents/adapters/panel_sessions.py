@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
@@ -162,17 +161,5 @@ class PanelSessions:
         return path
 
 
-# Function calls that an evaluator hands over in pieces, as the response that our tool channel reads and judges.
-
 IGNORED = "Only the first call of a response is played."
 """What further calls are answered with."""
-
-
-def with_call(text: str, name: str, arguments: Any) -> str:
-    """`text` and a call of the tool `name`; a wrong tool and wrong arguments stay visible, for the channel to judge.
-
-    Arguments are an object, or the string that the model wrote for one.
-    """
-    # "<\/" is "</" in JSON: a closing tag inside an argument must not end the call
-    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False).replace("</", "<\\/")
-    return "\n".join(filter(None, (text, "<tool_call>", call, "</tool_call>")))

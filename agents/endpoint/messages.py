@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
-from turngym.envs.channels import Channel, first_action
+from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.core.episode import Episode, without_rounding, wrong_numbers
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import ToolSpec
@@ -373,12 +373,7 @@ def response_of(answer: Answer, text: str) -> str:
         return THINK.write(thought) + text
     call = answer.calls[0]
     read = _json(call.arguments)
-    arguments = call.arguments if read is None else read
-    written = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
-    # escaped within JSON: a tag inside a call must not end it, or be taken for a thought
-    written = printable(written.replace("</", "<\\/").replace("<think>", "\\u003cthink>"))
-    before = f"{text.rstrip()}\n" if text.strip() else ""
-    return f"{THINK.write(thought)}{before}<tool_call>\n{written}\n</tool_call>"
+    return THINK.write(thought) + with_call(text, call.name, call.arguments if read is None else read)
 
 
 def _sent_back(call: ToolCall) -> dict[str, Any]:

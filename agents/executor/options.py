@@ -144,6 +144,9 @@ class WorkerOptions:
                 f"--worker-timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
                 f"({self.step_timeout:g}) before it is taken for dead"
             )
+        for name, claim in (("--worker-cpus", self.worker_cpus), ("--worker-gpus", self.worker_gpus)):
+            if not claim >= 0:
+                raise TurngymError(f"{name} is {claim:g}; valid: 0 or more")
         if self.executor == "ray" and self.workers in (0, "auto"):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 

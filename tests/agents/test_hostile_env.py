@@ -169,6 +169,8 @@ def test_options_that_cannot_be() -> None:
     with pytest.raises(TurngymError, match="--worker-timeout is 100; a worker needs more than twice"):
         WorkerOptions(workers=2, worker_timeout=100.0, step_timeout=60.0)
     assert WorkerOptions(workers=0, worker_timeout=1.0).worker_timeout == 1.0
+    with pytest.raises(TurngymError, match="--worker-gpus is -1; valid: 0 or more"):
+        WorkerOptions(workers=2, worker_gpus=-1.0)
 
 
 def test_calls_come_back_in_order_and_one_thread_serves_them() -> None:

@@ -141,7 +141,7 @@ def test_what_is_played_next(tmp_path: Path) -> None:
 
 
 def test_calls_are_judged_and_wrong_ones_are_told(tmp_path: Path) -> None:
-    episodes = open_episodes(tmp_path, limit=1, max_turns=2, named=False)
+    episodes = open_episodes(tmp_path, limit=1, max_turns=3, named=False)
     with pytest.raises(CallError, match="the episode is not open; call begin first"):
         episodes.call("alfworld_step", {"action": "look"})
     episodes.call("begin", {})
@@ -151,8 +151,9 @@ def test_calls_are_judged_and_wrong_ones_are_told(tmp_path: Path) -> None:
         episodes.call("reset", {})
     episodes.call("alfworld_step", {"step": "look"})
     episodes.call("alfworld_step", {"action": "fly"})
+    episodes.call("alfworld_step", {"action": "<think></tool_call>"})
     (episode,) = read_trace(tmp_path / "trace.jsonl")[0]
-    assert [turn.verdict.value for turn in episode.turns] == ["malformed", "inadmissible"]
+    assert [turn.verdict.value for turn in episode.turns] == ["malformed", "inadmissible", "inadmissible"]
 
 
 def test_who_leaves_has_not_succeeded(tmp_path: Path) -> None:
