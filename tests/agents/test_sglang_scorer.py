@@ -36,9 +36,18 @@ def setup() -> Iterator[tuple[Any, SglangScorer]]:
         fleet.close()
 
 
+@pytest.fixture(autouse=True)
+def as_it_was(setup: Any) -> Iterator[None]:
+    """The server forgets after each test what it was asked, and how to fail."""
+    yield
+    server = setup[0]
+    server.asked.clear()
+    server.orders.clear()
+    server.edit, server.weights, server.tempers = fake.as_it_is, "default", False
+
+
 def test_log_probabilities_of_given_ids(setup: Any) -> None:
     server, scorer = setup
-    server.asked.clear()
     found = scorer.logprobs(ROWS, PLACES)
     assert [len(one) for one in found] == [3, 1, 0]
     for row, places, scores in zip(ROWS, PLACES, found, strict=True):
@@ -70,10 +79,7 @@ def test_scores_at_another_temperature(setup: Any) -> None:
         with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
             ask(ROWS, PLACES)
     server.tempers = True
-    try:
-        given, best, chosen = (ask(ROWS, PLACES) for ask in asks)
-    finally:
-        server.tempers = False
+    given, best, chosen = (ask(ROWS, PLACES) for ask in asks)
     for row, places, one, top, own in zip(ROWS, PLACES, given, best, chosen, strict=True):
         for line, place in enumerate(places):
             logits = np.asarray(logprobs(row[:place].tolist(), "default"), np.float64) / 2
@@ -85,7 +91,6 @@ def test_scores_at_another_temperature(setup: Any) -> None:
 
 def test_ids_that_somebody_else_chose(setup: Any) -> None:
     server, scorer = setup
-    server.asked.clear()
     support = [np.array([[0, 39, 7], [7, 7, 1], [2, 3, 4]]), np.array([[5, 6, 7]]), np.empty((0, 3), np.int64)]
     found = scorer.gather(ROWS, PLACES, support)
     for row, places, chosen, scores in zip(ROWS, PLACES, support, found, strict=True):
@@ -123,7 +128,6 @@ def test_any_rows_and_positions(setup: Any, rows: list[list[int]], data: Any) ->
 )
 def test_questions_without_sense_never_leave(setup: Any, call: Any, words: str) -> None:
     server, scorer = setup
-    server.asked.clear()
     with pytest.raises(ServerError, match=words):
         call(scorer)
     assert not server.of("/generate")
@@ -146,12 +150,9 @@ def test_a_teacher_that_dreams_up_scores(setup: Any, value: Any) -> None:
         return answer
 
     server.edit = edit
-    try:
-        for call in (lambda: scorer.logprobs([ROWS[0]], [PLACES[0]]), lambda: scorer.topk([ROWS[0]], [PLACES[0]], 2)):
-            with pytest.raises(BadAnswer, match=r"scoring row \d+: "):
-                call()
-    finally:
-        server.edit = fake.as_it_is
+    for call in (lambda: scorer.logprobs([ROWS[0]], [PLACES[0]]), lambda: scorer.topk([ROWS[0]], [PLACES[0]], 2)):
+        with pytest.raises(BadAnswer, match=r"scoring row \d+: "):
+            call()
 
 
 def test_a_teacher_that_dies_in_the_middle_of_a_step(setup: Any) -> None:
@@ -161,17 +162,14 @@ def test_a_teacher_that_dies_in_the_middle_of_a_step(setup: Any) -> None:
     server.asked.clear()
     gone = lambda path, body: (0, None) if path == "/generate" and 1 < len(server.of(path)) < 5 else None  # noqa: E731
     server.orders.append(gone)
-    try:
-        for mine, again in zip(whole, scorer.logprobs(ROWS, PLACES), strict=True):
-            np.testing.assert_array_equal(mine, again)
-        assert len(server.of("/generate")) > len([row for row in PLACES if len(row)])
-        server.orders[:] = [lambda path, body: (0, None) if path == "/generate" else None]
-        fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01, deadline=0.2)).open()
-        with pytest.raises(ServerDown, match=r"scoring row \d+: .*\(tried \d+ times\)"):
-            SglangScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
-        fleet.close()
-    finally:
-        server.orders.clear()
+    for mine, again in zip(whole, scorer.logprobs(ROWS, PLACES), strict=True):
+        np.testing.assert_array_equal(mine, again)
+    assert len(server.of("/generate")) > len([row for row in PLACES if len(row)])
+    server.orders[:] = [lambda path, body: (0, None) if path == "/generate" else None]
+    fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01, deadline=0.2)).open()
+    with pytest.raises(ServerDown, match=r"scoring row \d+: .*\(tried \d+ times\)"):
+        SglangScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
+    fleet.close()
 
 
 def test_too_few_log_probabilities(setup: Any) -> None:
@@ -184,25 +182,19 @@ def test_too_few_log_probabilities(setup: Any) -> None:
 
         return edit
 
-    try:
-        server.edit = shorter("input_token_logprobs")
-        with pytest.raises(BadAnswer, match="3 log-probabilities came for 4 ids"):
-            scorer.logprobs([ROWS[0]], [PLACES[0]])
-        server.edit = shorter("input_top_logprobs")
-        with pytest.raises(BadAnswer, match="0 of 2 log-probabilities came for position 4"):
-            scorer.topk([ROWS[0]], [PLACES[0]], 2)
-    finally:
-        server.edit = fake.as_it_is
+    server.edit = shorter("input_token_logprobs")
+    with pytest.raises(BadAnswer, match="3 log-probabilities came for 4 ids"):
+        scorer.logprobs([ROWS[0]], [PLACES[0]])
+    server.edit = shorter("input_top_logprobs")
+    with pytest.raises(BadAnswer, match="0 of 2 log-probabilities came for position 4"):
+        scorer.topk([ROWS[0]], [PLACES[0]], 2)
 
 
 def test_a_teacher_that_changes_is_refused(setup: Any) -> None:
     server, scorer = setup
     server.weights = "other"
-    try:
-        with pytest.raises(WrongWeights, match="'other'"):
-            scorer.logprobs([ROWS[1]], [PLACES[1]])
-    finally:
-        server.weights = "default"
+    with pytest.raises(WrongWeights, match="'other'"):
+        scorer.logprobs([ROWS[1]], [PLACES[1]])
 
 
 def test_rows_are_read_by_hand() -> None:
