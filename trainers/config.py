@@ -171,8 +171,8 @@ class RunConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     packing: Packing = "auto"
     """Several short episodes in one line of the forward passes of update and teacher: less padding, the same result to
-    rounding. auto: where an estimate from lengths and the model's width says that it pays, and the model keeps episodes
-    in one line apart (docs/distributed.md); a resumed run goes on as it began."""
+    rounding. auto: where the model keeps episodes in one line apart (docs/distributed.md); a resumed run goes on as it
+    began."""
     tensorboard: bool = True
     """Also write scalars for tensorboard, when it is installed."""
     wandb: bool = False

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import CriticConfig
-from turngym.trainers.microbatch import micro_batches, pad_rows
+from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.models import autocast, hidden_states, load_full, recomputing
 from turngym.trainers.world import SINGLE, World, full_tensor
 
@@ -137,18 +137,15 @@ class ValueCritic:
         micros = micro_batches(batch, self._micro_tokens, self._world)
         if self.config.kind == "model":
             for micro in micros:
-                rows = pad_rows(batch, micro)
                 with autocast(self.module, self._autocast):
-                    value_n = self.module(rows.input_ids_RL, rows.predictor_n)
+                    value_n = self.module(micro.passed.ids_RL, micro.predictor_n)
                 yield micro.tokens, value_n.float()
             return
         with self._world.full_params(self._policy):
             for micro in micros:
-                rows = pad_rows(batch, micro)
                 # the value's gradient stays in the head: the policy belongs to another optimizer
                 with torch.no_grad(), autocast(self._policy, self._autocast):
-                    states = hidden_states(self._policy, rows.input_ids_RL)
-                states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+                    states = micro.states(self._policy)
                 yield micro.tokens, self.module(states.float())[:, 0]
 
 

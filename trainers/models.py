@@ -130,7 +130,7 @@ def hidden_states(
     """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
-    mean nothing. Where several rows share one line (`microbatch.PackedLine`), `line` tells them apart and
+    mean nothing. Where several rows share one line (`microbatch.Pass`), `line` tells them apart and
     `positions_BL` holds each token's position in its own row; that wants `rows_apart` around it.
     """
     device = next(model.parameters()).device

@@ -20,8 +20,8 @@ from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimizerConfig, Packing
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
-from turngym.trainers.microbatch import MicroBatch, micro_batches, pad_rows, split_packed, split_rows
-from turngym.trainers.models import autocast, head, hidden_states, recomputing, rows_apart
+from turngym.trainers.microbatch import MicroBatch, micro_batches
+from turngym.trainers.models import autocast, head, recomputing, rows_apart
 from turngym.trainers.world import SINGLE, World, full_tensor
 
 
@@ -144,9 +144,8 @@ def accumulate(
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     packed = forward.packing != "off"
-    split = split_packed if packed else split_rows
     with recomputing(model, forward.gradient_checkpointing), rows_apart(model, packed):
-        for micro in micro_batches(batch, forward.micro_tokens, world, split):
+        for micro in micro_batches(batch, forward.micro_tokens, world, packed=packed):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
@@ -167,11 +166,8 @@ def accumulate(
 def _forward(
     model: Any, batch: RolloutBatch, micro: MicroBatch, targets: Targets, token_loss: TokenLoss, forward: Forward
 ) -> tuple[TokenLosses, dict[str, Tensor]]:
-    rows = pad_rows(batch, micro)
     with autocast(model, forward.autocast):
-        states = hidden_states(model, rows.input_ids_RL, rows.position_RL, rows.line)
-    # before the head: only these positions need logits
-    states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+        states = micro.states(model)
     label_n = _tensor(batch.label_N, micro, states)
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
     own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)

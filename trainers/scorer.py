@@ -20,14 +20,12 @@ from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.lora import merged
-from turngym.trainers.microbatch import line_states, packed_lines, packing_for
+from turngym.trainers.microbatch import packing_for, passes
 from turngym.trainers.models import (
     VocabularyError,
     common_vocabulary,
     head,
-    hidden_states,
-    length_batches,
-    pad,
+    rows_apart,
     save_model,
     vocabulary_size,
 )
@@ -102,23 +100,15 @@ class LocalScorer:
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
-        if self.packing != "off":
-            for line in packed_lines(ids, self.max_tokens):
-                states = line_states(self.model, ids, line)
-                places = [line.places(member, _before(positions[row])) for member, row in enumerate(line.rows)]
-                yield list(line.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
-            return
-        for rows in length_batches([len(row) for row in ids], self.max_tokens):
-            read = [ids[row] for row in rows]
-            states = hidden_states(self.model, pad(read))
-            starts = np.arange(len(rows)) * max(map(len, read))
-            where = [start + _before(positions[row]) for start, row in zip(starts, rows, strict=True)]
-            yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
-
-
-def _before(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the tokens at `positions` are predicted."""
-    return np.asarray(positions, np.int64) - 1
+        packed = self.packing != "off"
+        for part in passes(ids, self.max_tokens, packed=packed):
+            with rows_apart(self.model, packed):
+                states = part.states(self.model)
+            # a token is predicted at the place before it
+            where = [
+                part.places(member, np.asarray(positions[row], np.int64) - 1) for member, row in enumerate(part.rows)
+            ]
+            yield list(part.rows), states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
 
 def _check_positions(ids: Ids, positions: Positions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
-from turngym.trainers.microbatch import MicroBatch, PackedLine, micro_batch, pad_rows, split_rows
+from turngym.trainers.microbatch import micro_batches, passes
 from turngym.trainers.token_weights import trajectory_weights
+from turngym.trainers.world import SINGLE
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -139,12 +141,11 @@ def test_rows_of_one_episode_are_told_apart_from_episodes(ragged, make_episode):
     two = make_episode([([1, 2], [3]), ([4], [5, 6])], segments=[0, 1])
     batch = pack([ragged[1], two])
     assert (batch.row_N.tolist(), batch.episode_N.tolist()) == ([0, 0, 1, 2, 2], [0, 0, 1, 1, 1])
-    micro = micro_batch(batch, np.array([1, 0, 2]))
-    assert micro.tokens.tolist() == [2, 0, 1, 3, 4]
-    padded = pad_rows(batch, micro)
-    assert padded.input_ids_RL.tolist() == [[1, 2, 3, 0], [5, 6, 20, 21], [4, 5, 6, 0]]
-    # the tokens before 3, before 20 and 21, and before 5 and 6
-    assert padded.predictor_n.tolist() == [1, 5, 6, 8, 9]
+    (micro,) = micro_batches(batch, 100, SINGLE)
+    assert micro.tokens.tolist() == [0, 1, 2, 3, 4]
+    assert micro.passed.ids_RL.tolist() == [[5, 6, 20, 21], [1, 2, 3, 0], [4, 5, 6, 0]]
+    # the tokens before 20 and 21, before 3, and before 5 and 6
+    assert micro.predictor_n.tolist() == [1, 2, 5, 8, 9]
 
 
 def test_a_row_is_that_of_the_segment_that_is_trained_on(make_episode):
@@ -185,61 +186,41 @@ def test_an_episode_without_responses_still_counts_as_played(ragged, make_episod
     assert batch.rows == 2
 
 
-def test_split_and_pad_by_hand(ragged):
+def test_passes_of_padded_rows_by_hand(ragged):
     batch = pack(ragged)
-    one, two = split_rows(batch, max_tokens=8)
-    assert (one.rows.tolist(), one.tokens.tolist()) == ([0], [0, 1, 2])
-    assert (two.rows.tolist(), two.tokens.tolist()) == ([1], [3, 4])
-    (both,) = split_rows(batch, max_tokens=16)
-    padded = pad_rows(batch, both, pad_id=99)
-    assert padded.input_ids_RL.tolist() == [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21, 99, 99, 99, 99]]
-    assert padded.attention_RL.tolist() == [[True] * 8, [True] * 4 + [False] * 4]
-    assert padded.position_RL is None
-    assert padded.predictor_n.tolist() == [2, 3, 5, 9, 10]
-    alone = pad_rows(batch, two)
-    assert (alone.input_ids_RL.tolist(), alone.predictor_n.tolist()) == ([[5, 6, 20, 21]], [1, 2])
+    one, two = micro_batches(batch, 8, SINGLE)
+    assert (one.passed.ids_RL.tolist(), one.tokens.tolist()) == ([[1, 2, 3, 10, 11, 4, 12, 9]], [0, 1, 2])
+    assert (two.passed.ids_RL.tolist(), two.tokens.tolist()) == ([[5, 6, 20, 21]], [3, 4])
+    assert (one.predictor_n.tolist(), two.predictor_n.tolist()) == ([2, 3, 5], [1, 2])
+    (both,) = micro_batches(batch, 16, SINGLE)
+    assert both.passed.ids_RL.tolist() == [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21, 0, 0, 0, 0]]
+    assert (both.passed.position_RL, both.passed.line) == (None, None)
+    assert both.predictor_n.tolist() == [2, 3, 5, 9, 10]
+    # a row longer than the budget comes alone
+    assert [micro.tokens.tolist() for micro in micro_batches(batch, 1, SINGLE)] == [[0, 1, 2], [3, 4]]
 
 
-def test_rows_share_a_line_in_the_order_given(ragged):
-    batch = pack(ragged)
-    line = PackedLine(rows=(1, 0), shared=np.array([0, 0]), starts=np.array([0, 4, 12]))
-    packed = pad_rows(batch, micro_batch(batch, [1, 0], line))
-    assert packed.input_ids_RL.tolist() == [[5, 6, 20, 21, 1, 2, 3, 10, 11, 4, 12, 9]]
-    assert packed.attention_RL.tolist() == [[True] * 12]
-    assert packed.position_RL is not None
-    assert packed.position_RL.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]
-    assert packed.predictor_n.tolist() == [1, 2, 6, 7, 9]  # of 20 21 and of 10 11 12
+def test_rows_share_a_line_by_hand(ragged):
+    (packed,) = micro_batches(pack(ragged), 12, SINGLE, packed=True)
+    assert packed.passed.ids_RL.tolist() == [[1, 2, 3, 10, 11, 4, 12, 9, 5, 6, 20, 21]]
+    assert packed.passed.position_RL.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]
+    assert packed.predictor_n.tolist() == [2, 3, 5, 9, 10]  # of 10 11 12 and of 20 21
+    assert len(micro_batches(pack(ragged), 11, SINGLE, packed=True)) == 2
 
 
-def test_a_process_without_rows_runs_the_model_on_padding(ragged):
-    empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
-    for pad_id in (0, 7):
-        nothing = pad_rows(pack(ragged), empty, pad_id=pad_id)
-        assert (nothing.input_ids_RL.tolist(), nothing.attention_RL.tolist()) == ([[pad_id]], [[False]])
-        assert nothing.predictor_n.tolist() == []
+def test_a_process_without_rows_runs_the_model_on_a_token_in_which_nothing_is_predicted(ragged):
+    shares = [micro_batches(pack(ragged), 100, SimpleNamespace(rank=rank, size=3)) for rank in range(3)]
+    assert [[micro.tokens.tolist() for micro in share] for share in shares] == [[[0, 1, 2]], [[3, 4]], [[]]]
+    assert (shares[2][0].passed.ids_RL.tolist(), shares[2][0].predictor_n.tolist()) == ([[0]], [])
 
 
-def test_some_of_the_rows_are_split_longest_first_and_in_order(make_episode):
+def test_rows_are_taken_longest_first_and_in_order(make_episode):
+    (part,) = passes([np.arange(size) for size in (3, 4, 4, 4)], 1000, packed=False)
+    assert part.rows == (1, 2, 3, 0)
     batch = pack([make_episode([([1], [2, 3])]), *(make_episode([([1], [2, 3, 4])]) for _ in range(20))])
-    (part,) = split_rows(batch, 1000, np.array([0, 3, 9, 17]))
-    assert part.rows.tolist() == [3, 9, 17, 0]
-    assert part.tokens.tolist() == [8, 9, 10, 26, 27, 28, 50, 51, 52, 0, 1]
-    (whole,) = split_rows(batch, 1000)
-    assert whole.rows.tolist() == [*range(1, 21), 0]
-
-
-def test_a_row_longer_than_the_budget_comes_alone(ragged):
-    assert [micro.rows.tolist() for micro in split_rows(pack(ragged), max_tokens=1)] == [[0], [1]]
-
-
-def test_bad_budgets_and_rows_are_errors(ragged):
-    batch = pack(ragged)
-    with pytest.raises(BatchError, match="max_tokens is 0"):
-        split_rows(batch, 0)
-    other = split_rows(pack(ragged[:1]), 100)[0]
-    for rows in ([2], [0, 2], [-1], [-1, 1]):
-        with pytest.raises(BatchError, match=rf"{re.escape(str(rows))}.*valid are 0\.\.1"):
-            pad_rows(batch, MicroBatch(rows=np.array(rows), tokens=other.tokens))
+    (whole,) = micro_batches(batch, 1000, SINGLE)
+    assert whole.passed.rows == (*range(1, 21), 0)
+    assert whole.tokens.tolist() == [*range(2, 62), 0, 1]
 
 
 turns = st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.lists(st.integers(0, 50), max_size=4))
@@ -261,13 +242,11 @@ def test_every_label_is_the_sampled_id_behind_its_predictor(make_episode, pieces
     np.testing.assert_array_equal(batch.row_M[batch.predictor_N], batch.row_N)
     np.testing.assert_array_equal(batch.row_M[batch.predictor_N + 1], batch.row_N)
     seen_rows, seen_tokens = [], []
-    for micro in split_rows(batch, budget):
-        padded = pad_rows(batch, micro)
-        assert padded.input_ids_RL.size <= budget or len(micro.rows) == 1
-        flat = padded.input_ids_RL.reshape(-1)
-        np.testing.assert_array_equal(flat[padded.predictor_n + 1], batch.label_N[micro.tokens])
-        assert padded.attention_RL.reshape(-1)[padded.predictor_n + 1].all()
-        seen_rows += micro.rows.tolist()
+    for micro in micro_batches(batch, budget, SINGLE):
+        assert micro.passed.ids_RL.size <= budget or len(micro.passed.rows) == 1
+        flat = micro.passed.ids_RL.reshape(-1)
+        np.testing.assert_array_equal(flat[micro.predictor_n + 1], batch.label_N[micro.tokens])
+        seen_rows += micro.passed.rows
         seen_tokens += micro.tokens.tolist()
     assert sorted(seen_rows) == list(range(batch.rows))
     assert sorted(seen_tokens) == list(range(batch.tokens))

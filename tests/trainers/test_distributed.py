@@ -33,7 +33,7 @@ from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed import SharedCollect, blocks, shared_scorer, update_servers, world_of
-from turngym.trainers.microbatch import micro_batches, split_rows
+from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import (
@@ -73,10 +73,6 @@ def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, siz
     assert sorted(np.concatenate(tokens).tolist()) == list(range(batch.tokens))
     owners = [{int(e) for micro in micros for e in batch.episode_N[micro.tokens]} for micros in shares]
     assert sum(map(len, owners)) == episodes
-    alone = micro_batches(batch, budget, SINGLE)
-    for mine, whole in zip(alone, split_rows(batch, budget), strict=True):
-        assert np.array_equal(mine.rows, whole.rows)
-        assert np.array_equal(mine.tokens, whole.tokens)
 
 
 def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:

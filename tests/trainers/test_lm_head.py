@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 from turngym.trainers.batch import pack
 from turngym.trainers.lm_head import Projected, project, topk
 from turngym.trainers.losses import bin_reverse_kl, topk_reverse_kl
-from turngym.trainers.microbatch import pad_rows, split_rows
+from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.token_weights import trajectory_weights
+from turngym.trainers.world import SINGLE
 
 N, D, V, K = 13, 5, 11, 4
 
@@ -208,9 +209,8 @@ def test_a_split_into_micro_batches_changes_nothing(ragged, make_episode, budget
     def total(max_tokens: int) -> tuple[float, torch.Tensor]:
         table.grad = None
         value = 0.0
-        for micro in split_rows(batch, max_tokens):
-            padded = pad_rows(batch, micro)
-            columns = (padded.input_ids_RL, padded.predictor_n, micro.tokens)
+        for micro in micro_batches(batch, max_tokens, SINGLE):
+            columns = (micro.passed.ids_RL, micro.predictor_n, micro.tokens)
             loss = part(*map(torch.from_numpy, columns))
             loss.backward()
             value += loss.item()

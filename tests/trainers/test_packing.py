@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from turngym.envs.core.settings import SettingsError, from_table
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
-from turngym.trainers.batch import BatchError, RolloutBatch, pack
+from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.microbatch import check_packing, packed_lines, packing_for, pad_rows, shared_tokens, split_packed
+from turngym.trainers.microbatch import check_packing, micro_batches, packing_for, passes, shared_tokens
 from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
+packed = partial(passes, packed=True)
 
 
 def batch_of(count: int) -> RolloutBatch:
@@ -56,52 +59,45 @@ def hinted_episode(turns: int, seed: int = 0, history: int = 30) -> tuple[list[A
 
 def test_three_rows_by_hand() -> None:
     rows = rows_of([1, 2, 9], [1, 2, 3, 4], [1, 2, 3])
-    (line,) = packed_lines(rows, 100)
-    assert line.rows == (1, 2, 0)
-    assert line.parts() == [(4, 0), (1, 2), (1, 2)]
-    assert line.ids([rows[row] for row in line.rows]).tolist() == [[1, 2, 3, 4, 3, 9]]
-    assert line.positions().tolist() == [[0, 1, 2, 3, 2, 2]]
-    assert line.places(2, np.array([0, 1, 2])).tolist() == [0, 1, 5]
+    (part,) = packed(rows, 100)
+    assert part.rows == (1, 2, 0)
+    assert part.line == [(4, 0), (1, 2), (1, 2)]
+    assert part.ids_RL.tolist() == [[1, 2, 3, 4, 3, 9]]
+    assert part.position_RL.tolist() == [[0, 1, 2, 3, 2, 2]]
+    assert part.places(2, np.array([0, 1, 2])).tolist() == [0, 1, 5]
     strangers = rows_of([1, 2, 3, 4], [5, 2, 3, 4])
-    assert packed_lines(strangers, 100)[0].parts() == [(4, 0), (4, 0)]
+    assert packed(strangers, 100)[0].line == [(4, 0), (4, 0)]
 
 
 def test_rows_are_cut_into_lines() -> None:
     alike = rows_of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6])
-    assert [line.rows for line in packed_lines(alike, 100)] == [(0, 1, 2)]
-    assert [line.rows for line in packed_lines(alike, 5)] == [(0, 1), (2,)]
-    assert [line.rows for line in packed_lines(alike, 1)] == [(0,), (1,), (2,)]
-    assert packed_lines([], 100) == []
-    batch = batch_of(5)
-    whole = split_packed(batch, 8192)
-    assert [sorted(micro.rows.tolist()) for micro in whole] == [[0, 1, 2, 3, 4]]
-    # some of the rows, as of one process of several
-    (part,) = split_packed(batch, 45, np.array([1, 4]))
-    assert sorted(part.rows.tolist()) == [1, 4]
-    assert sorted(micro.rows.tolist() for micro in split_packed(batch, 1)) == [[0], [1], [2], [3], [4]]
+    assert [part.rows for part in packed(alike, 100)] == [(0, 1, 2)]
+    assert [part.rows for part in packed(alike, 5)] == [(0, 1), (2,)]
+    assert [part.rows for part in packed(alike, 1)] == [(0,), (1,), (2,)]
+    assert packed([], 100) == []
 
 
 def test_rows_that_begin_alike_are_neighbors() -> None:
     """Two tasks in turn: each line holds one of them, and its beginning once."""
     one, two = list(range(1, 21)), list(range(21, 41))
     rows = rows_of(*([*start, number] for number in (50, 51, 52) for start in (one, two)))
-    lines = packed_lines(rows, 30)
-    assert sorted(sorted(line.rows) for line in lines) == [[0, 2, 4], [1, 3, 5]]
-    assert [line.length for line in lines] == [23, 23]
+    found = packed(rows, 30)
+    assert sorted(sorted(part.rows) for part in found) == [[0, 2, 4], [1, 3, 5]]
+    assert [part.ids_RL.size for part in found] == [23, 23]
 
 
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(1, 40))
 def test_every_token_of_every_row_has_its_place(lists: list[list[int]], budget: int) -> None:
     rows = rows_of(*lists)
-    found = packed_lines(rows, budget)
-    assert sorted(row for line in found for row in line.rows) == list(range(len(rows)))
-    for line in found:
-        ids, positions = line.ids([rows[row] for row in line.rows])[0], line.positions()[0]
-        assert line.length == len(ids) == len(positions) <= max(budget, len(rows[line.rows[0]]))
-        for member, row in enumerate(line.rows):
+    found = packed(rows, budget)
+    assert sorted(row for part in found for row in part.rows) == list(range(len(rows)))
+    for part in found:
+        ids, positions = part.ids_RL[0], part.position_RL[0]
+        assert len(ids) == len(positions) <= max(budget, len(rows[part.rows[0]]))
+        for member, row in enumerate(part.rows):
             own = np.arange(len(rows[row]))
-            assert ids[line.places(member, own)].tolist() == rows[row].tolist()
-            assert positions[line.places(member, own)].tolist() == own.tolist()
+            assert ids[part.places(member, own)].tolist() == rows[row].tolist()
+            assert positions[part.places(member, own)].tolist() == own.tolist()
 
 
 def test_tokens_in_common() -> None:
@@ -112,25 +108,23 @@ def test_tokens_in_common() -> None:
 
 def test_a_teacher_reads_the_history_once() -> None:
     rows, _ = hinted_episode(24, history=100)
-    (line,) = packed_lines(rows, 4096)
-    assert sum(len(row) for row in rows) > 9 * line.length
+    (part,) = packed(rows, 4096)
+    assert sum(len(row) for row in rows) > 9 * part.ids_RL.size
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 200))
 def test_every_position_is_computed_once_and_predicts_its_label(count: int, budget: int) -> None:
     batch = batch_of(count)
-    micros = split_packed(batch, budget)
-    assert sorted(np.concatenate([m.rows for m in micros]).tolist()) == list(range(batch.rows))
+    micros = micro_batches(batch, budget, SINGLE, packed=True)
+    assert sorted(row for micro in micros for row in micro.passed.rows) == list(range(batch.rows))
     assert sorted(np.concatenate([m.tokens for m in micros]).tolist()) == list(range(batch.tokens))
     for micro in micros:
-        rows = pad_rows(batch, micro, pad_id=-1)
-        assert rows.input_ids_RL.size <= max(budget, 30)
-        assert rows.attention_RL.all(), "no padding is computed"
-        flat, positions = rows.input_ids_RL[0], rows.position_RL[0]  # type: ignore[index]
+        flat, positions = micro.passed.ids_RL[0], micro.passed.position_RL[0]
+        assert flat.size == sum(size for size, _ in micro.passed.line) <= max(budget, 30), "no padding is computed"
         predictor_M = batch.predictor_N[micro.tokens]
-        assert (flat[rows.predictor_n] == batch.input_ids_M[predictor_M]).all()
-        assert (positions[rows.predictor_n] == batch.position_M[predictor_M]).all()
+        assert (flat[micro.predictor_n] == batch.input_ids_M[predictor_M]).all()
+        assert (positions[micro.predictor_n] == batch.position_M[predictor_M]).all()
 
 
 def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[float, torch.Tensor]:
@@ -171,8 +165,6 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
     inner.forward = lambda line=None, **more: forward(**more)
     with pytest.raises(ConfigError, match=r"--packing on: Qwen3ForCausalLM lets rows in one line see each other"):
         check_packing(model)
-    with pytest.raises(BatchError, match="max_tokens is 0"):
-        split_packed(batch_of(1), 0)
 
 
 def test_a_packed_run_gives_the_numbers_of_a_padded_one(tmp_path: Path) -> None:
