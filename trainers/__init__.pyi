@@ -23,7 +23,6 @@ from .config import DistillConfig as DistillConfig
 from .config import OptimizerConfig as OptimizerConfig
 from .config import RunConfig as RunConfig
 from .config import fingerprint as fingerprint
-from .metrics import LogSink as LogSink
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
 from .models import save_model as save_model

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from turngym.envs.core.episode import Episode, TopK
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.models import final_states
-from turngym.trainers.progress import NoProgress
-from turngym.trainers.schedule import AsyncRollout
+from turngym.trainers.progress import Progress
+from turngym.trainers.schedule import AsyncRollout, Together
 from turngym.trainers.scorer import Ids, LocalScorer, Positions
 from turngym.trainers.world import SINGLE, DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
 
@@ -117,11 +117,11 @@ LOST_PEER_MESSAGES = (
 """Parts of the messages of gloo and NCCL when another process is gone."""
 
 
-class ProcessGroupWorld:
-    """Implements `World` on the process group that is initialized."""
+class ProcessGroupWorld(World):
+    """The process group that is initialized."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        super().__init__(dist.get_rank(), dist.get_world_size())
         self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
         self._open: set[int] = set()
 
@@ -277,16 +277,11 @@ def gather_shares(world: World, request: RolloutRequest, own: Callable[[], list[
     return [parts[place % world.size][place // world.size] for place in range(request.episodes)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedAheadTogether:
-    """Implements `Together` (`AsyncRollout`): threads play shares, ranks meet to gather them and to update servers."""
+class PlayedAheadTogether(Together):
+    """Threads play shares, ranks meet to gather them and to update servers."""
 
-    world: World
-    servers: WeightServers | None = None
-
-    @property
-    def in_turn(self) -> bool:
-        return self.servers is not None
+    def __init__(self, *, world: World, servers: WeightServers | None = None) -> None:
+        self.world, self.servers, self.in_turn = world, servers, servers is not None
 
     def own(self, collect: RolloutSource) -> RolloutSource:
         return cast(SharedCollect, collect).own
@@ -373,7 +368,7 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
         evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),
-        progress=NoProgress() if world.rank else trainer.progress,
+        progress=Progress() if world.rank else trainer.progress,
     )
 
 

@@ -8,23 +8,23 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from turngym.envs.core.errors import TurngymError
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
 
-class LogSink(Protocol):
+@dataclass(frozen=True, slots=True)
+class Sink:
     """Shows numbers of a run somewhere."""
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """One row: `step`, `kind`, numbers, lists of numbers."""
-
-    def close(self) -> None: ...
+    write: Callable[[Mapping[str, Any]], object]
+    """One row: `step`, `kind`, numbers, lists of numbers."""
+    close: Callable[[], object]
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
@@ -33,40 +33,19 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 
-@dataclass(slots=True)
-class TensorboardSink:
-    """Writes scalars for tensorboard."""
-
-    writer: Any
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        for name, value in scalars(row).items():
-            self.writer.add_scalar(name, value, row["step"])
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-@dataclass(slots=True)
-class TrackerSink:
-    """Logs to a run of wandb or trackio, which have the same methods."""
-
-    run: Any
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self.run.log(scalars(row), step=row["step"])
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-def tensorboard_sink(folder: Path, step: int) -> TensorboardSink | None:
+def tensorboard_sink(folder: Path, step: int) -> Sink | None:
     """Scalars in `folder/tensorboard`, where those after `step` are hidden; None where tensorboard is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return TensorboardSink(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(row: Mapping[str, Any]) -> None:
+        for name, value in scalars(row).items():
+            writer.add_scalar(name, value, row["step"])
+
+    return Sink(write, writer.close)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -76,7 +55,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
 
 
-def tracker_sink(name: str, folder: Path, project: str) -> TrackerSink:
+def tracker_sink(name: str, folder: Path, project: str) -> Sink:
     """A run of `wandb` or `trackio`, named after `folder`; the same folder continues its run."""
     package = importlib.import_module(name)
     where = folder.resolve()
@@ -84,7 +63,8 @@ def tracker_sink(name: str, folder: Path, project: str) -> TrackerSink:
     more = {}
     if name == "wandb":
         more = {"id": hashlib.sha256(str(where).encode()).hexdigest()[:16], "dir": str(where)}
-    return TrackerSink(package.init(project=project, name=where.name, resume="allow", **more))
+    run = package.init(project=project, name=where.name, resume="allow", **more)
+    return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish)
 
 
 FILE = "metrics.jsonl"
@@ -241,7 +221,7 @@ class MetricsLog:
     others: Sequence[str] = ()
     """Further sinks by name: wandb, trackio."""
     project: str = "turngym"
-    _sinks: list[LogSink] = field(default_factory=list, init=False)
+    _sinks: list[Sink] = field(default_factory=list, init=False)
 
     def truncate(self, step: int, evaluated: int) -> None:
         """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
@@ -309,11 +289,3 @@ def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
                 bad = number, error
             else:
                 yield row
-
-
-def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Chosen columns of the rows of one kind (None where a row lacks the column)."""
-    unknown = [name for name in columns if not known_metric(name)]
-    if unknown:
-        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
-    return [tuple(row.get(name) for name in columns) for row in iter_metrics(run) if row["kind"] == kind]

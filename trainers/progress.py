@@ -6,8 +6,7 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from turngym.envs.core.progress import ACTIVITY, LogLines, clock
 
@@ -16,20 +15,8 @@ MUCH = 0.5
 SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "depth {}"), ("eval/avg", "Avg {:.1%}"))
 
 
-class Progress(Protocol):
-    """Receives each metrics row and the name of the phase that is running."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def row(self, row: Mapping[str, Any]) -> None: ...
-
-
-class NoProgress:
-    """Says nothing."""
+class Progress:
+    """Receives each metrics row and the name of the phase that is running; says nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +31,7 @@ class NoProgress:
         return
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A bar with the step, the time of a step, the time left and the latest numbers on a terminal.
 
     Elsewhere a line at every `every`-th step, and one a minute that says where the step stands.
@@ -88,12 +75,10 @@ class LiveProgress:
         self.bar.start() if self.console.is_terminal else self.lines.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.bar.stop() if self.console.is_terminal else self.lines.__exit__()
         self._print(describe(self.latest))
-        if kind is None:
+        if error[0] is None:
             for text in self.hints():
                 self.console.print(f"{self.title}: {text}", highlight=False)
 

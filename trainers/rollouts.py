@@ -39,22 +39,22 @@ from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource, WeightSource
+from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.collecting import DemonstrationStage, open_demonstrations, text_writer
+from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedModel:
-    """A model that plays, with its tokenizer; `weights` reads what it has now."""
+    """A model that plays, with its tokenizer."""
 
     model: Any
     tokenizer: Any
-    weights: WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class StudentRollouts:
                 played.tokenizer,
                 self.settings.max_context,
                 self.run.out,
-                weights=played.weights,
+                weights=ModelWeights(played.model),
             )
         player = ModelPlayer.of(
             played.model,

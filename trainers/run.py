@@ -38,11 +38,11 @@ from turngym.trainers.lora import adapter_identity, add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.other_vocabulary import of_other_vocabulary
-from turngym.trainers.progress import LiveProgress, NoProgress
+from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, Synchronous, WeightSnapshot, frozen_copy
-from turngym.trainers.scorer import LocalScorer, ModelWeights, load_student
+from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
+from turngym.trainers.scorer import LocalScorer, load_student
 from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs
 from turngym.trainers.targets import RewardedCollect
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher
@@ -122,7 +122,7 @@ def run_training(
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:
-            trainer.progress = NoProgress()
+            trainer.progress = Progress()
         shared: Trainer = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
         return shared.train(resume=config.models.resume)
 
@@ -224,7 +224,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     source = _rewarded(source, config)
     if other and vocab_size is None and isinstance(teacher, LocalScorer):
         algorithm = _of_other_vocabulary(algorithm, config, rollouts, model, teacher.model)
-    order: RolloutSchedule = Synchronous()
+    order = RolloutSchedule()
     if actor is not None:
         order = AsyncRollout(
             staleness=config.stale.staleness,
@@ -269,8 +269,8 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     if config.stale.staleness:
         own = frozen_copy(model)
         # the tokenizer is copied, too: another thread uses it
-        actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer), weights=ModelWeights(own))
-    return PlayedModel(model=model, tokenizer=tokenizer, weights=ModelWeights(model)), actor
+        actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer))
+    return PlayedModel(model=model, tokenizer=tokenizer), actor
 
 
 def _of_other_vocabulary(

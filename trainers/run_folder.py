@@ -21,7 +21,7 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.config import RunConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
-from turngym.trainers.schedule import RolloutSchedule, Synchronous
+from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
 from turngym.trainers.world import SINGLE, World, on_all_ranks, on_rank_zero
 
@@ -60,7 +60,7 @@ class RunFolder:
     save_extra: Callable[[Path], None] | None = None
     critic: ValueCritic | None = None
     world: World = SINGLE
-    order: RolloutSchedule = field(default_factory=Synchronous)
+    order: RolloutSchedule = field(default_factory=RolloutSchedule)
     refresh: ReferenceRefresh | None = None
     """The reference policy, where it is replaced now and then."""
     fixed_end: str = ""

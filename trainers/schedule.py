@@ -1,6 +1,6 @@
 """In which order a run plays and learns: each batch when its step comes, or ahead of it by an older student.
 
-`Synchronous` is the ordinary schedule. `AsyncRollout` plays batch t with the weights after step t - 1 - K, whatever the
+`RolloutSchedule` is the ordinary one. `AsyncRollout` plays batch t with the weights after step t - 1 - K, whatever the
 timing, so that a run repeats itself exactly.
 """
 
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,29 +34,8 @@ class Planned:
     request: RolloutRequest
 
 
-class RolloutSchedule(Protocol):
-    """Gives a step its episodes. What it keeps from step to step goes into checkpoints."""
-
-    def __call__(
-        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
-    ) -> tuple[Planned, list[Episode]]: ...
-
-    def learned(self, step: int) -> None:
-        """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
-
-    def save(self, folder: Path) -> None:
-        """Add files to a checkpoint that is being written."""
-
-    def load(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
-
-    def close(self) -> None:
-        """The run is over, or broken off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Synchronous:
-    """Every batch is planned and played when its step comes, by the student as it is then."""
+class RolloutSchedule:
+    """Gives a step its episodes: each batch is planned and played when its step comes, by the student as it is then."""
 
     def __call__(
         self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
@@ -65,16 +44,16 @@ class Synchronous:
         return now, collect(now.request)
 
     def learned(self, step: int) -> None:
-        return
+        """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
 
     def save(self, folder: Path) -> None:
-        return
+        """Add to a checkpoint that is being written what is kept from step to step."""
 
     def load(self, folder: Path) -> None:
-        return
+        """Go on from a checkpoint."""
 
     def close(self) -> None:
-        return
+        """The run is over, or broken off."""
 
 
 FILE = "ahead.pt"
@@ -100,21 +79,13 @@ class AsyncConfig:
 
     def corrected(self, algorithm: Algorithm) -> Algorithm:
         """`algorithm` with its importance ratios truncated; itself where nothing is stale."""
-        return truncated(algorithm, self.staleness, self.importance_cap) if self.staleness else algorithm
+        return self.truncated(algorithm) if self.staleness else algorithm
 
-
-def truncated(algorithm: Algorithm, staleness: int, importance_cap: float) -> Algorithm:
-    """Returns `algorithm` with its importance ratios truncated at `importance_cap`.
-
-    Raises ConfigError for a negative `staleness` or a cap below 1.
-    """
-    if staleness < 0 or not importance_cap >= 1:
-        raise ConfigError(
-            f"--staleness is {staleness} and --importance-cap {importance_cap}; valid: 0 or more, and at least 1"
-        )
-    loss = TruncatedImportance(loss=algorithm.token_loss, cap=importance_cap)
-    settings = {**algorithm.settings, "staleness": staleness, "importance_cap": importance_cap}
-    return replace(algorithm, token_loss=loss, settings=settings)
+    def truncated(self, algorithm: Algorithm) -> Algorithm:
+        """`algorithm` with its importance ratios truncated at `importance_cap`, whatever the staleness."""
+        settings = {"staleness": self.staleness, "importance_cap": self.importance_cap}
+        loss = TruncatedImportance(loss=algorithm.token_loss, cap=self.importance_cap)
+        return replace(algorithm, token_loss=loss, settings={**algorithm.settings, **settings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,36 +118,21 @@ def frozen_copy(student: Any) -> Any:
     return copy.deepcopy(student).requires_grad_(False)
 
 
-class Together(Protocol):
-    """How the processes of a run play ahead: what each does by itself in its thread, and what all do at one time."""
+class Together:
+    """How the processes of a run play ahead, each in a thread of its own; here one process plays everything."""
 
-    @property
-    def in_turn(self) -> bool:
-        """Whether a batch may only begin when every process has ended the one before, because they share servers."""
+    in_turn: bool = False
+    """Whether a batch may only begin when every process has ended the one before, because they share servers."""
 
     def own(self, collect: RolloutSource) -> RolloutSource:
         """What this process plays of a batch; talks to no other process."""
+        return collect
 
     def begin(self) -> None:
         """Where `in_turn`: a batch begins, and this process has put its weights in place."""
 
     def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         """All episodes of a batch; `own` waits for those of this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """One process plays everything."""
-
-    in_turn: bool = False
-
-    def own(self, collect: RolloutSource) -> RolloutSource:
-        return collect
-
-    def begin(self) -> None:
-        return
-
-    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         return own()
 
 
@@ -192,8 +148,8 @@ class _Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class AsyncRollout:
-    """Implements `RolloutSchedule`: batch t is planned before step t - K and played while steps t - K to t - 1 run.
+class AsyncRollout(RolloutSchedule):
+    """Batch t is planned before step t - K and played while steps t - K to t - 1 run.
 
     The schedule is fixed: batch t is played with the weights after step max(0, t - 1 - K), its depth planned with the
     depth state of then, however long playing and learning take. One thread plays, a batch at a time, in order; it
@@ -212,7 +168,7 @@ class AsyncRollout:
     snapshot: WeightSnapshot
     cancel: Callable[[], None] = lambda: None
     """Breaks off what is being played."""
-    together: Together = field(default_factory=Alone)
+    together: Together = field(default_factory=Together)
     _batches: deque[_Batch] = field(default_factory=deque)
     _player: ThreadPoolExecutor = field(init=False)
 

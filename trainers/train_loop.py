@@ -33,9 +33,9 @@ from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
-from turngym.trainers.progress import NoProgress, Progress
+from turngym.trainers.progress import Progress
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
-from turngym.trainers.schedule import Planned, RolloutSchedule, Synchronous
+from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
 from turngym.trainers.step_metrics import played_row
 from turngym.trainers.world import SINGLE, World, on_all_ranks
@@ -112,8 +112,8 @@ class Trainer:
     """Ids that teacher and student share, when their padding differs."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that a resumed run must share (environment, split, teacher)."""
-    progress: Progress = field(default_factory=NoProgress)
-    order: RolloutSchedule = field(default_factory=Synchronous)
+    progress: Progress = field(default_factory=Progress)
+    order: RolloutSchedule = field(default_factory=RolloutSchedule)
     """Whether batches are played in their step or ahead of it."""
     servers: WeightServers | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
@@ -189,7 +189,7 @@ class Trainer:
                 f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
                 "take a multiple of the group size"
             )
-        if self.algorithm.refill and not isinstance(self.order, Synchronous):
+        if self.algorithm.refill and isinstance(self.order, AsyncRollout):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         packing_for(self.run.packing, self.model)
 
@@ -217,7 +217,7 @@ class Trainer:
         # a weight that does not say so may depend on the number of steps
         if getattr(self.algorithm.weight, "to_the_end", True):
             return f"the weights of {self.algorithm.name} change with the share of the run that is done"
-        if not isinstance(self.order, Synchronous):
+        if isinstance(self.order, AsyncRollout):
             return "batches are played ahead, and those behind its end were not"
         return ""
 

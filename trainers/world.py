@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,51 +24,35 @@ class DistributedError(TurngymError):
     """Processes that disagree, or a process that failed while others waited for it."""
 
 
-class World(Protocol):
-    """The processes of a run. Methods are collectives: every rank calls them in the same order, or the run hangs."""
+class World:
+    """The processes of a run; here a single one, in which nothing is divided.
 
-    @property
-    def rank(self) -> int:
+    Methods are collectives: every rank calls them in the same order, or the run hangs.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
         """Number of this process, 0-based; rank 0 writes files, logs and shows progress."""
-
-    @property
-    def size(self) -> int: ...
+        self.size = size
 
     def all_gather(self, value: T) -> list[T]:
         """The values of all processes in rank order, the same list on every rank (torch's all_gather_object)."""
+        return [value]
 
     def shard(self, model: Any) -> None:
         """Shard a model's parameters over the ranks (FSDP2), in place; forward passes and the head go on working."""
 
     def full_params(self, model: Any) -> AbstractContextManager[None]:
         """Context in which every process holds the full parameters of a sharded model and runs it without gradient."""
-
-    def state(self, model: Any) -> Mapping[str, Tensor]:
-        """The full state dict on the CPU on rank 0; an empty one on the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class SingleProcess:
-    """The world of an ordinary run: one process, every collective does nothing."""
-
-    rank: int = 0
-    size: int = 1
-
-    def all_gather(self, value: T) -> list[T]:
-        return [value]
-
-    def shard(self, model: Any) -> None:
-        return
-
-    def full_params(self, model: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
+        """The full state dict on the CPU on rank 0; an empty one on the others."""
         weights: Mapping[str, Tensor] = model.state_dict()
         return weights
 
 
-SINGLE = SingleProcess()
+SINGLE = World()
 
 
 def broadcast(world: World, value: T) -> T:

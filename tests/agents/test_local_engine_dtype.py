@@ -136,7 +136,7 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     """From the option to the tensors that play; the run's identity says so."""
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
-    learner: Any = PlayedModel(model=model, tokenizer=tokenizer, weights=None)  # type: ignore[arg-type]
+    learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
     run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=2)
     seen = []
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)

@@ -195,7 +195,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def of_run(**given: Any) -> RunInfo:
-    return RunInfo(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None, weights=None), **given)  # type: ignore[arg-type]
+    return RunInfo(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None), **given)
 
 
 def test_which_limit_an_evaluation_in_training_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +265,7 @@ def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: p
 def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
-    learner: Any = PlayedModel(model=model, tokenizer=tokenizer, weights=None)  # type: ignore[arg-type]
+    learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
     run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
     play = PlayConfig(preset="verl-agent", env_kwargs='{"on_invalid": "reject"}')
     rollouts = StudentRollouts(RolloutConfig(play=play), run)

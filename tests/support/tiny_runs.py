@@ -39,6 +39,11 @@ def untimed(run: Path, kind: str = "") -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "tokens_per_s"))} for row in rows]
 
 
+def columns(run: Path, *names: str, kind: str = "train") -> list[tuple[Any, ...]]:
+    """Chosen columns of the rows of one kind."""
+    return [tuple(row[name] for name in names) for row in read_metrics(run) if row["kind"] == kind]
+
+
 def break_off(trainer: Any, step: int, **train: Any) -> None:
     """Train until Ctrl-C comes while `step` is played."""
     source = trainer.collect

@@ -18,7 +18,7 @@ from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.metrics import SOME_METRICS
-from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, Synchronous, WeightSnapshot, frozen_copy
+from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, WeightSnapshot, frozen_copy
 from turngym.trainers.train_loop import Trainer, TrainLoop
 
 torch.set_num_threads(1)
@@ -200,4 +200,3 @@ def test_settings_outside_their_range() -> None:
         AsyncConfig(staleness=-1)
     with pytest.raises(ConfigError, match=r"importance_cap is 0\.5"):
         AsyncConfig(importance_cap=0.5)
-    Synchronous().close()

@@ -39,7 +39,7 @@ from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import (
     SINGLE,
     DistributedError,
-    SingleProcess,
+    World,
     balanced_shares,
     broadcast,
     on_all_ranks,
@@ -67,7 +67,7 @@ def test_division_by_hand() -> None:
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 20, 64, 1000]))
 def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, size: int, budget: int) -> None:
     batch = pack(toy.demonstrations(episodes), origins=("demonstration",))
-    shares = [micro_batches(batch, budget, SingleProcess(rank=rank, size=size)) for rank in range(size)]
+    shares = [micro_batches(batch, budget, World(rank=rank, size=size)) for rank in range(size)]
     assert len({len(micros) for micros in shares}) == 1
     tokens = [micro.tokens for micros in shares for micro in micros]
     assert sorted(np.concatenate(tokens).tolist()) == list(range(batch.tokens))
@@ -90,7 +90,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
     words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
     with pytest.raises(TurngymError, match=r"each would start a Ray of its own; name the cluster with --ray-address"):
-        run_training(parse(words), SingleProcess(rank=0, size=2))
+        run_training(parse(words), World(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
-from tiny_runs import break_off, save_tiny, untimed
+from tiny_runs import break_off, columns, save_tiny, untimed
 from transformers import AutoTokenizer
 
 from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
@@ -28,7 +28,7 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import rollout as rollout_verb
 from turngym.scripts import train
 from turngym.trainers.config import RunConfig
-from turngym.trainers.metrics import known_metric, read_metrics, table
+from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run import build_trainer
 from turngym.trainers.train_loop import TrainError
 
@@ -144,7 +144,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
         train.main(options)
     train.main([*options, "--resume"])
     assert untimed(stopped) == untimed(whole)
-    assert [step for (step,) in table(whole, "eval", ("step",))] == [0, 2, 3]
+    assert columns(whole, "step", kind="eval") == [(0,), (2,), (3,)]
     episodes, problems = read_trace(whole / "eval" / "step_000003.jsonl")
     assert len(episodes) == 4
     assert not problems
@@ -278,7 +278,7 @@ def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
             writer.write(episode)
     more = ("--traces", str(tmp_path / "expert.jsonl"), "--steps", "1", "--eval-every", "0")
     train.main(command(models, tmp_path / "run", "sft", *more))
-    assert table(tmp_path / "run", "train", ("episodes",)) == [(4,)]
+    assert columns(tmp_path / "run", "episodes") == [(4,)]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
-from tiny_runs import untimed
+from tiny_runs import columns, untimed
 
 from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Status
@@ -25,7 +25,7 @@ from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
 from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.metrics import METRICS, known_metric, read_metrics, table
+from turngym.trainers.metrics import METRICS, known_metric, read_metrics
 from turngym.trainers.progress import LiveProgress, describe
 from turngym.trainers.train_loop import Interrupts, TrainError
 
@@ -64,21 +64,13 @@ def test_numbers_by_turn_agree_with_their_totals(finished: Path) -> None:
             assert row["time/rollout_s"] + row["time/update_s"] < row["time/step_s"]
 
 
-def test_table_reads_columns(finished: Path) -> None:
-    rows = table(finished, "eval", ("step", "eval/avg", "eval/absent"))
-    assert [step for step, *_ in rows] == [0, 4, 8]
-    assert rows[0][2] is None
-    with pytest.raises(TurngymError, match="unknown metric 'los'"):
-        table(finished, "train", ("los",))
-
-
 def test_collect_is_asked_for_the_planned_depth(tmp_path: Path) -> None:
     asked: list[RolloutRequest] = []
     made = toy.trainer(tmp_path / "run", steps=4)
     source = made.collect
     made.collect = lambda request: (asked.append(request), source(request))[1]
     made.train()
-    caps = [cap for (cap,) in table(tmp_path / "run", "train", ("depth/cap",))]
+    caps = [cap for (cap,) in columns(tmp_path / "run", "depth/cap")]
     assert [(request.step, request.max_turns) for request in asked] == list(zip((1, 2, 3, 4), caps, strict=True))
 
 
@@ -93,7 +85,7 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
         teacher=None,
     )
     result = made.train()
-    losses = [loss for (loss,) in table(tmp_path / "run", "train", ("loss",))]
+    losses = [loss for (loss,) in columns(tmp_path / "run", "loss")]
     assert losses[-1] < losses[0] - 0.3
     assert result.step == 12
     assert (result.model / "model.safetensors").exists()
@@ -109,7 +101,7 @@ def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
     made = toy.trainer(tmp_path / "run", run=run, algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=60), run))
     teacher = toy.LocalScorer(model=toy.tiny(1))
     replace(made, teacher=teacher, optimizer=OptimizerConfig(lr=1e-4)).train()
-    assert all(abs(kl) < 1e-4 for (kl,) in table(tmp_path / "run", "train", ("kl_bin",)))
+    assert all(abs(kl) < 1e-4 for (kl,) in columns(tmp_path / "run", "kl_bin"))
 
 
 def test_data_set_epochs_are_permutations() -> None:
@@ -166,7 +158,7 @@ def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) 
         return collect
 
     replace(made, collect=failing(3)).train()
-    assert table(tmp_path / "run", "train", ("episodes", "episodes_failed")) == [(8, 4)]
+    assert columns(tmp_path / "run", "episodes", "episodes_failed") == [(8, 4)]
     with pytest.raises(TrainError, match="step 1: all 12 episodes failed; the first: disk full"):
         replace(made, collect=failing(1), out=tmp_path / "other").train()
     with pytest.raises(TrainError, match="turnopd needs a teacher"):
@@ -253,4 +245,4 @@ def test_progress_is_plain_lines_away_from_a_terminal() -> None:
 def test_metrics_are_json_even_when_a_number_is_not(tmp_path: Path, finished: Path) -> None:
     for line in (finished / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert np.isfinite(table(finished, "train", ("loss", "grad_norm"))).all()
+    assert np.isfinite(columns(finished, "loss", "grad_norm")).all()

@@ -33,8 +33,8 @@ from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.lora import adapter_identity
 from turngym.trainers.losses import bounded
-from turngym.trainers.progress import NoProgress
-from turngym.trainers.schedule import truncated
+from turngym.trainers.progress import Progress
+from turngym.trainers.schedule import AsyncConfig
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
 from turngym.trainers.train_loop import Trainer
@@ -172,7 +172,7 @@ class Training:
         self.source.put_judged([episode])
 
 
-class LineProgress(NoProgress):
+class LineProgress(Progress):
     """One line per training step, on standard output."""
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -284,6 +284,7 @@ def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
     algorithm = bounded(spec.build(getattr(config, spec.table), context), config.run.dual_clip, stale=True)
     if config.staleness is not None:
         # what was drawn is stale here even if no update is allowed for: the engine is never quite the trainer
-        algorithm = truncated(algorithm, config.staleness, config.importance_cap)
+        stale = AsyncConfig(staleness=config.staleness, importance_cap=config.importance_cap)
+        algorithm = stale.truncated(algorithm)
     check_teacher(config.algorithm, algorithm, has_teacher=teaches)
     return algorithm
