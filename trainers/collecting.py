@@ -37,29 +37,28 @@ TRACES = (".jsonl", ".json")
 """How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemonstrationStage:
-    """Where demonstrations are played, what may be played, and what counts."""
-
-    make_env: Callable[[str | None], MakeEnv]
-    """From a channel to what makes the run's environment with it."""
-    env: TextEnv
-    """The run's environment, to be asked for its tasks and players."""
-    play: PlayJobs
-    held_out: Sequence[Task] = ()
-    reward: str | None = None
-    """The run's own reward, as `--reward` names it."""
-    device: str = "auto"
-    """Where a model that demonstrates computes."""
-
-
 def open_demonstrations(
-    config: RolloutConfig, player: ModelPlayer, stage: DemonstrationStage
+    config: RolloutConfig,
+    player: ModelPlayer,
+    *,
+    make_env: Callable[[str | None], MakeEnv],
+    env: TextEnv,
+    play: PlayJobs,
+    held_out: Sequence[Task],
+    reward: str | None,
+    device: str,
 ) -> tuple[Demonstrations, dict[str, Any]]:
     """Opens what `--demonstrations` names, for the student that `player` is.
 
     Returns the demonstrations, and what a resumed run must share of them. Raises TurngymError for an unknown agent, a
     missing file, or a file without a demonstration of any of the tasks.
+
+    Args:
+        make_env: from a channel to what makes the run's environment with it.
+        env: the run's environment, to be asked for its tasks and players.
+        held_out: tasks that may not be demonstrated.
+        reward: the run's own reward, as `--reward` names it.
+        device: where a model that demonstrates computes.
     """
     writer, options = text_writer(player), config.demonstrations
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
@@ -67,7 +66,7 @@ def open_demonstrations(
     keep = DemonstrationFilter(
         success=options.demonstration_success,
         least=options.demonstration_reward,
-        reward=None if stage.reward is None else find_reward(stage.reward),
+        reward=None if reward is None else find_reward(reward),
         fits=fits,
     )
     identity = {f"collect.{name}": value for name, value in asdict(options).items()}
@@ -76,26 +75,26 @@ def open_demonstrations(
     # a file of recorded episodes; they are filtered as they are read
     path = Path((name or "").removeprefix("replay:"))
     if name and (path.suffix in TRACES or path.is_file()):
-        recorded = _recorded(path, keep, stage)
+        recorded = _recorded(path, keep, env.task_ids(), held_out)
         # by name alone, for folders may have moved
         return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
 
     slots = config.play.slots
-    if name is None or name == "expert" or name in stage.env.players:
+    if name is None or name == "expert" or name in env.players:
         # the environment's expert, or another player that it knows by name
         agent = ExpertAgent(expert=named_player(name or config.play.expert))
-        make_env = stage.make_env(player.settings.channel)
-        source = LiveDemonstrator(agent=agent, make_env=make_env, slots=slots, play=stage.play)
+        own = make_env(player.settings.channel)
+        source = LiveDemonstrator(agent=agent, make_env=own, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        opened = open_agent(config.demonstrator.agent(name, device=stage.device, slots=slots), lambda: stage.env)
+        opened = open_agent(config.demonstrator.agent(name, device=device, slots=slots), lambda: env)
         source = LiveDemonstrator(
             agent=opened.agent,
-            make_env=stage.make_env(opened.channel),
+            make_env=make_env(opened.channel),
             system=opened.system,
             apart=APART,
             slots=slots,
-            play=stage.play,
+            play=play,
         )
         # a model by its content, since folders move; others by name
         known = name if opened.fingerprint is None else f"{name.partition(':')[0]}:{opened.fingerprint}"
@@ -104,13 +103,14 @@ def open_demonstrations(
     return Demonstrations(source=source, keep=keep, writer=writer, name=title), identity
 
 
-def _recorded(path: Path, keep: DemonstrationFilter, stage: DemonstrationStage) -> RecordedDemonstrator:
+def _recorded(
+    path: Path, keep: DemonstrationFilter, tasks: Sequence[str], held_out: Sequence[Task]
+) -> RecordedDemonstrator:
     # the ids may be another tokenizer's, but none may be negative
     episodes = read_episodes(path, vocabulary=1 << 31)
-    assert_disjoint([episode.task for episode in episodes], stage.held_out)
+    assert_disjoint([episode.task for episode in episodes], held_out)
     found = RecordedDemonstrator.of(episodes, keep)
-    tasks = set(stage.env.task_ids())
-    known = sum(task in tasks for task in found.by_task)
+    known = len(found.by_task.keys() & set(tasks))
     print(f"demonstrations in {path}: {left_out(found.counts)}, for {known} of {len(tasks)} tasks", file=sys.stderr)
     if not known:
         example = episodes[0].task.task_id if episodes else "none"

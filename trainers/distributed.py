@@ -16,19 +16,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from turngym.envs.core.episode import Episode, TopK
+from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncRollout, Together
-from turngym.trainers.scorer import Ids, LocalScorer, Positions
+from turngym.trainers.scorer import Ids, LocalScorer, SplitScorer
 from turngym.trainers.world import SINGLE, DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
 
 
@@ -294,31 +292,21 @@ class PlayedAheadTogether(Together):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedScorer:
-    """Implements `Scorer`: each process scores its share of the rows, about as many tokens as the others'."""
+class SharedScorer(SplitScorer):
+    """Each process scores its share of the rows, about as many tokens as the others'."""
 
     scorer: Scorer
     world: World
     model: Any = None
     """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
 
-    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
-        return self._share(ids, lambda own: self.scorer.topk(_take(ids, own), _take(positions, own), k))
-
-    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
-        return self._share(ids, lambda own: self.scorer.logprobs(_take(ids, own), _take(positions, own)))
-
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        scorer = self.scorer
-        return self._share(ids, lambda own: scorer.gather(_take(ids, own), _take(positions, own), _take(support, own)))
-
-    def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
-        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank]
+    def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
+        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank].tolist()
         with self.world.full_params(self.model):
-            found = on_all_ranks(self.world, lambda: score(own) if len(own) else [])
+            found = on_all_ranks(self.world, lambda: ask(self.scorer, own) if own else [])
         rows: dict[int, T] = {}
         for members, values in self.world.all_gather((own, list(found))):
-            rows.update(zip(members.tolist(), values, strict=True))
+            rows.update(zip(members, values, strict=True))
         return [rows[row] for row in range(len(ids))]
 
 
@@ -395,7 +383,3 @@ class SharedEvaluation:
             on_rank_zero(world, lambda: evaluation.gather(step))
             on_all_ranks(world, lambda: evaluation.play_share(step, (world.rank, world.size)))
             return on_rank_zero(world, lambda: evaluation.finish(step))
-
-
-def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:
-    return [items[place] for place in own]

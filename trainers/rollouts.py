@@ -44,7 +44,7 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
-from turngym.trainers.collecting import DemonstrationStage, open_demonstrations, text_writer
+from turngym.trainers.collecting import open_demonstrations, text_writer
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
@@ -347,7 +347,9 @@ class StudentRollouts:
     def _demonstrations(self) -> Demonstrations:
         # opened once, and only where somebody asks: a model that demonstrates is loaded for it
         if self._demonstrations_opened is None:
-            stage = DemonstrationStage(
+            opened = open_demonstrations(
+                self.config,
+                self._actor,
                 make_env=lambda channel: self._maker(channel=channel),
                 env=self._env.env.unwrapped,
                 play=self._play,
@@ -355,7 +357,6 @@ class StudentRollouts:
                 reward=self.run.reward,
                 device=self.run.device,
             )
-            opened = open_demonstrations(self.config, self._actor, stage)
             self._demonstrations_opened, self._demonstrations_identity = opened
         return self._demonstrations_opened
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,29 @@ class LocalScorer:
                 part.places(member, np.asarray(positions[row], np.int64) - 1) for member, row in enumerate(part.rows)
             ]
             yield list(part.rows), states[torch.from_numpy(np.concatenate(where)).to(states.device)]
+
+
+class SplitScorer(ABC):
+    """A `Scorer` that has others score its rows, each some of them."""
+
+    @abstractmethod
+    def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
+        """Answers in the order of `ids`; `ask(scorer, rows)` gives those of some rows, by number."""
+
+    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
+        return self.split(ids, lambda one, rows: one.topk(_take(ids, rows), _take(positions, rows), k))
+
+    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        return self.split(ids, lambda one, rows: one.logprobs(_take(ids, rows), _take(positions, rows)))
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        return self.split(
+            ids, lambda one, rows: one.gather(_take(ids, rows), _take(positions, rows), _take(support, rows))
+        )
+
+
+def _take(items: Sequence[T], rows: Sequence[int]) -> list[T]:
+    return [items[row] for row in rows]
 
 
 def _check_positions(ids: Ids, positions: Positions) -> None:
@@ -225,17 +249,6 @@ def reference_refresh(
             "policy (kl_coef above 0)"
         )
     return ReferenceRefresh(every=every, reference=reference.model, student=student, rate=rate)
-
-
-def in_turn(first: Callable[[int], None] | None, second: Callable[[int], None]) -> Callable[[int], None]:
-    """Calls both with the step."""
-
-    def both(step: int) -> None:
-        if first is not None:
-            first(step)
-        second(step)
-
-    return both
 
 
 # A model in training as those read it who sample with its weights elsewhere.

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turngym.agents.play_plan import PlayPlan
-from turngym.envs.core.episode import Episode, TopK
+from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError
+from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
 from turngym.trainers.train_config import RolloutConfig, TrainConfig
 
+T = TypeVar("T")
 WORLD = "world"
 """In `meta` of an episode of a further environment: its name in the run."""
 
@@ -150,39 +151,17 @@ class RoutedTeachers:
 
 
 @dataclass(frozen=True, slots=True)
-class _ByRow:
-    """A `Scorer` whose n-th row is scored by the n-th of `scorers`."""
+class _ByRow(SplitScorer):
+    """The n-th row is scored by the n-th of `scorers`; each of them is asked once, about all of its rows."""
 
     scorers: Sequence[Scorer]
 
-    def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]], k: int) -> list[TopK]:
-        return self._each(lambda scorer, rows: scorer.topk([ids[r] for r in rows], [positions[r] for r in rows], k))
-
-    def logprobs(
-        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
-    ) -> list[NDArray[np.float32]]:
-        return self._each(lambda scorer, rows: scorer.logprobs([ids[r] for r in rows], [positions[r] for r in rows]))
-
-    def gather(
-        self,
-        ids: Sequence[NDArray[np.int32]],
-        positions: Sequence[NDArray[np.int64]],
-        support: Sequence[NDArray[np.int64]],
-    ) -> list[NDArray[np.float32]]:
-        return self._each(
-            lambda scorer, rows: scorer.gather(
-                [ids[r] for r in rows], [positions[r] for r in rows], [support[r] for r in rows]
-            )
-        )
-
-    def _each(self, ask: Callable[[Scorer, list[int]], list[Any]]) -> list[Any]:
-        """Every scorer is asked once, about all of its rows."""
-        found: list[Any] = [None] * len(self.scorers)
+    def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
+        found: dict[int, T] = {}
         for scorer in {id(scorer): scorer for scorer in self.scorers}.values():
             rows = [row for row, own in enumerate(self.scorers) if own is scorer]
-            for row, answer in zip(rows, ask(scorer, rows), strict=True):
-                found[row] = answer
-        return found
+            found.update(zip(rows, ask(scorer, rows), strict=True))
+        return [found[row] for row in range(len(ids))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, r
 from turngym.trainers.progress import Progress
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
+from turngym.trainers.scorer import LocalScorer, reference_refresh
 from turngym.trainers.step_metrics import played_row
 from turngym.trainers.world import SINGLE, World, on_all_ranks
 
@@ -166,9 +166,7 @@ class Trainer:
             # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
             log.truncate(state.step, state.evaluated)
             log.open(state.step)
-        # once the student's new weights are announced
-        on_update = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
-        loop = TrainLoop(replace(self, on_update=on_update, run=run), optimizer, folder, log, state, critic)
+        loop = TrainLoop(replace(self, run=run), optimizer, folder, log, state, critic)
         try:
             with Interrupts(self.world) as interrupts, self.progress:
                 loop.run(interrupts)
@@ -334,8 +332,7 @@ class TrainLoop:
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
         depth = algorithm.depth.learn(self.state.depth, plan, batch, kept, kl_N)
-        if trainer.on_update is not None:
-            trainer.on_update(step)
+        self._updated(step)
         end = ClockReading.now()
         spent = self.state.train_seconds + end.wall - start.wall
         self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
@@ -368,11 +365,17 @@ class TrainLoop:
             "depth/cap": plan.cap,
         }
         # the weights are the same, but their version must count this step, or the next episodes would look stale
-        if self.trainer.on_update is not None:
-            self.trainer.on_update(step)
+        self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
         row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
+
+    def _updated(self, step: int) -> None:
+        if self.trainer.on_update is not None:
+            self.trainer.on_update(step)
+        # once the student's new weights are announced
+        if self.folder.refresh is not None:
+            self.folder.refresh.after(step)
 
     def _scorers(self) -> Scorers:
         trainer = self.trainer

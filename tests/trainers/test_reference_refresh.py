@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
-from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
+from turngym.trainers.scorer import LocalScorer, reference_refresh
 from turngym.trainers.train_loop import Trainer
 from turngym.trainers.world import SINGLE, World
 
@@ -113,14 +112,10 @@ def test_what_cannot_be_had_is_said() -> None:
     assert reference_refresh(0, scorer, student, SINGLE) is None
     with pytest.raises(ConfigError, match="reference_every is 3, but this run has no reference"):
         reference_refresh(3, None, student, SINGLE)
-    two = cast(World, type("Two", (), {"size": 2, "rank": 0})())
     with pytest.raises(ConfigError, match="with 2 training processes"):
-        reference_refresh(3, scorer, student, two)
+        reference_refresh(3, scorer, student, World(size=2))
     with pytest.raises(ConfigError, match="reference_every is -1"):
         RunConfig(reference_every=-1)
-    called: list[int] = []
-    in_turn(None, called.append)(4)
-    assert called == [4]
 
 
 def test_adapters_are_merged_into_the_reference() -> None:

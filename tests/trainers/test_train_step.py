@@ -111,7 +111,8 @@ class Bench:
         log: Any = SimpleNamespace(write=self.rows.append)
         nothing: Any = None
         critic: Any = SimpleNamespace(values="its values")
-        self.loop = TrainLoop(self.trainer, nothing, nothing, log, state, critic)
+        folder: Any = SimpleNamespace(refresh=None)
+        self.loop = TrainLoop(self.trainer, nothing, folder, log, state, critic)
         self.episodes: list[Episode] = []
 
     def answer(self, collect: Any) -> list[Episode]:
