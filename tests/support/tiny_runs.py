@@ -33,6 +33,14 @@ def save_tiny(
     return folder
 
 
+def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
+    """Words of `turngym train` on generated games, for the models of the fixture `models`; later ones count."""
+    words = ["--algorithm", algorithm, "--student", str(models / "student"), "--out", str(out)]
+    words += [] if algorithm == "sft" else ["--teacher", str(models / "teacher")]
+    words += ["--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    return [*words, "--threads", "1", "--device", "cpu", *more]
+
+
 def untimed(run: Path, kind: str = "") -> list[dict[str, Any]]:
     """The rows of a run (of one `kind`) without what the clock says."""
     rows = [row for row in read_metrics(run) if kind in ("", row["kind"])]

@@ -17,10 +17,13 @@ import torch
 from turngym.envs.core.episode import Episode, Origin, Status, Turn
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest
 from turngym.envs.core.task import Task, Verdict
-from turngym.trainers.algorithms import turnopd
+from turngym.trainers.algorithm import Targets
+from turngym.trainers.algorithms import sft, turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.models import tiny_qwen3
+from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 
@@ -132,6 +135,15 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
         evaluate=lambda step: EvalPoint(avg=float(weight_sum(student) % 1.0), low=0.0, high=1.0),
     )
     return replace(made, **changes)
+
+
+def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[dict[str, Any], torch.Tensor]:
+    """Columns of the negative log-likelihood's mean over a batch, and its gradient, all parameters in one."""
+    model.zero_grad()
+    weight_N = np.full(batch.tokens, 1 / batch.tokens)
+    loss = sft.build(sft.SftConfig(), RunConfig()).token_loss
+    _, columns = accumulate(model, batch, targets=Targets(), weight_N=weight_N, token_loss=loss, forward=forward)
+    return columns, torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
 
 
 def weight_sum(model: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,18 @@ def build_episode(
         success=success,
         episode_return=float(success) if episode_return is None else episode_return,
     )
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`student` and `teacher`, untrained, and `other` with another vocabulary."""
+    from tiny_runs import save_tiny  # torch and transformers, which most of these tests do without
+
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("student", "teacher")):
+        save_tiny(folder / name, seed=seed)
+    save_tiny(folder / "other", seed=2, words=("go to shelf 1", "<action>"))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -48,10 +48,6 @@ def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Tr
     return replace(made, algorithm=algorithm, collect=played, order=order), played
 
 
-def train_rows(run: Path) -> list[dict[str, Any]]:
-    return [row for row in untimed(run) if row["kind"] == "train"]
-
-
 def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     toy.trainer(tmp_path / "plain", steps=4).train()
     made, _ = stale(tmp_path / "ahead", 0, steps=4)
@@ -62,7 +58,7 @@ def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
         for n in ("plain", "ahead")
     ]
     assert rows[0] == rows[1]
-    assert [row["staleness_max"] for row in train_rows(tmp_path / "ahead")] == [0, 0, 0, 0]
+    assert [row["staleness_max"] for row in untimed(tmp_path / "ahead", "train")] == [0, 0, 0, 0]
     assert AsyncConfig().corrected(made.algorithm) is made.algorithm
 
 
@@ -73,7 +69,7 @@ def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Pat
     assert [(step, version) for step, version, _ in played.log] == [
         (step, max(0, step - 1 - staleness)) for step in range(1, 9)
     ]
-    rows = train_rows(tmp_path / "run")
+    rows = untimed(tmp_path / "run", "train")
     lags = [min(step - 1, staleness) for step in range(1, 9)]
     assert [row["staleness_mean"] for row in rows] == [row["staleness_max"] for row in rows] == lags
     # the depth of a batch was planned when it was begun, and the step that learns from it goes by that plan
@@ -189,7 +185,7 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
     order = AsyncRollout(staleness=1, last=3, snapshot=made.order.snapshot)
     optimizer = OptimizerConfig(lr=1e-2)
     replace(made, run=run, algorithm=algorithm, order=order, optimizer=optimizer, evaluate=None, teacher=None).train()
-    rows = train_rows(tmp_path / "run")
+    rows = untimed(tmp_path / "run", "train")
     assert rows[0]["importance/ratio"] == pytest.approx(1.0, abs=1e-5)
     assert rows[2]["importance/truncated"] > 0.1
     assert rows[2]["importance/ratio"] < 1.0

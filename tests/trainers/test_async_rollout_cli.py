@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_runs
 import torch
-from tiny_runs import break_off, save_tiny, untimed
+from tiny_runs import break_off, untimed
 
 from turngym.agents.executor import options as automatic
 from turngym.agents.executor.child import ExecutorError
@@ -23,30 +24,9 @@ from turngym.trainers.schedule import AsyncRollout
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("student", "teacher")):
-        save_tiny(folder / name, seed=seed)
-    return folder
-
-
 def command(models: Path, out: Path, *more: str) -> list[str]:
-    named = ["--algorithm", "opd", "--student", str(models / "student"), "--teacher", str(models / "teacher")]
-    small = [
-        "--steps",
-        "3",
-        "--episodes",
-        "6",
-        "--max-turns",
-        "3",
-        "--env-kwargs",
-        '{"on_invalid": "noop"}',
-        "--threads",
-        "1",
-    ]
-    rest = ["--device", "cpu", "--no-tensorboard", "--checkpoint-every", "1", "--optimizer.lr", "1e-2"]
-    return [*named, *small, *rest, "--eval-every", "0", "--out", str(out), *more]
+    rest = ("--checkpoint-every", "1", "--optimizer.lr", "1e-2", "--eval-every", "0", *more)
+    return tiny_runs.command(models, out, "opd", "--steps", "3", "--episodes", "6", *rest)
 
 
 def close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from turngym.trainers.lm_head import project
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import head, hidden_states
-from turngym.trainers.optimizer_step import Forward, accumulate, make_optimizer, update
+from turngym.trainers.optimizer_step import Forward, make_optimizer, update
 
 torch.set_num_threads(1)
 LOSS = sft.build(sft.SftConfig(), RunConfig()).token_loss
@@ -31,18 +31,11 @@ def batch_of(count: int = 6) -> RolloutBatch:
     return pack(toy.demonstrations(count), origins=("demonstration",))
 
 
-def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[dict[str, np.ndarray], torch.Tensor]:
-    model.zero_grad()
-    weight_N = np.full(batch.tokens, 1 / batch.tokens)
-    _, columns = accumulate(model, batch, targets=Targets(), weight_N=weight_N, token_loss=LOSS, forward=forward)
-    return columns, torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
-
-
 @pytest.mark.parametrize("autocast_head", [True, False])
 def test_autocast_is_near_float32_and_keeps_float32_weights(autocast_head: bool) -> None:
     model, batch = toy.tiny(1, 6.0), batch_of()
-    exact, slope = gradient(model, batch, Forward())
-    rough, near = gradient(model, batch, Forward(autocast=True, autocast_head=autocast_head))
+    exact, slope = toy.gradient(model, batch, Forward())
+    rough, near = toy.gradient(model, batch, Forward(autocast=True, autocast_head=autocast_head))
     error = np.abs(rough["logp"] - exact["logp"])
     assert 0 < error.max() < 0.15
     assert torch.nn.functional.cosine_similarity(near, slope, dim=0) > 0.995
@@ -52,13 +45,9 @@ def test_autocast_is_near_float32_and_keeps_float32_weights(autocast_head: bool)
 
 def test_a_head_in_float32_is_nearer() -> None:
     model, batch = toy.tiny(1, 12.0), batch_of(12)
-    exact, _ = gradient(model, batch, Forward())
-    errors = [
-        float(
-            np.abs(gradient(model, batch, Forward(autocast=True, autocast_head=own))[0]["logp"] - exact["logp"]).mean()
-        )
-        for own in (True, False)
-    ]
+    exact, _ = toy.gradient(model, batch, Forward())
+    rough = [toy.gradient(model, batch, Forward(autocast=True, autocast_head=own))[0] for own in (True, False)]
+    errors = [float(np.abs(columns["logp"] - exact["logp"]).mean()) for columns in rough]
     assert errors[1] < errors[0]
 
 
@@ -120,7 +109,7 @@ def kept_bytes(forward: Forward) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        gradient(model, batch_of(12), forward)
+        toy.gradient(model, batch_of(12), forward)
     return total
 
 
@@ -154,14 +143,14 @@ def dropping() -> Any:
 def test_recomputing_activations_leaves_dropout_off() -> None:
     batch = batch_of()
     model = dropping()
-    exact, slope = gradient(model, batch, Forward())
-    found, near = gradient(model, batch, Forward(gradient_checkpointing=True))
+    exact, slope = toy.gradient(model, batch, Forward())
+    found, near = toy.gradient(model, batch, Forward(gradient_checkpointing=True))
     assert np.array_equal(found["logp"], exact["logp"])
     assert torch.allclose(near, slope, atol=1e-6)
     assert not any(module.training for module in model.modules())
     assert [layer.dropout for layer in model.model.layers] == [0.5] * len(model.model.layers)
     # a model that its owner left in training mode
-    assert np.array_equal(gradient(model.train(), batch, Forward())[0]["logp"], exact["logp"])
+    assert np.array_equal(toy.gradient(model.train(), batch, Forward())[0]["logp"], exact["logp"])
 
 
 def test_the_critics_head_is_float32_under_autocast() -> None:

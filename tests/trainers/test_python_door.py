@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import save_tiny, untimed
+from tiny_runs import command, untimed
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError, read_toml
@@ -23,14 +23,6 @@ from turngym.trainers.metrics import known_metric
 torch.set_num_threads(1)
 SMALL_RUN: dict[str, Any] = {"steps": 2, "episodes": 4, "max_turns": 3, "threads": 1, "device": "cpu"}
 QUIET: dict[str, Any] = {"tensorboard": False, "eval_every": 0, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("student", "teacher")):
-        save_tiny(folder / name, seed=seed)
-    return folder
 
 
 @pytest.fixture
@@ -58,10 +50,8 @@ def test_train_in_a_few_lines_is_what_the_command_does(models: Path, tmp_path: P
     )
     assert result.step == 2
     assert (result.model / "config.json").exists()
-    words = ["--student", str(models / "student"), "--teacher", str(models / "teacher"), "--steps", "2"]
-    words += ["--episodes", "4", "--max-turns", "3", "--threads", "1", "--device", "cpu", "--no-tensorboard"]
-    words += ["--env-kwargs", '{"on_invalid": "noop"}', "--optimizer.lr", "1e-2", "--turnopd.depth.h-min", "1"]
-    verb.main(["turnopd", *words, "--eval-every", "0", "--out", str(tmp_path / "verb")])
+    more = ("--steps", "2", "--eval-every", "0", "--optimizer.lr", "1e-2", "--turnopd.depth.h-min", "1")
+    verb.main(command(models, tmp_path / "verb", "turnopd", *more))
     assert untimed(tmp_path / "door") == untimed(tmp_path / "verb")
     train(config=tmp_path / "door" / "config.toml", out=tmp_path / "again", progress=False)
     assert untimed(tmp_path / "again") == untimed(tmp_path / "door")

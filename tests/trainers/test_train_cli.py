@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
-from tiny_runs import break_off, columns, save_tiny, untimed
+from tiny_runs import break_off, columns, command, save_tiny, untimed
 from transformers import AutoTokenizer
 
 from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
@@ -34,23 +34,6 @@ from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
-COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
-COMMON = (*COMMON, "--threads", "1", "--device", "cpu")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`student` and `teacher`, untrained, and `other` with another vocabulary."""
-    folder = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("student", "teacher")):
-        save_tiny(folder / name, seed=seed)
-    save_tiny(folder / "other", seed=2, words=("go to shelf 1", "<action>"))
-    return folder
-
-
-def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
-    teacher = () if algorithm == "sft" else ("--teacher", str(models / "teacher"))
-    return ["--algorithm", algorithm, "--student", str(models / "student"), *teacher, "--out", str(out), *COMMON, *more]
 
 
 @pytest.mark.parametrize(

@@ -64,16 +64,6 @@ def test_numbers_by_turn_agree_with_their_totals(finished: Path) -> None:
             assert row["time/rollout_s"] + row["time/update_s"] < row["time/step_s"]
 
 
-def test_collect_is_asked_for_the_planned_depth(tmp_path: Path) -> None:
-    asked: list[RolloutRequest] = []
-    made = toy.trainer(tmp_path / "run", steps=4)
-    source = made.collect
-    made.collect = lambda request: (asked.append(request), source(request))[1]
-    made.train()
-    caps = [cap for (cap,) in columns(tmp_path / "run", "depth/cap")]
-    assert [(request.step, request.max_turns) for request in asked] == list(zip((1, 2, 3, 4), caps, strict=True))
-
-
 def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None:
     run = RunConfig(steps=12, episodes=16, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=True)
     made = toy.trainer(
