@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.models import final_states
@@ -213,15 +214,7 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
 # Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
 
 
-class WeightServers(Protocol):
-    """Engine servers that play with the student's weights (`agents.sglang.weights.SyncedPolicy`)."""
-
-    def publish_now(self) -> tuple[str | None, int]: ...
-
-    def adopt(self, name: str, version: int) -> None: ...
-
-
-def update_servers(world: World, servers: WeightServers | None) -> None:
+def update_servers(world: World, servers: SyncedPolicy | None) -> None:
     """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
         name, version = on_rank_zero(world, servers.publish_now)
@@ -242,7 +235,7 @@ class SharedCollect:
     world: World
     model: Any
     """The policy; its full parameters are gathered while it plays."""
-    servers: WeightServers | None = None
+    servers: SyncedPolicy | None = None
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         with self.world.full_params(self.model):
@@ -278,7 +271,7 @@ def gather_shares(world: World, request: RolloutRequest, own: Callable[[], list[
 class PlayedAheadTogether(Together):
     """Threads play shares, ranks meet to gather them and to update servers."""
 
-    def __init__(self, *, world: World, servers: WeightServers | None = None) -> None:
+    def __init__(self, *, world: World, servers: SyncedPolicy | None = None) -> None:
         self.world, self.servers, self.in_turn = world, servers, servers is not None
 
     def own(self, collect: RolloutSource) -> RolloutSource:
@@ -372,7 +365,7 @@ class SharedEvaluation:
     ranks call, and `finish(step)`."""
     world: World
     model: Any
-    servers: WeightServers | None = None
+    servers: SyncedPolicy | None = None
 
     def __call__(self, step: int) -> EvalPoint:
         evaluation, world = self.evaluate, self.world

@@ -37,7 +37,7 @@ class LiveProgress(Progress):
     Elsewhere a line at every `every`-th step, and one a minute that says where the step stands.
     """
 
-    def __init__(self, title: str, total: int, start: int = 0, every: int = 10) -> None:
+    def __init__(self, title: str, total: int, every: int = 10) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
@@ -59,7 +59,7 @@ class LiveProgress(Progress):
             console=self.console,
             transient=True,
         )
-        self.task = self.bar.add_task(title, total=total, completed=start, phase="", pace="", numbers="")
+        self.task = self.bar.add_task(title, total=total, phase="", pace="", numbers="")
         self.latest: dict[str, Any] = {}
         self.lines = LogLines(self.line, self.console)
         self._phase, self._since, self._before = "start", time.monotonic(), replace(ACTIVITY)

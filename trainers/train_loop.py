@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from turngym.agents.play_plan import PlayPlan
+from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
@@ -28,7 +29,7 @@ from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.distributed import WeightServers, shared_scorer
+from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers
 from turngym.trainers.microbatch import packing_for
@@ -115,7 +116,7 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
     order: RolloutSchedule = field(default_factory=RolloutSchedule)
     """Whether batches are played in their step or ahead of it."""
-    servers: WeightServers | None = None
+    servers: SyncedPolicy | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
     players: str = ""
     """Who plays the episodes, in words, for the run's settings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import WeightSource
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.lora import add_adapters
+from turngym.trainers.schedule import frozen_copy
 from turngym.trainers.scorer import ModelWeights
 
 
@@ -91,7 +91,7 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
     if not config.swap_wait >= 0:
         raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
     kind = _kind(config, model)
-    served = copy.deepcopy(model).requires_grad_(False) if kind in ("process", "copy") else None
+    served = frozen_copy(model) if kind in ("process", "copy") else None
     if config.train and config.lora.rank:
         add_adapters(model, config.lora, base=str(Path(config.student).expanduser().resolve()), seed=config.run.seed)
     engine: Any
