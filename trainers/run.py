@@ -45,7 +45,7 @@ from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnaps
 from turngym.trainers.scorer import LocalScorer, load_student
 from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs
 from turngym.trainers.targets import RewardedCollect
-from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher
+from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_config import TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer
 from turngym.trainers.world import World, on_all_ranks
@@ -185,12 +185,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
             each.learner_changed(read_state(latest_checkpoint(models.out))["step"])
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it.
-    scoring: dict[str, Any] = {
-        "dtype": models.teacher_dtype,
-        "device": models.device,
-        "max_tokens": run.micro_tokens,
-        "packing": run.packing,
-    }
+    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
     servers = config.rollouts.servers
     other = getattr(config, "distill", DistillConfig()).vocabulary == "other"
     teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, (model, tokenizer), other=other, **scoring)

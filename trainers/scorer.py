@@ -159,6 +159,7 @@ def load_scorer(
     device: str,
     temperature: float,
     max_tokens: int,
+    chunk: int = 1024,
     vocab_size: int | None = None,
     student: tuple[Any, Any] | None = None,
     other: bool = False,
@@ -180,6 +181,7 @@ def load_scorer(
         vocab_size=vocab_size,
         temperature=temperature,
         max_tokens=max_tokens,
+        chunk=chunk,
         # a teacher is not what --packing on was said of: one that cannot have it scores padded rows
         packing=packing if packing != "off" and packing_for("auto", model) == "auto" else "off",
     )

@@ -11,10 +11,16 @@ from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.config import ConfigError
+from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.scorer import LocalScorer, load_scorer
 from turngym.trainers.several import FurtherEnv
+
+
+def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
+    """How the frozen models of a run score, as `load_scorer` wants it."""
+    passes = {"max_tokens": run.micro_tokens, "chunk": run.head_chunk, "packing": run.packing}
+    return {"dtype": dtype, "device": device, **passes}
 
 
 def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None:
@@ -35,7 +41,7 @@ def open_teacher(
     """Returns the teacher as a scorer, and the number of ids that it shares with the student.
 
     The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
-    its tokenizer; `scoring` is that of `open_scorer`. (None, None) for algorithms that need no teacher. A teacher that
+    its tokenizer; `scoring` is `scoring_of` the run. (None, None) for algorithms that need no teacher. A teacher that
     may have `other` ids than the student, and has, comes with None.
     """
     if not algorithm.needs_teacher:
@@ -75,5 +81,5 @@ def further_teachers(
 
 
 def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
-    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` goes to `load_scorer`."""
+    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` is `scoring_of` the run."""
     return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)

@@ -385,6 +385,7 @@ class TrainLoop:
             vocab_size=trainer.vocab_size,
             temperature=trainer.algorithm.distill_temperature,
             max_tokens=trainer.run.micro_tokens,
+            chunk=trainer.run.head_chunk,
             packing=trainer.run.packing,
         )
         shared = shared_scorer(student, trainer.world, trainer.model)

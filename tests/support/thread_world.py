@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from turngym.trainers.world import World
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Thread:
+class Thread(World):
     """A `World` whose processes are threads: `boards` holds what each has said in each round."""
 
-    rank: int
-    size: int
-    barrier: threading.Barrier
-    boards: list[list[Any]]
-    round: int = 0
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, boards: list[list[Any]]) -> None:
+        super().__init__(rank, size)
+        self.barrier, self.boards, self.round = barrier, boards, 0
 
     def all_gather(self, value: T) -> list[T]:
         self.boards[self.rank].append(value)
@@ -27,9 +24,6 @@ class Thread:
         said = [board[self.round] for board in self.boards]
         self.round += 1
         return said
-
-    def full_params(self, model: Any) -> Any:
-        return nullcontext()
 
 
 def in_world(size: int, work: Callable[[Any], T]) -> list[T]:

@@ -90,10 +90,10 @@ def test_teacher_and_reference_score_at_the_distillation_temperature(models: Pat
 
 def test_scorers_have_the_settings_of_the_teacher_and_not_of_the_student(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "opd-hints", "--opd-hints.kl-coef", "0.1", "--micro-tokens", "77")
-    made: Any = build_trainer(train.parse([*words, "--teacher-dtype", "bfloat16"]))
+    made: Any = build_trainer(train.parse([*words, "--teacher-dtype", "bfloat16", "--head-chunk", "33"]))
     assert made.model.dtype == torch.float32
     for scorer, name in ((made.teacher, "teacher"), (made.reference, "student")):
-        assert (scorer.model.dtype, scorer.max_tokens) == (torch.bfloat16, 77)
+        assert (scorer.model.dtype, scorer.max_tokens, scorer.chunk) == (torch.bfloat16, 77, 33)
         wanted = load_model(models / name).get_input_embeddings().weight
         assert torch.equal(scorer.model.get_input_embeddings().weight, wanted.bfloat16())
 

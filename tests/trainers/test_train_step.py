@@ -172,7 +172,8 @@ def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytes
         4,
     )
     student: Any = scorers.student
-    assert (student.model, student.vocab_size, student.temperature, student.max_tokens) == ("student", 60, 1.5, 77)
+    assert (student.model, student.vocab_size, student.temperature) == ("student", 60, 1.5)
+    assert (student.max_tokens, student.chunk, student.packing) == (77, 33, "on")
     model, _, batch, episodes, targets, algorithm, schedule, forward, critic = bench.asked[1]
     assert (model, batch.label_N.tolist(), episodes) == ("student", labels, kept)
     assert critic is bench.loop.critic

@@ -36,7 +36,7 @@ from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncConfig
 from turngym.trainers.scorer import load_student
-from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher
+from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -227,11 +227,7 @@ def build(
     if not config.train:
         return make_service(), None
     algorithm = _algorithm(config, tokenizer)
-    scoring: dict[str, Any] = {
-        "dtype": config.teacher_dtype,
-        "device": config.device,
-        "max_tokens": config.run.micro_tokens,
-    }
+    scoring = scoring_of(config.run, dtype=config.teacher_dtype, device=config.device)
     if config.distill.vocabulary == "other":
         raise TurngymError("distill vocabulary is other with a proxy, whose clients write the prompts; valid: same")
     teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
