@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="sessions are for a trainer")
 from turngym.agents.judges.judges import WordJudge
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, RolloutRequest
+from turngym.trainers.live import sessions
 from turngym.trainers.live.judging import SessionHints
 from turngym.trainers.live.sessions import SessionBuffer
 
@@ -106,8 +107,9 @@ def test_sessions_without_usable_turns_are_counted(make: Any) -> None:
     assert source.as_json()["nothing_to_train_on"] == 1
 
 
-def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:
-    source, _ = make(backlog=2)
+def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "BACKLOG", 2)
+    source, _ = make()
     source.put_judged([session(number, turns=2) for number in (1, 2, 3)])
     assert [episode.group for episode in source(ask(1))] == [2, 3]
     assert source.as_json()["dropped_for_age"] == 1

@@ -253,11 +253,11 @@ def test_an_answer_asked_for_again_leaves_the_turn_before_it_its_next_state(make
     assert judge.asked == ["a says 1", "thanks"]
 
 
-def test_the_oldest_make_room_while_the_judge_is_down(make: Any) -> None:
+def test_the_oldest_make_room_while_the_judge_is_down(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_judging, "BACKLOG", 2)
     judge = Judge()
     judge.down = True
     desk = make(judge)
-    desk.desk._backlog = 2
     for name in "abc":
         desk.talk(name, 1)
         desk.end(name, f"thanks from {name}")

@@ -185,22 +185,17 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
 
 
 def _method(tool: ToolSpec) -> Any:
-    """The tool as a method that TRL describes to the model: named, typed and documented as the tool is."""
+    """The tool as a method: with the name, the signature and the docstring from which TRL makes the tool's schema."""
+    import inspect
 
     def act(self: Any, **arguments: str) -> str:
         return str(self._act(arguments.get(tool.argument)))
 
-    return describe(act, tool)
-
-
-def describe(function: Any, tool: ToolSpec) -> Any:
-    """Give `function` the signature and the docstring from which transformers makes the tool's schema."""
-    import inspect
-
+    method: Any = act
     argument = inspect.Parameter(tool.argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    function.__name__ = function.__qualname__ = tool.name
-    function.__signature__ = inspect.Signature([itself, argument])
-    function.__annotations__ = {tool.argument: str}
-    function.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.argument}: {tool.argument_description}\n"
-    return function
+    method.__name__ = method.__qualname__ = tool.name
+    method.__signature__ = inspect.Signature([itself, argument])
+    method.__annotations__ = {tool.argument: str}
+    method.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.argument}: {tool.argument_description}\n"
+    return method

@@ -175,7 +175,6 @@ class TurnJudging:
         on_judged: gets every session that has ended, once all of its turns were judged or given up.
         votes: what an earlier process recorded.
         feedback: what users said to it.
-        backlog: most ended sessions that wait for the judge; the oldest are dropped and counted.
     """
 
     def __init__(
@@ -186,11 +185,10 @@ class TurnJudging:
         on_judged: Callable[[Episode], None],
         votes: Mapping[Place, Judgment] | None = None,
         feedback: Mapping[Place, Feedback] | None = None,
-        backlog: int = BACKLOG,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge, self._on_votes, self._on_judged = judge, on_votes, on_judged
-        self._backlog, self._clock = backlog, clock
+        self._clock = clock
         self._known = dict(votes or {})
         self._heard = dict(feedback or {})
         self._changed = threading.Condition()
@@ -225,7 +223,7 @@ class TurnJudging:
             if episode.meta["ended"] != "open":
                 session.episode = episode
                 waiting = [name for name, other in self._sessions.items() if other.episode is not None]
-                for name in waiting[: -self._backlog]:
+                for name in waiting[:-BACKLOG]:
                     self._forget(name)
                     self.counts["dropped_for_age"] += 1
             self._changed.notify_all()

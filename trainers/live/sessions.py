@@ -90,7 +90,6 @@ class SessionBuffer:
         record: writes a record of what was trained on and what was not.
         staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
         newest_first: a step takes the sessions that came last, not those that wait longest.
-        backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
 
     def __init__(
@@ -101,15 +100,14 @@ class SessionBuffer:
         select: EpisodeFilter | None,
         record: Callable[[Mapping[str, Any]], object],
         batch_turns: int = 16,
-        backlog: int = BACKLOG,
         live: bool = False,
         staleness: int | None = None,
         newest_first: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._engine, self._publish, self._select, self._record, self._now = engine, publish, select, record, now
-        self._batch_turns, self._backlog = batch_turns, backlog
-        self._live, self._staleness, self._newest_first = live, staleness, newest_first
+        self._batch_turns, self._live = batch_turns, live
+        self._staleness, self._newest_first = staleness, newest_first
         self._version = 0
         self._changed = threading.Condition()
         self._ready: deque[tuple[Episode, int]] = deque()
@@ -133,7 +131,7 @@ class SessionBuffer:
                 if turns:
                     self._ready.append((episode, turns))
                     self._ready_turns += turns
-                    while len(self._ready) > self._backlog:
+                    while len(self._ready) > BACKLOG:
                         self._ready_turns -= self._ready.popleft()[1]
                         self.counts["dropped_for_age"] += 1
                 else:
