@@ -74,9 +74,10 @@ class RunFolder:
         had another configuration.
         """
         # only rank 0 looks: another rank might look after rank 0 has begun to write
-        exists = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
-        if exists and not resume:
-            begun = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)))
+        begun, exists = on_rank_zero(
+            self.world, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
+        )
+        if (begun or exists) and not resume:
             first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"
             raise CheckpointError(f"{self.path} already holds a run: {first}, or choose another folder")
         if not resume:
