@@ -109,7 +109,7 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
-def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+def pad(rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     """Rows of ids as one array [B, L], padded on the right with zeros."""
     ids = np.zeros((len(rows), max(len(row) for row in rows)), np.int64)
     for line, row in zip(ids, rows, strict=True):
