@@ -1,4 +1,4 @@
-"""The HTTP base of the WSGI servers (retrieval, shop, proxy, traces), in waitress: limits of connections, a good end.
+"""The HTTP base of the Flask servers (retrieval, shop, proxy, traces), in waitress: limits of connections, a good end.
 
     server = DrainingServer(retrieval_front(create_app(retriever)), host="127.0.0.1", port=8000)
     server.stop_on_signals()
@@ -37,6 +37,11 @@ from turngym.retrieval.server import RetrievalApp
 if TYPE_CHECKING:
     from flask import Flask
 
+<<<<<<< HEAD
+=======
+    from turngym.retrieval.server import RetrievalService
+
+>>>>>>> parent of aee2b2a (The retrieval server is one WSGI application: search requests were answered by two, Flask's and the quick one before it)
 # part of an extra: where it is missing, the server says what to install
 try:
     from waitress import wasyncore
@@ -75,14 +80,11 @@ class Timeouts:
     """For which a client may take nothing of its answer."""
 
 
-WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """A WSGI application with its limits."""
+    """A Flask application with its limits."""
 
-    app: WsgiApp
+    app: Flask
     path: str
     """What clients put behind the address, such as /v1."""
     threads: int
@@ -128,7 +130,7 @@ def url_of(host: str, port: int, path: str = "") -> str:
     return f"http://[{host}]:{port}{path}" if ":" in host else f"http://{host}:{port}{path}"
 
 
-# The server of WSGI applications: waitress.
+# The server of Flask applications: waitress.
 
 CROWD, GATHER = 8, 0.001
 """Connections from which events are gathered, and for how many seconds."""
@@ -260,6 +262,9 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
     )
     made.front, made.most = front, connections
     return made
+
+
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def _guarded(front: Front, access: Access) -> WsgiApp:
@@ -456,16 +461,16 @@ class Channel(HTTPChannel):
             return False
 
 
-# The fronts of the WSGI applications.
+# The fronts of the Flask applications.
 
 RETRIEVAL_THREADS = 96
 """Each waiting request holds a thread, so this bounds how many queries of single-query clients can share a batch.
 Threads that wait cost little; the retriever itself runs in the service's own few."""
 
 
-def retrieval_front(app: RetrievalApp, *, threads: int = RETRIEVAL_THREADS) -> Front:
+def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
     """The front of `retrieval.server.create_app`; its refusals count among the answers of /stats."""
-    service = app.service
+    service: RetrievalService = app.extensions["retrieval"]
 
     def refuse(status: int, text: str) -> bytes:
         service.stats.answered(status)

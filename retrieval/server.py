@@ -1,28 +1,28 @@
 """The retrieval server: POST /retrieve, GET /health, GET /stats. Every answer is JSON, errors included.
 
-HTTP -> RetrievalApp -> RetrievalService (cache, one search per query) -> MicroBatcher -> retriever
+HTTP -> fast_retrieve or Flask -> RetrievalService (cache, one search per query) -> MicroBatcher -> retriever
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
-from http import HTTPStatus
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
+from flask import Flask, Response
 
 from turngym.retrieval.batching import Found, MicroBatcher
-from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
 
-log = logging.getLogger(__name__)
 RECENT = 4096
 """Latency percentiles are over this many requests."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -208,81 +208,124 @@ class RetrievalService:
         self._retriever.close()
 
 
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Answer = Callable[[RetrievalService, bytes], tuple[bytes, int]]
 JSON = "application/json"
-REASONS = {status.value: status.phrase for status in HTTPStatus}
-ROUTES = {"/retrieve": "POST", "/health": "GET", "/stats": "GET"}
-VALID = ", ".join(f"{method} {path}" for path, method in ROUTES.items())
+REASONS = {200: "OK", 400: "Bad Request", 422: "Unprocessable Entity", 503: "Service Unavailable"}
+"""Reason phrases of the statuses that `Answer` gives."""
 
 
-class RetrievalApp:
-    """The WSGI application of a service; every answer is JSON, errors included.
+def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
+    """Wraps the application `flask` so that well-formed search requests bypass it and get the same answer.
 
-    Without a web framework, whose routing and objects cost more than everything else that is done for a request.
+    Flask's routing and objects cost more than everything else that is done for a request. Whatever HTTP itself refuses
+    (another method, type or address, a body without a length or too large) and every error of ours goes to Flask.
     """
 
-    def __init__(self, service: RetrievalService) -> None:
-        self.service = service
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        headers: list[tuple[str, str]] = []
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        began, length = time.perf_counter(), search_length(environ)
+        if not 0 <= length <= service.settings.max_body:
+            return flask(environ, start_response)
+        asked = environ["wsgi.input"].read(length)
         try:
-            status, body = self._answer(environ, headers)
-        except Exception as error:
-            log.exception("request failed", exc_info=error)
-            status, body = 500, _dump({"error": f"internal error: {type(error).__name__}"})
-        headers += [("Content-Type", JSON), ("Content-Length", str(len(body)))]
-        start_response(f"{status} {REASONS[status]}", headers)
-        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
-
-    def _answer(self, environ: dict[str, Any], headers: list[tuple[str, str]]) -> tuple[int, bytes]:
-        """(status, body) of one request; adds to `headers`."""
-        began, service, path = time.perf_counter(), self.service, environ["PATH_INFO"]
-        method = ROUTES.get(path)
-        asked = "GET" if environ["REQUEST_METHOD"] == "HEAD" else environ["REQUEST_METHOD"]
-        if asked != method:
-            if method is None:
-                return self._refused(path, 404, f"there is no {asked} {path}")
-            headers.append(("Allow", method))
-            return self._refused(path, 405, f"{path} does not take {asked}")
-        if path == "/health":
-            found = service.health()
-            return 200 if found["status"] == "ok" else 503, _dump(found)
-        if path == "/stats":
-            return 200, _dump(service.statistics())
-        # a web page may send text/plain or a form to any address, but JSON only to servers that allow it (CORS)
-        if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
-            return self._refused(path, 415, f"send Content-Type: {JSON}")
-        # a body without a length is empty: servers give the length of one that came in chunks
-        length = environ.get("CONTENT_LENGTH", "")
-        size = int(length) if length.isascii() and length.isdecimal() else 0
-        if size > service.settings.max_body:
-            return self._refused(path, 413, f"the body is larger than {service.settings.max_body} bytes")
-        status, body = _retrieve(service, environ["wsgi.input"].read(size))
+            body, status = answer(service, asked)
+            reason = REASONS[status]
+        except Exception:
+            # Flask answers once more, so that the error is logged and becomes a 500
+            return flask({**environ, "wsgi.input": BytesIO(asked)}, start_response)
         service.stats.answered(status, time.perf_counter() - began)
-        headers.append((FINGERPRINT_HEADER, service.fingerprint))
-        return status, body
+        headers = [("Content-Type", JSON), ("Content-Length", str(len(body)))]
+        start_response(f"{status} {reason}", [*headers, (FINGERPRINT_HEADER, service.fingerprint)])
+        return [body]
 
-    def _refused(self, path: str, status: int, why: str) -> tuple[int, bytes]:
-        if path == "/retrieve":
-            self.service.stats.answered(status)
-        return status, _dump({"error": why, "valid": VALID})
+    return application
 
 
-def create_app(retriever: Retriever, settings: ServerSettings | None = None) -> RetrievalApp:
-    """Makes a WSGI application that serves `retriever`."""
-    return RetrievalApp(RetrievalService(retriever, settings))
+def search_length(environ: dict[str, Any]) -> int:
+    """Bytes of a search request's body; -1 for other requests, and for those that do not say."""
+    if environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != "/retrieve":
+        return -1
+    length = environ.get("CONTENT_LENGTH", "")
+    plain = "HTTP_TRANSFER_ENCODING" not in environ and length.isdecimal() and length.isascii()
+    return int(length) if plain and environ.get("CONTENT_TYPE", "").lower() == JSON else -1
 
 
-def _retrieve(service: RetrievalService, body: bytes) -> tuple[int, bytes]:
-    """(HTTP status, JSON) of one search request."""
+ROUTES = "POST /retrieve, GET /health, GET /stats"
+
+
+def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings | None = None) -> Flask:
+    """Makes a WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
+
+    Raises RetrievalError if Flask is not installed.
+    """
+    try:
+        from flask import Flask, abort, request
+    except ImportError as error:
+        raise RetrievalError("the retrieval server needs Flask: pip install 'turngym[serve]'") from error
+    service = retriever if isinstance(retriever, RetrievalService) else RetrievalService(retriever, settings)
+    # both paths are given, because Flask cannot find them for a package inside a namespace
+    here = str(Path(__file__).parent)
+    app = Flask("turngym.retrieval.server", root_path=here, instance_path=here, static_folder=None)
+    app.extensions["retrieval"] = service
+    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
+
+    @app.post("/retrieve")
+    def retrieve() -> Response:
+        began = time.perf_counter()
+        # a web page may send text/plain or a form to any address, but JSON only to servers that allow it (CORS)
+        if request.mimetype != "application/json":
+            abort(415)
+        body, status = _retrieve(service, request.get_data(cache=False))
+        service.stats.answered(status, time.perf_counter() - began)
+        return _json(body, status, {FINGERPRINT_HEADER: service.fingerprint})
+
+    @app.get("/health")
+    def health() -> Response:
+        found = service.health()
+        return _json(_dump(found), 200 if found["status"] == "ok" else 503)
+
+    @app.get("/stats")
+    def stats() -> Response:
+        return _json(_dump(service.statistics()), 200)
+
+    @app.errorhandler(Exception)
+    def refused(error: Exception) -> Response:
+        status = getattr(error, "code", None)
+        if not isinstance(status, int):
+            app.logger.exception("request failed", exc_info=error)
+            return _json(_dump({"error": f"internal error: {type(error).__name__}"}), 500)
+        said = {
+            404: f"there is no {request.method} {request.path}",
+            405: f"{request.path} does not take {request.method}",
+            415: "send Content-Type: application/json",
+            413: f"the body is larger than {service.settings.max_body} bytes",
+        }
+        if request.path == "/retrieve":
+            service.stats.answered(status)
+        allowed = getattr(error, "valid_methods", None)
+        headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
+        return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
+
+    app.wsgi_app = fast_retrieve(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
+    return app
+
+
+def _retrieve(service: RetrievalService, body: bytes) -> tuple[bytes, int]:
+    """(JSON, HTTP status) of one search request."""
     try:
         asked = read_request(body, service.settings)
-        return 200, reply_body(service.search(asked.queries, asked.k), asked.scores)
+        return reply_body(service.search(asked.queries, asked.k), asked.scores), 200
     except BadRequest as error:
-        return error.status, _dump(error.as_json())
+        return _dump(error.as_json()), error.status
     except RetrieverUnavailable as error:
-        return 503, _dump({"error": str(error)})
+        return _dump({"error": str(error)}), 503
 
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def _json(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response:
+    from flask import Response
+
+    return Response(body, status=status, headers=headers, mimetype="application/json")

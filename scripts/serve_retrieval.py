@@ -69,8 +69,12 @@ def serve(config: ServeRetrieval) -> int:
     )
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
-    app = create_app(retriever, settings)
-    service = app.service
+    try:
+        app = create_app(retriever, settings)
+    except RetrievalError:
+        retriever.close()
+        raise
+    service = app.extensions["retrieval"]
     try:
         front = retrieval_front(app, threads=config.threads)
         server = DrainingServer(front, **asdict(config.listen))

@@ -16,6 +16,7 @@ import pytest
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.scripts.main import main
 
+pytest.importorskip("flask", reason="the server needs turngym[serve]")
 pytest.importorskip("waitress", reason="the server needs turngym[serve]")
 
 from turngym.retrieval.client import HttpRetriever

@@ -19,6 +19,7 @@ from malformed import MALFORMED
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.wire import FINGERPRINT_HEADER, read_reply, reply_body
 
+pytest.importorskip("flask", reason="the server needs turngym[serve]")
 pytest.importorskip("waitress", reason="the server needs turngym[serve]")
 
 Serve = Callable[..., Any]
