@@ -32,16 +32,11 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.access import Access
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
-from turngym.retrieval.server import RetrievalApp
+from turngym.retrieval.server import RetrievalService
 
 if TYPE_CHECKING:
     from flask import Flask
 
-<<<<<<< HEAD
-=======
-    from turngym.retrieval.server import RetrievalService
-
->>>>>>> parent of aee2b2a (The retrieval server is one WSGI application: search requests were answered by two, Flask's and the quick one before it)
 # part of an extra: where it is missing, the server says what to install
 try:
     from waitress import wasyncore

@@ -14,14 +14,16 @@ from concurrent.futures import Future
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
-from flask import Flask, Response
 
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
+
+if TYPE_CHECKING:
+    from flask import Flask, Response
 
 RECENT = 4096
 """Latency percentiles are over this many requests."""

@@ -32,6 +32,7 @@ RETRIEVAL_MAY_USE = {
     "faiss",
     "torch",
     "transformers",
+    "flask",
     "httpx",
     "rich",
 }
