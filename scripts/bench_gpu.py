@@ -161,7 +161,7 @@ def training_step(
 
     On a GPU the update runs in bfloat16 autocast.
     """
-    from turngym.trainers.algorithm import Scorers
+    from turngym.trainers.algorithm import BuildContext, Scorers
     from turngym.trainers.algorithms import opd
     from turngym.trainers.batch import pack
     from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
@@ -172,7 +172,7 @@ def training_step(
     tokens, chunk = bench.micro_tokens, bench.head_chunk
     run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
     optimizer = make_optimizer(student, OptimizerConfig())
-    algorithm = opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run)
+    algorithm = opd.build(opd.OpdConfig(), BuildContext(run=run, distill=DistillConfig(top_k=bench.k)))
     scorer = LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab)
     forward = Forward(
         micro_tokens=tokens, head_chunk=chunk, autocast=not bench.on_cpu, gradient_checkpointing=bench.checkpointing

@@ -102,14 +102,16 @@ class LmLoss:
         self._held: list[NDArray[np.int32]] = []
 
     @classmethod
-    def of(cls, given: BuildContext) -> LmLoss:
+    def of(cls, context: BuildContext) -> LmLoss:
         """The term that the settings `lm_loss` describe, read with the student's tokenizer."""
 
-        def encode(document: str) -> list[int]:
-            return list(given.tokenizer.encode(document, add_special_tokens=False))
-
-        run = given.run
-        return cls(given.lm_loss, encode, micro_tokens=run.micro_tokens, autocast=run.autocast != "off")
+        run = context.run
+        return cls(
+            context.lm_loss,
+            lambda document: context.tokenizer.encode(document, add_special_tokens=False),
+            micro_tokens=run.micro_tokens,
+            autocast=run.autocast != "off",
+        )
 
     def rows(self, step: int) -> list[NDArray[np.int32]]:
         """The token ids of step `step` (1-based), one array per document; the same for every call with that step."""

@@ -54,9 +54,9 @@ NAME = "turngym.scripts.study.scenarios:READER"
 """As `turngym train --algorithm` takes it."""
 
 
-def build(config: sft.SftConfig, given: BuildContext) -> Algorithm:
+def build(config: sft.SftConfig, context: BuildContext) -> Algorithm:
     """Supervised fine-tuning with lambda L_PT added (`--lm-loss.*`)."""
-    return replace(sft.build(config, given.run), terms=(LmLoss.of(given),))
+    return replace(sft.build(config, context), terms=(LmLoss.of(context),))
 
 
 READER = AlgorithmSpec(

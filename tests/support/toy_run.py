@@ -17,7 +17,7 @@ import torch
 from turngym.envs.core.episode import Episode, Origin, Status, Turn
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest
 from turngym.envs.core.task import Task, Verdict
-from turngym.trainers.algorithm import Targets
+from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft, turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.batch import RolloutBatch
@@ -126,7 +126,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
     config = turnopd.TurnOpdConfig(depth=DepthConfig(warmup=1, probe_interval=3, min_successes=3))
     made = Trainer(
         model=student,
-        algorithm=turnopd.build(config, DistillConfig(top_k=8), run),
+        algorithm=turnopd.build(config, BuildContext(run=run, distill=DistillConfig(top_k=8))),
         collect=Sampled(student, pause),
         out=out,
         run=run,
@@ -141,7 +141,7 @@ def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[dict[st
     """Columns of the negative log-likelihood's mean over a batch, and its gradient, all parameters in one."""
     model.zero_grad()
     weight_N = np.full(batch.tokens, 1 / batch.tokens)
-    loss = sft.build(sft.SftConfig(), RunConfig()).token_loss
+    loss = sft.build(sft.SftConfig(), BuildContext()).token_loss
     _, columns = accumulate(model, batch, targets=Targets(), weight_N=weight_N, token_loss=loss, forward=forward)
     return columns, torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
 

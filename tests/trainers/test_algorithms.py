@@ -11,7 +11,7 @@ import torch
 import toy_run as toy
 
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.trainers.algorithm import Algorithm, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
 from turngym.trainers.algorithms import opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
@@ -42,16 +42,21 @@ def gradient(model: Any, algorithm: Algorithm, batch: RolloutBatch, targets: Tar
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
+def vanilla(**changes: Any) -> Algorithm:
+    return opd.build(opd.OpdConfig(), BuildContext(run=RUN, distill=replace(DISTILL, **changes)))
+
+
+GIVEN = BuildContext(run=RUN, distill=DISTILL)
 ALGORITHMS = {
-    "sft": sft.build(sft.SftConfig(train_on="policy"), RUN),
-    "opd": opd.build(opd.OpdConfig(), DISTILL, RUN),
-    "opd student support": opd.build(opd.OpdConfig(), replace(DISTILL, support="student"), RUN),
-    "opd raw": opd.build(opd.OpdConfig(), replace(DISTILL, tail="raw"), RUN),
-    "opd renorm": opd.build(opd.OpdConfig(), replace(DISTILL, tail="renorm"), RUN),
-    "opd sampled": opd.build(opd.OpdConfig(), replace(DISTILL, form="sampled"), RUN),
-    "opd warm": opd.build(opd.OpdConfig(), replace(DISTILL, temperature=2.0), RUN),
-    "turnopd": turnopd.build(turnopd.TurnOpdConfig(n_min=3), DISTILL, RUN),
-    "tcod": tcod.build(tcod.TcodConfig(), DISTILL, RUN),
+    "sft": sft.build(sft.SftConfig(train_on="policy"), GIVEN),
+    "opd": vanilla(),
+    "opd student support": vanilla(support="student"),
+    "opd raw": vanilla(tail="raw"),
+    "opd renorm": vanilla(tail="renorm"),
+    "opd sampled": vanilla(form="sampled"),
+    "opd warm": vanilla(temperature=2.0),
+    "turnopd": turnopd.build(turnopd.TurnOpdConfig(n_min=3), GIVEN),
+    "tcod": tcod.build(tcod.TcodConfig(), GIVEN),
 }
 
 
@@ -120,7 +125,7 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
     model = toy.tiny(1)
     optimizer = make_optimizer(model, OptimizerConfig())
     episodes = toy.demonstrations(32)
-    algorithm = sft.build(sft.SftConfig(), RUN)
+    algorithm = sft.build(sft.SftConfig(), GIVEN)
     batch = pack(episodes, origins=algorithm.origins)
     schedule = Schedule(config=OptimizerConfig(lr=5e-3, ppo_epochs=40), step=1, total_steps=1)
     done = run_epochs(model, optimizer, batch, episodes, Targets(), algorithm, schedule, Forward())

@@ -14,7 +14,7 @@ from tiny_runs import untimed
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.trainers.algorithm import DepthPlan
+from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.metrics import SOME_METRICS
@@ -179,7 +179,7 @@ def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path:
 
 def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
     run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=False)
-    algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), run)
+    algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), BuildContext(run=run))
     made, _ = stale(tmp_path / "run", 1, steps=3)
     algorithm = AsyncConfig(staleness=1, importance_cap=1.0).corrected(algorithm)
     order = AsyncRollout(staleness=1, last=3, snapshot=made.order.snapshot)

@@ -22,7 +22,7 @@ import toy_run as toy
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.task import Verdict
-from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithm import BuildContext, Scorers
 from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack
@@ -45,7 +45,7 @@ def group(make_episode: Make) -> list[Episode]:
 
 def test_episodes_that_are_no_whole_groups(tmp_path: Path) -> None:
     run = RunConfig(steps=1, episodes=10, max_turns=6, tensorboard=False)
-    made = toy.trainer(tmp_path / "run", algorithm=grpo.build(grpo.GrpoConfig(n=4), run), run=run)
+    made = toy.trainer(tmp_path / "run", algorithm=grpo.build(grpo.GrpoConfig(n=4), BuildContext(run=run)), run=run)
     with pytest.raises(TrainError, match="10 episodes per step are not whole groups of 4; take a multiple"):
         made.train()
     assert not (tmp_path / "run").exists()

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from turngym.envs.core.episode import Episode, TopK
-from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import sage_opd
 from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
+from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.losses import NegativeLogLikelihood
 
 # the most likely id stands second here: it is looked for, not taken for granted
@@ -97,6 +97,6 @@ def test_the_loss_is_multiplied() -> None:
 @pytest.mark.parametrize("more", [{"form": "sampled"}, {"support": "student"}])
 def test_a_form_without_the_teachers_confidence_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="topk and teacher"):
-        sage_opd.build(sage_opd.SageOpdConfig(), DistillConfig(**more), RunConfig())
+        sage_opd.build(sage_opd.SageOpdConfig(), BuildContext(distill=DistillConfig(**more)))
     with pytest.raises(ConfigError, match=r"weak is 1\.5"):
         sage_opd.SageOpdConfig(weak=1.5)

@@ -14,6 +14,7 @@ import toy_run as toy
 from tiny_runs import break_off
 
 from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
@@ -35,7 +36,8 @@ def test_where_a_response_may_be_cut() -> None:
 
 def test_who_teaches_and_who_is_stayed_near() -> None:
     def needs(kl_coef: float, other: bool, **more: Any) -> tuple[bool, bool]:
-        made = opd_hints.build(opd_hints.OpdHintsConfig(kl_coef=kl_coef, **more), DISTILL, RUN, teacher=other)
+        config = opd_hints.OpdHintsConfig(kl_coef=kl_coef, **more)
+        made = opd_hints.build(config, BuildContext(has_teacher=other))
         return made.needs_teacher, made.needs_reference
 
     assert needs(0.0, False, teacher="live") == (False, False)
@@ -58,12 +60,12 @@ def test_who_teaches_and_who_is_stayed_near() -> None:
 
 
 def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
-    student = toy.tiny(1)
+    student, context = toy.tiny(1), BuildContext(run=RUN, distill=DISTILL, has_teacher=teacher)
     votes = ("[HINT_START]look at the last two[HINT_END]\\boxed{1}",)
     judge = tools.Says(lambda request: votes if request.turn % 2 == 0 else ("\\boxed{-1}",))
     return Trainer(
         model=student,
-        algorithm=opd_hints.build(opd_hints.OpdHintsConfig(form=form), DISTILL, RUN, teacher=teacher),
+        algorithm=opd_hints.build(opd_hints.OpdHintsConfig(form=form), context),
         collect=JudgedCollect(collect=toy.Sampled(student), judge=judge, kind="hint", enhance=tools.whispered),
         out=out,
         run=RUN,

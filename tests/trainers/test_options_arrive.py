@@ -79,15 +79,15 @@ Build = Callable[..., Algorithm]
 
 
 def with_run(module: Any, config: type[Any]) -> Build:
-    return lambda **options: module.build(config(**options), RUN)
+    return lambda **options: module.build(config(**options), BuildContext(run=RUN))
 
 
 def with_distill(module: Any, config: Any) -> Build:
-    return lambda **options: module.build(config, DistillConfig(**options), RUN)
+    return lambda **options: module.build(config, BuildContext(run=RUN, distill=DistillConfig(**options)))
 
 
 def with_both(module: Any, config: type[Any]) -> Build:
-    return lambda **options: module.build(config(**options), DistillConfig(top_k=9), RUN)
+    return lambda **options: module.build(config(**options), BuildContext(run=RUN, distill=DistillConfig(top_k=9)))
 
 
 GRPO = with_run(grpo, grpo.GrpoConfig)
@@ -360,7 +360,7 @@ def test_the_clip_of_the_sampled_form() -> None:
     ("build", "names"),
     [
         (SFT, ("token_mean", "episode_mean", "turn_mean")),
-        (lambda weight: opd.build(opd.OpdConfig(weight=weight), DistillConfig(), RUN), ("trajectory", "turn_mean")),
+        (lambda weight: opd.build(opd.OpdConfig(weight=weight), BuildContext(run=RUN)), ("trajectory", "turn_mean")),
         *(
             (build, ("trajectory", "token_mean", "turn_mean"))
             for build in (GRPO, GIGPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS)

@@ -24,10 +24,10 @@ from turngym.envs.core.episode import Episode, Status, TopK, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Task, Verdict
 from turngym.scripts import train
-from turngym.trainers.algorithm import Scorers, Targets, Tokens
+from turngym.trainers.algorithm import BuildContext, Scorers, Targets, Tokens
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
-from turngym.trainers.config import DistillConfig, RunConfig
+from turngym.trainers.config import DistillConfig
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.losses import SupportKL
 from turngym.trainers.metrics import read_metrics
@@ -513,7 +513,7 @@ def test_with_equal_tokenizers_targets_losses_and_gradients_are_those_of_opd() -
     student, teacher = tiny_qwen3(size, width=32, layers=1, heads=2, seed=1), tiny_qwen3(size, width=32, seed=2)
     scorers = Scorers(student=LocalScorer(model=student), teacher=LocalScorer(model=teacher, vocab_size=size))
     for distill in (DistillConfig(top_k=9), DistillConfig(form="sampled")):
-        plain = opd.build(opd.OpdConfig(), distill, RunConfig())
+        plain = opd.build(opd.OpdConfig(), BuildContext(distill=distill))
         mine = writer(MINE)
         made = of_other_vocabulary(plain, distill, student=mine.renderer, reader=writer(MINE), sizes=(size, size))
         results = []

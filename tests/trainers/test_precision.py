@@ -11,11 +11,11 @@ import torch
 import toy_run as toy
 
 from turngym.agents.models import load_model
-from turngym.trainers.algorithm import Targets
+from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model
-from turngym.trainers.config import CriticConfig, LmLossConfig, OptimizerConfig, RunConfig
+from turngym.trainers.config import CriticConfig, LmLossConfig, OptimizerConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lm_head import project
 from turngym.trainers.lm_loss import LmLoss
@@ -24,7 +24,7 @@ from turngym.trainers.models import head, hidden_states
 from turngym.trainers.optimizer_step import Forward, make_optimizer, update
 
 torch.set_num_threads(1)
-LOSS = sft.build(sft.SftConfig(), RunConfig()).token_loss
+LOSS = sft.build(sft.SftConfig(), BuildContext()).token_loss
 
 
 def batch_of(count: int = 6) -> RolloutBatch:

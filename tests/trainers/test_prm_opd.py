@@ -14,20 +14,18 @@ import pytest
 import torch
 
 from turngym.envs.core.episode import Episode, TopK
-from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
+from turngym.trainers.config import ConfigError
 from turngym.trainers.judged import ScoredTurns
 from turngym.trainers.losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 from turngym.trainers.targets import TargetError
 
 Table: Any = importlib.import_module("test_judge_targets").Table
 torch.set_num_threads(1)
-RUN = RunConfig(max_turns=6)
-DISTILL = DistillConfig(top_k=8)
 Make = Callable[..., Episode]
 NOBODY: Any = None
 
@@ -197,7 +195,8 @@ def test_both_losses_are_summed_where_there_are_hints() -> None:
 
 
 def test_the_dual_clip_reaches_the_surrogate() -> None:
-    loss: Any = with_dual_clip(prm_opd.build(prm_opd.PrmOpdConfig(form="topk"), DISTILL, RUN).token_loss, 3.0)
+    algorithm = prm_opd.build(prm_opd.PrmOpdConfig(form="topk"), BuildContext())
+    loss: Any = with_dual_clip(algorithm.token_loss, 3.0)
     assert isinstance(loss, Regularized)
     assert loss.loss.loss.dual_clip == 3.0  # type: ignore[attr-defined]
 

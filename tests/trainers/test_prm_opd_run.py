@@ -11,6 +11,7 @@ import torch
 import toy_run as toy
 
 from turngym.agents.judges.judges import BothQuestions
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
@@ -33,7 +34,7 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
     judge = tools.Says(lambda request: says[request.kind](request.turn))
     Trainer(
         model=student,
-        algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), DISTILL, RUN),
+        algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), BuildContext(run=RUN, distill=DISTILL)),
         collect=JudgedCollect(
             collect=toy.Sampled(student),
             judge=BothQuestions(one=judge),

@@ -13,6 +13,7 @@ from tiny_runs import break_off, untimed
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
@@ -37,7 +38,7 @@ def trainer(out: Path, **config: Any) -> Trainer:
     student = toy.tiny(1)
     return Trainer(
         model=student,
-        algorithm=prm_rl.build(prm_rl.PrmRlConfig(**config), RUN),
+        algorithm=prm_rl.build(prm_rl.PrmRlConfig(**config), BuildContext(run=RUN)),
         collect=JudgedCollect(collect=toy.Sampled(student), judge=tools.Says(parity)),
         out=out,
         run=RUN,

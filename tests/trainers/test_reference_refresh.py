@@ -12,6 +12,7 @@ from tiny_runs import untimed
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutRequest
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
@@ -39,7 +40,7 @@ def trainer(out: Path, every: int, steps: int = 5, rate: float = 1.0) -> Trainer
     return replace(
         made,
         run=run,
-        algorithm=grpo.build(grpo.GrpoConfig(n=4, filter_groups=False, kl_coef=0.1), run),
+        algorithm=grpo.build(grpo.GrpoConfig(n=4, filter_groups=False, kl_coef=0.1), BuildContext(run=run)),
         optimizer=OptimizerConfig(lr=1e-2),
         reference=LocalScorer(model=initial),
         evaluate=None,

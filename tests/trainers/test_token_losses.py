@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from turngym.trainers.algorithm import Tokens
+from turngym.trainers.algorithm import BuildContext, Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
-from turngym.trainers.config import RunConfig
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
@@ -187,7 +186,7 @@ def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
 
 
 def test_where_the_dual_clip_is_on() -> None:
-    algorithm = prm_rl.build(prm_rl.PrmRlConfig(), RunConfig())
+    algorithm = prm_rl.build(prm_rl.PrmRlConfig(), BuildContext())
 
     def bound(setting: float | None, *, stale: bool) -> Any:
         loss: Any = bounded(algorithm, setting, stale=stale).token_loss

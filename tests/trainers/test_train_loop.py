@@ -21,6 +21,7 @@ from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
 from turngym.trainers.collecting import DatasetCollect
@@ -68,7 +69,7 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
     run = RunConfig(steps=12, episodes=16, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=True)
     made = toy.trainer(
         tmp_path / "run",
-        algorithm=sft.build(sft.SftConfig(), run),
+        algorithm=sft.build(sft.SftConfig(), BuildContext(run=run)),
         run=run,
         collect=DatasetCollect(episodes=toy.demonstrations(40), seed=3),
         optimizer=OptimizerConfig(lr=5e-3, minibatches=2, schedule="cosine", lr_warmup=1),
@@ -88,7 +89,8 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
 
 def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
     run = RunConfig(steps=5, episodes=12, max_turns=6, eval_every=0, tensorboard=False)
-    made = toy.trainer(tmp_path / "run", run=run, algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=60), run))
+    algorithm = opd.build(opd.OpdConfig(), BuildContext(run=run, distill=DistillConfig(top_k=60)))
+    made = toy.trainer(tmp_path / "run", run=run, algorithm=algorithm)
     teacher = toy.LocalScorer(model=toy.tiny(1))
     replace(made, teacher=teacher, optimizer=OptimizerConfig(lr=1e-4)).train()
     assert all(abs(kl) < 1e-4 for (kl,) in columns(tmp_path / "run", "kl_bin"))

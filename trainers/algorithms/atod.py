@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward
 from turngym.trainers.token_weights import WEIGHTS, blend_alpha
@@ -102,7 +102,7 @@ class AtodConfig:
             )
 
 
-def build(config: AtodConfig, run: RunConfig) -> Algorithm:
+def build(config: AtodConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on an advantage that is the teacher's at first and the reward's at last.
 
     A_i = w_reward A^reward_j + w_teacher u_t (log q - log p), w_teacher = 1 - alpha_k, w_reward = floor + (1 - floor)
@@ -114,10 +114,10 @@ def build(config: AtodConfig, run: RunConfig) -> Algorithm:
     schedule, the formula of the weights, whose uncertainty it is and all defaults are our reading.
     """
     low, high = config.clip
-    annealing = Annealing(total=run.steps, start=config.start, end=config.end, floor=config.floor)
+    annealing = Annealing(total=context.run.steps, start=config.start, end=config.end, floor=config.floor)
     return Algorithm(
         name="atod",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=CombinedAdvantage(
             reward=config.reward,
             scale=config.scale,
@@ -134,9 +134,4 @@ def build(config: AtodConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="atod",
-    config=AtodConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher", "reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="atod", config=AtodConfig, build=build, uses=frozenset({"teacher", "reward"}))

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.targets import (
     GROUP_EPS,
@@ -243,7 +243,7 @@ class GigpoConfig:
             )
 
 
-def build(config: GigpoConfig, run: RunConfig) -> Algorithm:
+def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on the sum of an episode's and a turn's group-relative advantage.
 
     A = (R_j - mean_g) / F_g + w_step (R_jt - mean_a) / F_a, R_jt the discounted return from turn t on, a its anchor
@@ -266,7 +266,7 @@ def build(config: GigpoConfig, run: RunConfig) -> Algorithm:
     )
     return Algorithm(
         name="gigpo",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
@@ -286,9 +286,4 @@ def build(config: GigpoConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="gigpo",
-    config=GigpoConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="gigpo", config=GigpoConfig, build=build, uses=frozenset({"reward"}))

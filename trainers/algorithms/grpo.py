@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
@@ -54,7 +54,7 @@ class GrpoConfig:
             raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
 
 
-def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
+def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on group-relative advantages.
 
     A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i
@@ -71,7 +71,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
         signal = WithSequences(target_fn=signal, unit=config.ratio)
     return Algorithm(
         name="grpo",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
@@ -86,7 +86,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
         select=ComparableGroups(
             reward=config.reward,
             spread=config.filter_groups,
-            most=run.episodes // config.n if config.refill else None,
+            most=context.run.episodes // config.n if config.refill else None,
         ),
         refill=config.refill,
         needs_teacher=False,
@@ -96,9 +96,4 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="grpo",
-    config=GrpoConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="grpo", config=GrpoConfig, build=build, uses=frozenset({"reward"}))

@@ -10,7 +10,7 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.targets import ComparableGroups, WithReference
@@ -48,7 +48,7 @@ class GrpoKdConfig:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
 
 
-def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) -> Algorithm:
+def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] = ()) -> Algorithm:
     """Clipped policy gradient on group-relative teacher log-likelihood.
 
     r_j = mean_i log q(o_ji) [- log p(o_ji)] + env_coef R_j; A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = surrogate(A)
@@ -67,10 +67,10 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
         env_coef=config.env_coef,
         scale=config.scale,
     )
-    signal = mixed(signal, config.teacher_mix, run)
+    signal = mixed(signal, config.teacher_mix, context.run)
     return Algorithm(
         name="grpo-minillm" if terms else "grpo-kd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
@@ -84,21 +84,16 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
     )
 
 
-def _with_text(config: GrpoKdConfig, given: BuildContext) -> Algorithm:
-    if given.lm_loss.in_reward:
+def _with_text(config: GrpoKdConfig, context: BuildContext) -> Algorithm:
+    if context.lm_loss.in_reward:
         raise ConfigError(
-            f"lm_loss.in_reward is {given.lm_loss.in_reward}; it is ppo-minillm's: what a whole group gets alike "
+            f"lm_loss.in_reward is {context.lm_loss.in_reward}; it is ppo-minillm's: what a whole group gets alike "
             "cancels in a group-relative advantage"
         )
-    return build(config, given.run, (LmLoss.of(given),))
+    return build(config, context, (LmLoss.of(context),))
 
 
-ALGORITHM = AlgorithmSpec(
-    name="grpo-kd",
-    config=GrpoKdConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher", "reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="grpo-kd", config=GrpoKdConfig, build=build, uses=frozenset({"teacher", "reward"}))
 WITH_TEXT = AlgorithmSpec(
     name="grpo-minillm",
     config=GrpoKdConfig,

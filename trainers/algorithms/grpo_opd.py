@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
 from turngym.trainers.token_weights import WEIGHTS
@@ -98,7 +98,7 @@ class GrpoOpdConfig:
             )
 
 
-def build(config: GrpoOpdConfig, run: RunConfig) -> Algorithm:
+def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on the sum of both advantages.
 
     A_i = w_reward (r_j - mean_g) / (std_g + 1e-6) + w_teacher (log q - log p); l_i = max(-A r_i, -A clip(r_i, 1 -
@@ -113,7 +113,7 @@ def build(config: GrpoOpdConfig, run: RunConfig) -> Algorithm:
     low, high = config.clip
     return Algorithm(
         name="grpo-opd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=CombinedAdvantage(
             reward=config.reward, scale=config.scale, w_reward=config.w_reward, w_teacher=config.w_teacher
         ),
@@ -125,9 +125,4 @@ def build(config: GrpoOpdConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="grpo-opd",
-    config=GrpoOpdConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher", "reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="grpo-opd", config=GrpoOpdConfig, build=build, uses=frozenset({"teacher", "reward"}))

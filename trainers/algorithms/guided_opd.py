@@ -13,9 +13,17 @@ from typing import Literal
 import torch
 
 from turngym.envs.core.episode import Episode, Origin
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    FixedDepth,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+)
 from turngym.trainers.batch import refused
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import bin_forward_kl
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
@@ -95,7 +103,7 @@ class GuidedOpdConfig:
             )
 
 
-def build(config: GuidedOpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
     """OPD on episodes of which the teacher plays a share of the turns, whole.
 
     share_k = start (1 + cos(pi min(k / (ratio K), 1))) / 2. Turns of the student: the loss of opd; turns of the
@@ -106,25 +114,25 @@ def build(config: GuidedOpdConfig, distill: DistillConfig, run: RunConfig) -> Al
     `form=sampled` here). The tail bin in both KLs, the mean over both kinds of turns, and that what the environment
     refused of the teacher is not imitated, are ours.
     """
-    signal, token_loss = distillation(distill)
+    signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="guided-opd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=GuidedLoss(loss=token_loss),
         origins=ORIGINS,
         select=supervised,
-        guide=CosineGuide(total=run.steps, start=config.start, ratio=config.ratio),
+        guide=CosineGuide(total=context.run.steps, start=config.start, ratio=config.ratio),
         to_the_end=True,
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
 ALGORITHM = AlgorithmSpec(
     name="guided-opd",
     config=GuidedOpdConfig,
-    build=lambda config, given: build(config, given.distill, given.run),
+    build=build,
     uses=frozenset({"teacher", "distill"}),
 )

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, loop_end
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -121,28 +121,23 @@ class LoopDepth:
         return replace(state, loop_ratio=ratio, probes=state.probes + 1)
 
 
-def build(config: LoopStopConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
     """Vanilla OPD whose episodes end where they loop (`LoopDepth`).
 
     loss = sum_i w_i l_i as in `opd.build`: where loops teach as much as other turns it is OPD itself.
     Source: docs/algorithms.md#loopstop.
     Differs from the paper: there is none, the algorithm is ours.
     """
-    signal, token_loss = distillation(distill)
+    signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="loopstop",
-        depth=LoopDepth(h_max=run.full_depth, config=config),
+        depth=LoopDepth(h_max=context.run.full_depth, config=config),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="loopstop",
-    config=LoopStopConfig,
-    build=lambda config, given: build(config, given.distill, given.run),
-    uses=frozenset({"teacher", "distill"}),
-)
+ALGORITHM = AlgorithmSpec(name="loopstop", config=LoopStopConfig, build=build, uses=frozenset({"teacher", "distill"}))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLosses, Tokens
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import LOG_RATIO_LIMIT, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
 from turngym.trainers.token_weights import WEIGHTS
@@ -262,7 +262,7 @@ class LuffyConfig:
             raise ConfigError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
 
-def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
+def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
     """Mixed-policy gradient over the policy's episodes and demonstrated prefixes that it continues.
 
     Own tokens: max(-A r, -A clip(r)), r = pi / pi_old. Demonstrated tokens: -A f(pi), f(pi) = pi / (pi + 0.1), their
@@ -284,7 +284,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     )
     return Algorithm(
         name="luffy",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=MixedPolicyGradient(
@@ -308,9 +308,4 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="luffy",
-    config=LuffyConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"expert", "reward", "shown"}),
-)
+ALGORITHM = AlgorithmSpec(name="luffy", config=LuffyConfig, build=build, uses=frozenset({"expert", "reward", "shown"}))

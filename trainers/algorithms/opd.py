@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
-from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
+from turngym.trainers.config import fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -22,7 +22,7 @@ class OpdConfig:
     """Whether every episode, every token or every response counts the same."""
 
 
-def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+def build(config: OpdConfig, context: BuildContext) -> Algorithm:
     """Reverse KL to the teacher at every token of the student's own full-depth rollouts.
 
     loss = sum_i w_i l_i, l_i from `distillation`, w_i = 1 / (E n_tok(episode of i)) (trajectory weights).
@@ -30,21 +30,16 @@ def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorith
     Differs from the paper: the mass outside the support is one more bin (`tail=raw` leaves it out), and l_i keeps the
     whole distribution rather than the sampled token's log-ratio (`form=sampled`).
     """
-    signal, token_loss = distillation(distill)
+    signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="opd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="opd",
-    config=OpdConfig,
-    build=lambda config, given: build(config, given.distill, given.run),
-    uses=frozenset({"teacher", "distill"}),
-)
+ALGORITHM = AlgorithmSpec(name="opd", config=OpdConfig, build=build, uses=frozenset({"teacher", "distill"}))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLoss
 from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
 from turngym.trainers.targets import ComparableGroups, WithReference, support_kl
@@ -55,7 +55,7 @@ class OpdHintsConfig:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 
-def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
+def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient with A_i = log q(y_i | prompt + hint, y_<i) - log p(y_i | prompt, y_<i).
 
     l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
@@ -67,14 +67,14 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
     offset; a failed request is an error, not zeros.
     """
-    if teacher and config.teacher == "live":
+    if context.has_teacher and config.teacher == "live":
         raise ConfigError("teacher is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     topk = config.form == "topk"
     if topk and config.w_group:
         raise ConfigError(f"w_group is {config.w_group} with form topk, which has no advantage; valid: form sampled")
     signal = HintTargets(
-        k=distill.top_k if topk else None,
+        k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
         own=group_advantages if config.w_group else None,
         w_reward=config.w_group,
@@ -84,30 +84,30 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
     if topk:
-        inner = support_kl(distill)
+        inner = support_kl(context.distill)
         loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
         select=ComparableGroups(spread=False) if config.w_group else HintedTurns(),
         group=config.n,
-        needs_teacher=teacher,
+        needs_teacher=context.has_teacher,
         judge="hint",
         hint_position=config.hint_position,
         # without a teacher it reads the hints
-        needs_reference=bool(config.kl_coef) or (config.teacher == "initial" and not teacher),
+        needs_reference=bool(config.kl_coef) or (config.teacher == "initial" and not context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
 ALGORITHM = AlgorithmSpec(
     name="opd-hints",
     config=OpdHintsConfig,
-    build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
+    build=build,
     uses=frozenset({"teacher", "distill", "judge", "expert", "reward"}),
 )

@@ -12,7 +12,7 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
-from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, CriticConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.targets import Whitening, WithReference
@@ -58,7 +58,10 @@ class PpoKdConfig:
 
 
 def build(
-    config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), in_reward: tuple[LmLoss, float] | None = None
+    config: PpoKdConfig,
+    context: BuildContext,
+    terms: tuple[Term, ...] = (),
+    in_reward: tuple[LmLoss, float] | None = None,
 ) -> Algorithm:
     """Clipped policy gradient on advantages that a critic estimates from the teacher's token rewards.
 
@@ -85,10 +88,10 @@ def build(
     minillm = config.advantage == "minillm"
     if minillm:
         signal = MiniLlmAdvantage(reward=reward, env_coef=config.env_coef, gamma=config.gamma, whiten=config.whiten)
-    signal = mixed(signal, config.teacher_mix, run)
+    signal = mixed(signal, config.teacher_mix, context.run)
     return Algorithm(
         name="ppo-minillm" if terms or in_reward else "ppo-kd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
         token_loss=PolicyGradient(
@@ -104,26 +107,21 @@ def build(
     )
 
 
-def _with_text(config: PpoKdConfig, given: BuildContext) -> Algorithm:
-    coef = given.lm_loss.in_reward
+def _with_text(config: PpoKdConfig, context: BuildContext) -> Algorithm:
+    coef = context.lm_loss.in_reward
     if coef and config.advantage == "minillm":
         raise ConfigError(f"lm_loss.in_reward is {coef}; it needs advantage=gae, whose critic learns the offset")
     if not coef:
-        return build(config, given.run, (LmLoss.of(given),))
+        return build(config, context, (LmLoss.of(context),))
     warnings.warn(
         "--lm-loss.in-reward: L_PT is only subtracted from each rollout's reward; no gradient reaches the text, so "
         "nothing keeps the student from forgetting it (leave the option out for a loss term)",
         stacklevel=2,
     )
-    return build(config, given.run, in_reward=(LmLoss.of(given), coef))
+    return build(config, context, in_reward=(LmLoss.of(context), coef))
 
 
-ALGORITHM = AlgorithmSpec(
-    name="ppo-kd",
-    config=PpoKdConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher", "reward"}),
-)
+ALGORITHM = AlgorithmSpec(name="ppo-kd", config=PpoKdConfig, build=build, uses=frozenset({"teacher", "reward"}))
 WITH_TEXT = AlgorithmSpec(
     name="ppo-minillm",
     config=PpoKdConfig,

@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    FixedDepth,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+)
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import PolicyGradient, Regularized
 from turngym.trainers.targets import WithReference, support_kl
@@ -100,7 +108,7 @@ class PrmOpdConfig:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 
-def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
+def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on A_i = w_reward s_t + w_hint h_t (log q(y_i | x', y_<i) - log p(y_i | x, y_<i)).
 
     s_t is the judge's score of the turn, h_t 1 where the judge's hint is in x', else 0. `topk`: l_i = w_reward
@@ -114,7 +122,7 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
     low, high = config.clip
     topk = config.form == "topk"
     signal = HintTargets(
-        k=distill.top_k if topk else None,
+        k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
         w_reward=config.w_reward,
         w_hint=config.w_hint,
@@ -125,31 +133,32 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
     if topk:
         both = WeightedSum(
             loss=PolicyGradient(eps_low=low, eps_high=high),
-            support=support_kl(distill),
+            support=support_kl(context.distill),
             w_reward=config.w_reward,
             w_hint=config.w_hint,
         )
         loss = Regularized(loss=both, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="prm-opd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
         select=ScoredOrHinted(scored=ScoredTurns(mask_neutral=config.mask_neutral)),
-        needs_teacher=teacher,
+        needs_teacher=context.has_teacher,
         judge="both",
         hint_position=config.hint_position,
-        needs_reference=bool(config.kl_coef) or not teacher,  # without a teacher it reads the hints
+        # without a teacher it reads the hints
+        needs_reference=bool(config.kl_coef) or not context.has_teacher,
         entropy_gradient=bool(config.entropy_coef),
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
 ALGORITHM = AlgorithmSpec(
     name="prm-opd",
     config=PrmOpdConfig,
-    build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
+    build=build,
     uses=frozenset({"teacher", "distill", "judge", "expert"}),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
-from turngym.trainers.config import RunConfig, fingerprint
+from turngym.trainers.config import fingerprint
 from turngym.trainers.judged import ScoredTurns
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import WithReference
@@ -35,7 +35,7 @@ class PrmRlConfig:
     """Whether every response, every episode or every token counts the same."""
 
 
-def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
+def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient whose advantage is the judge's score of the turn, in {-1, 0, 1}.
 
     l_i = max(-A_t r_i, -A_t clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i,
@@ -47,7 +47,7 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     low, high = config.clip
     return Algorithm(
         name="prm-rl",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
@@ -60,9 +60,4 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="prm-rl",
-    config=PrmRlConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"judge", "expert"}),
-)
+ALGORITHM = AlgorithmSpec(name="prm-rl", config=PrmRlConfig, build=build, uses=frozenset({"judge", "expert"}))

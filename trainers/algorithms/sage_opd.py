@@ -15,6 +15,7 @@ from turngym.envs.core.episode import Episode, Turn
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
+    BuildContext,
     FixedDepth,
     Scorers,
     Targets,
@@ -24,7 +25,7 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import batch_turns
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import majority
 from turngym.trainers.targets import TeacherTopK, support_kl
 from turngym.trainers.token_weights import WEIGHTS
@@ -100,7 +101,7 @@ class SageOpdConfig:
             raise ConfigError(f"weak is {self.weak}; valid: 0 (as a good turn) to 1 (as a bad one)")
 
 
-def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
     """OPD whose tokens count by the judge's verdict on their turn and the teacher's confidence.
 
     l_i = f_i KL_S(p || q), f_i = g_t c_i / mean(g c): g_t is 0 for a turn judged good, `weak` for one judged neither,
@@ -111,6 +112,7 @@ def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     The paper's judge is the teacher itself with a prompt; here it is any judge of scores (rules by default, `--judge
     model:FOLDER` for a model). That +1, 0 and -1 are skip, weak and strong, and weak = 0.5, are ours.
     """
+    distill = context.distill
     if (distill.form, distill.support) != ("topk", "teacher"):
         raise ConfigError(
             f"distill.form is {distill.form} and distill.support {distill.support}; sage-opd reads the teacher's "
@@ -118,7 +120,7 @@ def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
         )
     return Algorithm(
         name="sage-opd",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=Intervention(k=distill.top_k, weak=config.weak, confidence=config.confidence),
         weight=WEIGHTS[config.weight],
         token_loss=Reweighted(loss=support_kl(distill)),
@@ -131,6 +133,6 @@ def build(config: SageOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
 ALGORITHM = AlgorithmSpec(
     name="sage-opd",
     config=SageOpdConfig,
-    build=lambda config, given: build(config, given.distill, given.run),
+    build=build,
     uses=frozenset({"teacher", "distill", "judge", "expert"}),
 )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.envs.core.episode import Origin
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
-from turngym.trainers.config import RunConfig, fingerprint
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
+from turngym.trainers.config import fingerprint
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_weights import WEIGHTS
@@ -34,7 +34,7 @@ TRAIN_ON: dict[str, Sequence[Origin]] = {
 }
 
 
-def build(config: SftConfig, run: RunConfig) -> Algorithm:
+def build(config: SftConfig, context: BuildContext) -> Algorithm:
     """Maximum likelihood on the responses of demonstrations.
 
     l_i = -log p(label_i | everything before it); w_i = 1 / N (token mean) or 1 / (E n_tok(episode)) (episode mean).
@@ -45,7 +45,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     """
     return Algorithm(
         name="sft",
-        depth=FixedDepth(h_max=run.full_depth),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),
@@ -57,9 +57,4 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="sft",
-    config=SftConfig,
-    build=lambda config, given: build(config, given.run),
-    uses=frozenset({"expert", "noise", "shown"}),
-)
+ALGORITHM = AlgorithmSpec(name="sft", config=SftConfig, build=build, uses=frozenset({"expert", "noise", "shown"}))

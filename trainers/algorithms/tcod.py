@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthPlan, DepthState
-from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
 
@@ -100,7 +100,7 @@ class TcodConfig:
     schedule: DepthSchedule = field(default_factory=DepthSchedule)
 
 
-def build(config: TcodConfig, distill: DistillConfig, run: RunConfig, env_id: str = "") -> Algorithm:
+def build(config: TcodConfig, context: BuildContext) -> Algorithm:
     """OPD whose student plays k turns, k growing with the step.
 
     k_n = min(k_start + floor(n / eta), k_max), n 0-based; eta and k_max are those of `env_id` where the configuration
@@ -111,22 +111,22 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig, env_id: st
     tokens that the student sampled, as the reverse KL here does; the tail bin of the KL, as in `opd`; the expert of
     back to front is the environment's.
     """
-    signal, token_loss = distillation(distill)
-    schedule = config.schedule.for_env(env_id)
+    signal, token_loss = distillation(context.distill)
+    schedule = config.schedule.for_env(context.env_id)
     return Algorithm(
         name="tcod",
-        depth=Curriculum(schedule=schedule, back_to_front=config.direction == "b2f", h_max=run.full_depth),
+        depth=Curriculum(schedule=schedule, back_to_front=config.direction == "b2f", h_max=context.run.full_depth),
         target_fn=signal,
         weight=Static(trajectory_weights),
         token_loss=token_loss,
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(replace(config, schedule=schedule)), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(replace(config, schedule=schedule)), **fingerprint(context.distill)},
     )
 
 
 ALGORITHM = AlgorithmSpec(
     name="tcod",
     config=TcodConfig,
-    build=lambda config, given: build(config, given.distill, given.run, given.env_id),
+    build=build,
     uses=frozenset({"teacher", "distill", "expert", "shown"}),
 )

@@ -22,6 +22,7 @@ from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
+    BuildContext,
     DepthController,
     DepthPlan,
     DepthState,
@@ -29,7 +30,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -230,7 +231,7 @@ class TurnOpdConfig:
     depth: DepthConfig = field(default_factory=DepthConfig)
 
 
-def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
     """OPD that spends rollouts and weight where along the episode student and teacher part.
 
     Depth: `AdaptiveDepth`, cap_k = clip(round(Hbar_{k-1}) + 1, H_min, H_max); full-depth probes at steps 1..3 and every
@@ -242,15 +243,15 @@ def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     last turn indices (`depth.cov_base=1` for the literal reading); probes may play only a share of the episodes to full
     depth (`depth.probe_share`, 1 by default).
     """
-    signal, token_loss = distillation(distill)
+    signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="turnopd",
-        depth=depth_controller(config, run),
+        depth=depth_controller(config, context.run),
         target_fn=signal,
         weight=token_weight(config),
         token_loss=token_loss,
-        distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        distill_temperature=context.distill.temperature,
+        settings={**fingerprint(config), **fingerprint(context.distill)},
     )
 
 
@@ -269,9 +270,4 @@ def token_weight(config: TurnOpdConfig) -> Weight:
     return weights[config.weight]
 
 
-ALGORITHM = AlgorithmSpec(
-    name="turnopd",
-    config=TurnOpdConfig,
-    build=lambda config, given: build(config, given.distill, given.run),
-    uses=frozenset({"teacher", "distill"}),
-)
+ALGORITHM = AlgorithmSpec(name="turnopd", config=TurnOpdConfig, build=build, uses=frozenset({"teacher", "distill"}))
