@@ -104,6 +104,11 @@ class RolloutBatch:
         return len(self.label_N)
 
     @property
+    def response_N(self) -> IntArray:
+        """A number for the response that each token is of: another for each turn of each episode."""
+        return self.episode_N * (int(self.turn_N.max()) + 1) + self.turn_N
+
+    @property
     def rows(self) -> int:
         """R."""
         return len(self.row_offsets) - 1

@@ -36,6 +36,7 @@ def test_two_ragged_episodes_by_hand(ragged):
     assert batch.turn_N.tolist() == [0, 0, 1, 0, 0]
     assert batch.episode_N.tolist() == [0, 0, 0, 1, 1]
     assert batch.row_N.tolist() == [0, 0, 0, 1, 1]
+    assert batch.response_N.tolist() == [0, 0, 1, 2, 2]
     np.testing.assert_array_equal(batch.behavior_logp_N, np.array([-0.5, -1, -2, np.nan, np.nan], np.float32))
     assert batch.off_policy_N.tolist() == [False] * 5
     assert (batch.reward_E.tolist(), batch.success_E.tolist()) == ([0.0, 1.0], [False, True])

@@ -140,7 +140,6 @@ WITH_MODELS = {
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
-NUMBERED = "another numbering of the responses, as unique"
 SQUARED = "the difference is squared"
 SAME = {
     "_softmax: -1 -> 1": LAST_AXIS,
@@ -170,9 +169,6 @@ SAME = {
     "bin_forward_kl: -1 -> 1": LAST_AXIS,
     "bin_forward_kl: -1 -> 1 (2)": LAST_AXIS,
     "bin_forward_kl: -1 -> 1 (3)": LAST_AXIS,
-    "turn_mean: 1 -> 2": NUMBERED,
-    "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
-    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "TurnAdvantage._situations: '' -> '_'": "a turn that was broken off is in no comparison, whatever its mark",
     "centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
     "np.unique(group_t, return_inverse=True, return_counts=True)": "both are True",
@@ -202,22 +198,11 @@ SAME = {
     "DepthPlan(cap=self.h_max, probe=True, full_depth=True)": "both are True",
     "probe_stats: 0 -> 1": "at least one episode of a probe has full depth",
     "covering_depth: 1 -> 2 (3)": "the last episode always covers: the range ends before it matters",
-    "batch_turns: 1 -> 2": NUMBERED,
-    "batch_turns: batch.episode_N * (int(batch.turn_N.max()) + 1) -> batch.episode_N / (int(batch.turn_N.max()) + 1)": (
-        NUMBERED
-    ),
-    "batch_turns: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
-    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "batch_turns: True -> False": "as many starts as ends",
-    "WithSequences.__call__: 1 -> 2": NUMBERED,
-    "WithSequences.__call__: sequence_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
-    "sequence_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "Intervention.__call__: 1.0 -> 2.0": "what divides factors that are all 0",
-    "turn_factors: 1 -> 2": NUMBERED,
-    "turn_factors: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
-    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "gate: 0.0 -> 1.0 (2)": "a score of 0 was dealt with before",
     "score_turns: True -> False": "their numbers were compared before",
+    "gae: 0.0 -> 1.0 (2)": "replaced before it is read: the last token ends an episode",
     "minillm_returns: gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0) -> "
     "gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)": "both are 1",
     "UnreadVotes.check: 2 -> 3": "which line a warning names",

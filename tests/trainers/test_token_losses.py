@@ -13,6 +13,7 @@ from torch import Tensor
 from turngym.trainers.algorithm import BuildContext, Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
+from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
@@ -183,6 +184,21 @@ def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
         close(bound(stale).diagnostics["clipped"], [1.0, 1.0])
     assert with_dual_clip(NegativeLogLikelihood(), 2.5) == NegativeLogLikelihood()
     assert with_dual_clip(Regularized(loss=SupportKL()), 2.5) == Regularized(loss=SupportKL())
+
+
+@pytest.mark.parametrize(
+    "clipped",
+    [
+        lambda low, high: PolicyGradient(eps_low=low, eps_high=high),
+        lambda low, high: ClippedAdvantage(eps_low=low, eps_high=high),
+        lambda low, high: MixedPolicyGradient(off=Reshape(), on=Reshape(), clip=(low, high)),
+    ],
+)
+def test_a_clip_out_of_range_is_refused_before_anything_is_played(clipped: Any) -> None:
+    for low, high in ((1.5, 0.2), (-0.1, 0.2), (0.2, -0.1), (0.2, nan)):
+        with pytest.raises(ConfigError, match=rf"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper"):
+            clipped(low, high)
+    clipped(1.0, 0.0)
 
 
 def test_where_the_dual_clip_is_on() -> None:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.batch import pack
+from turngym.trainers.config import ConfigError
 from turngym.trainers.token_weights import (
     WEIGHTS,
     Blend,
     TurnLevel,
     blend_alpha,
-    blend_weights,
     reliable_turns,
     token_mean,
     trajectory_weights,
@@ -52,11 +53,10 @@ def test_turn_weights_by_hand(ragged):
 
 def test_blend_weights_by_hand(ragged):
     # 0.75 * trajectory + 0.25 * turn; the unreliable turn 1 keeps 0.75 of its trajectory share
-    blend = blend_weights(pack(ragged), 0.25)
+    blend = Blend()(pack(ragged), step=1, total_steps=4)
     np.testing.assert_allclose(blend, [0.1875, 0.1875, 0.125, 0.25, 0.25])
     assert blend.sum() == pytest.approx(1.0, abs=1e-15)
-    np.testing.assert_array_equal(blend_weights(pack(ragged), 0.0), trajectory_weights(pack(ragged)))
-    np.testing.assert_array_equal(blend_weights(pack(ragged), 1.0), turn_weights(pack(ragged)))
+    np.testing.assert_array_equal(Blend()(pack(ragged), step=4, total_steps=4), turn_weights(pack(ragged)))
 
 
 def test_blend_alpha_by_hand():
@@ -100,21 +100,23 @@ def test_an_episode_without_tokens_takes_no_share(ragged, make_episode):
         assert weight(batch, step=1, total_steps=2).sum() == pytest.approx(1.0), name
 
 
-def test_registry_pieces_are_the_functions(ragged):
+def test_weights_by_their_names(ragged):
     batch = pack(ragged)
+    trajectory, turn = trajectory_weights(batch), turn_weights(batch)
     expected = {
-        "trajectory": trajectory_weights(batch),
-        "turn": turn_weights(batch),
-        "blend": blend_weights(batch, 0.75),
+        "trajectory": trajectory,
+        "turn": turn,
+        "blend": 0.25 * trajectory + 0.75 * turn,
         "token_mean": token_mean(batch),
-        "episode_mean": trajectory_weights(batch),
+        "episode_mean": trajectory,
         "turn_mean": turn_mean(batch),
     }
     assert set(WEIGHTS) == set(expected)
     for name, weight in WEIGHTS.items():
         np.testing.assert_array_equal(weight(batch, step=3, total_steps=4), expected[name])
     late = Blend(start=0.5, end=1.0, turn=TurnLevel(n_min=1))
-    np.testing.assert_allclose(late(batch, step=3, total_steps=4), blend_weights(batch, 0.5, n_min=1))
+    wanted = 0.5 * trajectory + 0.5 * turn_weights(batch, n_min=1)
+    np.testing.assert_allclose(late(batch, step=3, total_steps=4), wanted)
     np.testing.assert_array_equal(late(batch, step=1, total_steps=4), trajectory_weights(batch))
 
 
@@ -126,16 +128,6 @@ def test_thresholds_reach_the_reliable_turns(make_episode):
         level = TurnLevel(n_min=n_min, min_share=min_share)
         np.testing.assert_allclose(level(batch, step=1, total_steps=9), wanted)
         np.testing.assert_allclose(Blend(turn=level)(batch, step=9, total_steps=9), wanted)
-        np.testing.assert_allclose(blend_weights(batch, 1.0, n_min=n_min, min_share=min_share), wanted)
-
-
-def test_bad_settings_are_errors(ragged):
-    with pytest.raises(ValueError, match=r"alpha is 1\.5"):
-        blend_weights(pack(ragged), 1.5)
-    with pytest.raises(ValueError, match="total steps is 0"):
-        blend_alpha(1, 0)
-    with pytest.raises(ValueError, match=r"end 0\.2 lies before its start 0\.5"):
-        blend_alpha(1, 10, 0.5, 0.2)
 
 
 lengths = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=12).filter(
@@ -144,14 +136,13 @@ lengths = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size
 
 
 @repeatable
-@given(lengths, st.floats(0, 1), st.randoms(use_true_random=False))
-def test_sums_are_one_and_order_does_not_matter(make_episode, games, alpha, random):
+@given(lengths, st.integers(1, 10), st.randoms(use_true_random=False))
+def test_sums_are_one_and_order_does_not_matter(make_episode, games, step, random):
     episodes = [make_episode([([1], [2] * n) for n in game], number=k) for k, game in enumerate(games)]
     shuffled = random.sample(range(len(games)), len(games))
     batch, other = pack(episodes), pack([episodes[k] for k in shuffled])
-    weighers = [w for name, w in WEIGHTS.items() if name != "blend"]
-    for weigh in [*weighers, lambda b, **_: blend_weights(b, alpha), lambda b, **_: blend_weights(b, 1.0, n_min=1)]:
-        here, there = (weigh(b, step=1, total_steps=1) for b in (batch, other))
+    for weigh in [*WEIGHTS.values(), TurnLevel(n_min=1)]:
+        here, there = (weigh(b, step=step, total_steps=10) for b in (batch, other))
         assert here.dtype == np.float64
         assert (here >= 0).all()
         assert here.sum() == pytest.approx(1.0, abs=1e-12)
@@ -168,6 +159,12 @@ def test_every_reliable_turn_and_every_trajectory_weighs_the_same(make_episode, 
     by_turn = np.bincount(batch.turn_N, weights=turn_weights(batch))
     if reliable_turns(batch).any():
         np.testing.assert_allclose(by_turn, reliable_turns(batch) / reliable_turns(batch).sum())
+
+
+def test_a_blend_that_ends_before_it_starts_is_refused():
+    with pytest.raises(ConfigError, match=r"blend_start is 0\.5 and blend_end 0\.2; valid: start <= end"):
+        TurnOpdConfig(blend_start=0.5, blend_end=0.2)
+    TurnOpdConfig(blend_start=0.5, blend_end=0.5)
 
 
 def test_turns_alone_have_no_way_to_go():

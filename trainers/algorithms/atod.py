@@ -31,8 +31,7 @@ def turn_factors(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     mean over the batch's tokens, so that the loss keeps its scale. A maximum of 0 leaves its term out.
     Source: [atod]; docs/algorithms.md#turn-reweighting.
     """
-    keys_N = batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N
-    _, turn_N = np.unique(keys_N, return_inverse=True)
+    _, turn_N = np.unique(batch.response_N, return_inverse=True)
     count_t = np.bincount(turn_N)
     disagreement_t = np.maximum(np.bincount(turn_N, student_logp_N - teacher_logp_N) / count_t, 0.0)
     uncertainty_t = np.bincount(turn_N, -student_logp_N) / count_t

@@ -176,9 +176,7 @@ def score_turns(turns: Sequence[Located], ask: Ask) -> NDArray[np.float32]:
 
 def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[Located]:
     """Each supervised turn in the order of N, and where its tokens are."""
-    # one number for (episode, turn), since turns of neighboring episodes may have the same index
-    keys_N = batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(keys_N)) + 1, [batch.tokens]])
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(batch.response_N)) + 1, [batch.tokens]])
     for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         episode = episodes[batch.source_E[batch.episode_N[start]]]
         yield episode, episode.turns[batch.turn_N[start]], slice(start, stop)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.config import ConfigError, fingerprint
-from turngym.trainers.losses import LOG_RATIO_LIMIT, clipped_objective, kl_k3, known_behavior, regularized
+from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -37,12 +37,6 @@ class Reshape:
     """Of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Of pow; above 0."""
-
-    def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
-        if not self.a > 0 or not self.e > 0:
-            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
         """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
@@ -130,6 +124,10 @@ class MixedPolicyGradient:
     kl_coef: float = 0.0
     dual_clip: float | None = None
     """As of `PolicyGradient`, on the policy's own tokens."""
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            check_clip(*self.clip)
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:

@@ -30,7 +30,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -134,9 +134,7 @@ class AdaptiveDepth:
         return DepthState(hbar=float(self.config.h_max))
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
-        if step < 1:
-            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
+        """What to collect at `step`, 1-based."""
         config = self.config
         probe = step <= config.warmup or step % config.probe_interval == 0
         # + 1: hbar is the index of a turn, the cap a number of turns
@@ -229,6 +227,10 @@ class TurnOpdConfig:
     n_min_share: float = 0.15
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
+
+    def __post_init__(self) -> None:
+        if not self.blend_start <= self.blend_end:
+            raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
 
 
 def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
