@@ -139,7 +139,7 @@ class Blend:
     def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray:
         """Weights float64 [N] at `step` (1-based) of `total_steps`."""
         alpha = self.alpha(step=step, total_steps=total_steps)
-        turn_N = self.turn(batch, step=step, total_steps=total_steps)
+        turn_N = turn_weights(batch, n_min=self.turn.n_min, min_share=self.turn.min_share)
         return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
 
     def alpha(self, *, step: int, total_steps: int) -> float:

@@ -91,3 +91,10 @@ def ragged() -> list[Episode]:
     )
     b = build_episode([([5, 6], [20, 21])], number=1, group=8, success=True)
     return [a, b]
+
+
+@pytest.fixture(scope="session")
+def pair() -> list[Episode]:
+    """One group: A with labels 10, 11 | 12, which failed with return 0.5, and B with 20, 21, a success worth 2.5."""
+    a = build_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7, episode_return=0.5)
+    return [a, build_episode([([5, 6], [20, 21])], number=1, group=7, success=True, episode_return=2.5)]

@@ -139,14 +139,10 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
 
 
 def test_reference_numbers_are_the_defaults() -> None:
-    run, optimizer, distill, depth = RunConfig(), OptimizerConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
+    run, optimizer, distill = RunConfig(), OptimizerConfig(), DistillConfig()
     assert (run.steps, run.episodes, run.temperature, run.full_depth) == (100, 64, 1.0, 50)
     assert (optimizer.lr, optimizer.ppo_epochs, optimizer.minibatches) == (1e-6, 1, 1)
     assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
-    assert (depth.h_min, depth.h_max, depth.warmup, depth.probe_interval) == (2, 50, 3, 8)
-    assert (depth.rho, depth.p, depth.min_successes, depth.cov_base, depth.use_success) == (0.7, 0.8, 8, 0, True)
-    schedule = tcod.TcodConfig().schedule.for_env("turngym/ALFWorld-v0")
-    assert (schedule.eta, schedule.k_max) == (6, 30)
 
 
 def test_epochs_and_minibatches_are_optimizer_updates() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,20 +17,12 @@ from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage, combined_adv
 from turngym.trainers.batch import pack
 from turngym.trainers.targets import TargetError
 
-
-def one_group(make_episode: Callable[..., Episode]) -> list[Episode]:
-    """One group: A with labels 10, 11 | 12, which failed with return 0.5, and B with 20, 21, a success worth 2.5."""
-    a = make_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7, episode_return=0.5)
-    return [a, make_episode([([5, 6], [20, 21])], number=1, group=7, success=True, episode_return=2.5)]
-
-
 SCORERS = Scorers(student=Slope(-0.05), teacher=Slope(-0.1))  # type: ignore[arg-type]
 RATIO = np.array([-0.5, -0.55, -0.6, -1.0, -1.05])  # -0.05 times the label
 CONTRAST = np.array([-1.0, -1.0, -1.0, 1.0, 1.0])
 
 
-def test_both_parts_by_hand(make_episode: Callable[..., Episode]) -> None:
-    pair = one_group(make_episode)
+def test_both_parts_by_hand(pair: list[Episode]) -> None:
     batch = pack(pair)
     signal = CombinedAdvantage(scale="none", w_reward=0.5, w_teacher=2.0)
     targets = signal(batch, pair, SCORERS)
@@ -78,15 +69,13 @@ def test_it_is_linear_in_both_and_blind_to_neither(
     np.testing.assert_array_equal(sum_of(0.0, 1.0), second)
 
 
-def test_a_teacher_that_is_the_student_leaves_the_reward_alone(make_episode: Callable[..., Episode]) -> None:
-    pair = one_group(make_episode)
+def test_a_teacher_that_is_the_student_leaves_the_reward_alone(pair: list[Episode]) -> None:
     same = Scorers(student=Slope(-0.05), teacher=Slope(-0.05))  # type: ignore[arg-type]
     found = CombinedAdvantage(scale="none", w_teacher=9.0)(pack(pair), pair, same).advantage_N
     np.testing.assert_allclose(found, CONTRAST)
 
 
-def test_who_is_missing_is_named(make_episode: Callable[..., Episode]) -> None:
-    pair = one_group(make_episode)
+def test_who_is_missing_is_named(pair: list[Episode]) -> None:
     with pytest.raises(TargetError, match="needs a teacher,"):
         CombinedAdvantage()(pack(pair), pair, Scorers(student=Slope(-0.05)))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="needs a student,"):

@@ -76,18 +76,6 @@ def test_votes_are_kept_as_written_and_failures_are_not_scores(three: Episode) -
     assert [(turn.judge_votes, turn.judge_scores) for turn in back.turns] == [
         (turn.judge_votes, turn.judge_scores) for turn in found.turns
     ]
-    row = judge_row([found], pack(ScoredTurns()([found])))
-    assert row == {
-        "judge/score": 0.0,
-        "judge/positive": 0.5,
-        "judge/negative": 0.5,
-        "judge/votes": 9,
-        "judge/votes_failed": 4,
-        "judge/votes_unread": 1,
-        "judge/votes_cut": 0,
-        "judge/turns_masked": 1,
-    }
-    assert judge_row([three], pack([three])) == {}
 
 
 def test_a_judge_hears_who_speaks_next_and_a_good_one_has_no_error(three: Episode) -> None:

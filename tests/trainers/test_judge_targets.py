@@ -167,34 +167,3 @@ def test_what_follows_a_rejected_token_teaches_nothing(hinted: list[Episode]) ->
     logp = np.log(np.array([0.04, 0.9, 0.9, 0.01, 0.9, 0.06, 0.5]))
     counts = [True, False, True, True, False, True, True]
     assert up_to_rejection(batch, hinted, logp, 0.05).tolist() == counts
-
-    class Read(Table):
-        """Knows what the probabilities above are of, and of no id whether it is a label that it did not list."""
-
-        def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
-            return [part.astype(np.float32) for part in np.split(logp, [2, 5])]
-
-        def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
-            assert k == 20, "0.05 or more: among the 20 most likely"
-            labels, at = [np.array([10, 11]), np.array([13, 14, 15]), np.array([20, 21])], np.split(logp, [2, 5])
-            return [
-                TopK(
-                    ids=np.where(np.exp(p)[:, None] > 0.03, np.c_[np.full(len(p), 99), label], 98).astype(np.int32),
-                    logp=np.c_[np.zeros(len(p)), p].astype(np.float32),
-                )
-                for label, p in zip(labels, at, strict=True)
-            ]
-
-    scorers = Scorers(student=Table(), teacher=Read())
-    whole, cut = (
-        HintTargets(own=None)(batch, hinted, scorers),
-        HintTargets(own=None, reject_below=0.05)(batch, hinted, scorers),
-    )
-    assert whole.advantage_N is not None
-    assert cut.advantage_N is not None
-    assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
-    targets = HintTargets(k=1, reject_below=0.05, own=None)(batch, hinted, scorers)
-    assert targets.kl_mask_N is not None
-    assert targets.kl_mask_N.tolist() == counts
-    assert targets.topk_ids_NK is not None
-    assert targets.topk_ids_NK.shape == (7, 1)

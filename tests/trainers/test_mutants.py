@@ -60,7 +60,6 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "policy_gradient",
         "reverse_kl",
         "token_losses",
-        "truncated_importance",
         "guided",
     ),
     luffy: (

@@ -269,6 +269,12 @@ class Table:
         return [TopK(ids=np.tile(top, (len(w), 1)), logp=np.tile(self.slope * top, (len(w), 1))) for w in positions]
 
 
+@pytest.fixture
+def scorers() -> Any:
+    """The student finds id i as likely as e^(-0.02 i), the teacher as e^(-0.01 i)."""
+    return Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
+
+
 @cache
 def writer(words: tuple[str, ...]) -> TextEpisodes:
     tokenizer, system = build_phrase_tokenizer(words), "Do it."
@@ -410,17 +416,16 @@ def test_one_text_under_another_id_is_compared_as_a_span() -> None:
     assert (found.log["vocabulary/exact"], found.log["vocabulary/merged"]) == (0.5, 0.5)
 
 
-def test_a_character_of_several_byte_tokens_is_exact_where_both_sides_have_them() -> None:
+def test_a_character_of_several_byte_tokens_is_exact_where_both_sides_have_them(scorers: Any) -> None:
     played = [episode(["\U0001f600 é"])]
     batch = pack(played)
-    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
     found = other(SampledAdvantage())(batch, played, scorers)
     # four bytes, a space and the end; the student has é, the teacher its two bytes
     assert found.log["vocabulary/exact"] == pytest.approx(6 / 7)
     assert found.extra[SPAN].tolist() == [0] * 7
 
 
-def test_a_teacher_may_read_a_history_that_it_rewrites() -> None:
+def test_a_teacher_may_read_a_history_that_it_rewrites(scorers: Any) -> None:
     played = [episode(["look", "go to shelf"]), episode(["shelf"], number=1)]
 
     class Rewrites:
@@ -437,7 +442,6 @@ def test_a_teacher_may_read_a_history_that_it_rewrites() -> None:
             return replace(found, segments=(cut, found.segments[0]), turns=(first, replace(second, segment=1)))
 
     reading = other(SampledAdvantage())
-    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
     plain = reading(pack(played), played, scorers).label_logp_N
     reading.reader = Rewrites()  # type: ignore[assignment]
     np.testing.assert_array_equal(reading(pack(played), played, scorers).label_logp_N, plain)  # type: ignore[arg-type]
@@ -459,9 +463,8 @@ def test_the_answer_has_a_part_for_each_row() -> None:
     assert answered == [[2, 4, 6]] * 3
 
 
-def test_what_the_teacher_does_not_read_is_not_compared() -> None:
+def test_what_the_teacher_does_not_read_is_not_compared(scorers: Any) -> None:
     played = [episode(["look", "shelf"])]
-    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
     reading = other(SampledAdvantage())
     # room for the first turn only: the labels of the second are the student's own
     reading.reader = replace(reading.reader, max_context=14)
@@ -477,11 +480,10 @@ def test_what_the_teacher_does_not_read_is_not_compared() -> None:
         reading(pack(played), played, Scorers(student=scorers.student))
 
 
-def test_only_whole_spans_are_compared() -> None:
+def test_only_whole_spans_are_compared(scorers: Any) -> None:
     played = episode(["go to shelf"])
     # somebody else began the response with "go "
     begun = replace(played, turns=(replace(played.turns[0], begun=1),))
-    scorers: Any = Scorers(student=Table(-0.02, []), teacher=Table(-0.01, []))  # type: ignore[arg-type]
     found = other(SampledAdvantage())(pack([begun]), [begun], scorers)
     assert found.label_logp_N is not None
     np.testing.assert_allclose(

@@ -244,3 +244,19 @@ def test_another_loss_with_a_regularizer() -> None:
     close(found.diagnostics["kl_reference"], [1.0, 0.0])
     k3 = exp(-1.0) - 1 + 1
     close(Regularized(loss=NegativeLogLikelihood(), kl_coef=1.0)(given).loss_n, [1.0 + k3, 2.0])
+
+
+def test_truncated_importance_by_hand() -> None:
+    """Ratios 4, 1.5, 0.5, unknown; A = -1: the gradient of l = -A min(r, cap) is min(r, cap) where nothing clips."""
+    given = tokens([4.0, 1.5, 0.5, nan], advantage_n=[-1.0] * 4)
+    sampled = given.sampled_logp_n.requires_grad_()
+    wide = PolicyGradient(eps_low=1.0, eps_high=0.0)
+    found = TruncatedImportance(loss=wide, cap=2.0)(given)
+    close(found.loss_n.detach(), [2.0, 1.5, 0.5, 1.0])
+    close(torch.autograd.grad(found.loss_n.sum(), sampled)[0], [2.0, 1.5, 0.5, 1.0])
+    close(found.diagnostics["truncated"], [1.0, 0.0, 0.0, nan])
+    close(found.diagnostics["ratio"], [2.0, 1.5, 0.5, nan])
+    # what truncates must not be a way for the gradient: mu' = p / cap is a constant
+    assert not any(values.requires_grad for values in found.diagnostics.values())
+    close(TruncatedImportance(loss=wide, cap=3.0)(given).loss_n[:1].detach(), [3.0])
+    close(wide(given).loss_n[:1].detach(), [4.0])

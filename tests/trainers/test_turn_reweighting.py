@@ -33,12 +33,6 @@ class Table:
         return np.split(np.array(self.logp, np.float32), np.cumsum([len(places) for places in positions])[:-1])
 
 
-def one_group(make_episode: Callable[..., Episode]) -> list[Episode]:
-    """One group: A with turns of 2 and 1 tokens, return 0.5, and B with one turn of 2 tokens, a success worth 2.5."""
-    a = make_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7, episode_return=0.5)
-    return [a, make_episode([([5, 6], [20, 21])], number=1, group=7, success=True, episode_return=2.5)]
-
-
 STUDENT, TEACHER = (-1.0, -3.0, -1.0, -0.5, -1.5), (-3.0, -5.0, -2.0, -0.25, -0.75)
 SCORERS = Scorers(student=Table(STUDENT), teacher=Table(TEACHER), step=1)  # type: ignore[arg-type]
 # D of the turns: 2, 1 and -0.5, that is 0; U: 2, 1, 1. Of the largest: 1, 1/2, 0 and 1, 1/2, 1/2; means 1, 1/2, 1/4
@@ -47,8 +41,8 @@ RATIO = np.array([-2.0, -2.0, -1.0, 0.25, 0.75])
 CONTRAST = np.array([-1.0, -1.0, -1.0, 1.0, 1.0])
 
 
-def test_turns_by_hand(make_episode: Callable[..., Episode]) -> None:
-    batch = pack(one_group(make_episode))
+def test_turns_by_hand(pair: list[Episode], make_episode: Callable[..., Episode]) -> None:
+    batch = pack(pair)
     found = turn_factors(batch, np.array(STUDENT), np.array(TEACHER), 1.0)
     # 2, 2, 3/2, 5/4, 5/4: 8 over 5 tokens
     np.testing.assert_allclose(found, np.array([2.0, 2.0, 1.5, 1.25, 1.25]) / 1.6)
@@ -59,10 +53,10 @@ def test_turns_by_hand(make_episode: Callable[..., Episode]) -> None:
     found = turn_factors(batch, np.array(STUDENT), np.array(STUDENT), 1.0)
     np.testing.assert_allclose(found, np.array([1.5, 1.5, 1.25, 1.25, 1.25]) / 1.35)
     # a third episode, one token: the most uncertain of all; U over 4 is 1/2, 1/4, 1/4, 1
-    batch = pack([*one_group(make_episode), make_episode([([7], [30])], number=2, group=7)])
+    batch = pack([*pair, make_episode([([7], [30])], number=2, group=7)])
     found = turn_factors(batch, np.array([*STUDENT, -4.0]), np.array([*STUDENT, -4.0]), 2.0)
     np.testing.assert_allclose(found, np.array([1.5, 1.5, 1.25, 1.25, 1.25, 2.0]) / (8.75 / 6))
-    batch = pack(one_group(make_episode))
+    batch = pack(pair)
     # a student that is certain: all turns alike
     np.testing.assert_allclose(turn_factors(batch, np.zeros(5), np.zeros(5), 1.0), 1.0)
 
@@ -77,8 +71,7 @@ def test_what_a_step_weighs() -> None:
     assert late(6) == late(9) == pytest.approx((1.0, 0.0))
 
 
-def test_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
-    pair = one_group(make_episode)
+def test_advantages_by_hand(pair: list[Episode]) -> None:
     batch = pack(pair)
     signal = CombinedAdvantage(
         annealing=Annealing(total=4, floor=0.2), scale="none", factor=partial(turn_factors, strength=3.0)
@@ -111,9 +104,9 @@ NUMBERS = st.lists(st.floats(-6, 0), min_size=5, max_size=5)
 
 @given(student=NUMBERS, teacher=NUMBERS, strength=st.floats(0, 5))
 def test_factors_have_mean_one_and_are_those_of_turns(
-    make_episode: Callable[..., Episode], student: list[float], teacher: list[float], strength: float
+    pair: list[Episode], student: list[float], teacher: list[float], strength: float
 ) -> None:
-    batch = pack(one_group(make_episode))
+    batch = pack(pair)
     found = turn_factors(batch, np.array(student), np.array(teacher), strength)
     assert found.mean() == pytest.approx(1.0)
     assert found[0] == found[1]

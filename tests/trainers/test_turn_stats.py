@@ -64,13 +64,6 @@ def test_both_outcomes_are_told_apart_in_every_turn(make_episode):
     assert stats.teacher_entropy_success_T.tolist() == [230, 231]
 
 
-def test_an_episode_at_the_depth_cap_is_neither_success_nor_failure(ragged, make_episode):
-    capped = make_episode([([1], [2, 3])], status=Status.TRUNCATED_DEPTH)
-    stats = turn_stats(pack([*ragged, capped]), np.array([*KL, 9.0, 9.0]))
-    np.testing.assert_allclose(stats.kl_fail_T, [0.3, 1.5])
-    np.testing.assert_allclose(stats.kl_T, [18.8 / 6, 1.5])
-
-
 def test_loss_share_by_hand(ragged):
     batch, weight = pack(ragged), np.array([0.1, 0.1, 0.4, 0.2, 0.2])
     # turn 0: 0.02 + 0.04 + 0.02 + 0.02 = 0.1; turn 1: 0.6
@@ -143,9 +136,12 @@ def test_short_episodes_of_a_partial_probe_do_not_count(ragged, make_episode):
     assert (stats.survivors_T.tolist(), stats.last_turn_E.tolist()) == ([2, 1], [1, 0])
 
 
-def test_at_full_depth_a_cut_episode_has_failed(ragged, make_episode):
+def test_a_cut_episode_has_failed_at_full_depth_and_is_open_below(ragged, make_episode):
     capped = make_episode([([1], [2, 3])], status=Status.TRUNCATED_DEPTH)
     kl = np.array([*KL, 9.0, 9.0])
+    open_ = turn_stats(pack([*ragged, capped]), kl)
+    np.testing.assert_allclose(open_.kl_fail_T, [0.3, 1.5])
+    np.testing.assert_allclose(open_.kl_T, [18.8 / 6, 1.5])
     full = turn_stats(pack([*ragged, capped]), kl, full_depth=True)
     np.testing.assert_allclose(full.kl_fail_T, [18.6 / 4, 1.5])
     assert (full.tokens_fail_T.tolist(), full.tokens_success_T.tolist()) == ([4, 1], [2, 0])
