@@ -31,15 +31,15 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from turngym.agents.sglang.open_servers import TOLERANCE
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError, checked_int
-from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
+from turngym.envs.core.protocols import Policy
 from turngym.envs.core.tables import print_table
 from turngym.envs.core.task import Task, Verdict
-from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, random_model, shape_named
+from turngym.scripts.bench_episodes import made_up_turns, random_ids
+from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +103,16 @@ class GpuBench:
 
 def play(policy: Policy, bench: GpuBench) -> list[Episode]:
     """All episodes, side by side; responses are sampled at temperature 1."""
-    rng = np.random.default_rng(0)
-    sampling = Sampling(temperature=1.0, max_new_tokens=bench.response)
-
-    def made_up(count: int) -> NDArray[np.int32]:
-        return rng.integers(0, bench.vocab, count).astype(np.int32)
-
-    histories = [made_up(bench.system)] * bench.episodes
+    rng, fixed = np.random.default_rng(0), (bench.observation, bench.observation)
+    histories = [random_ids(rng, bench.system, bench.vocab)] * bench.episodes
     played: list[list[Turn]] = [[] for _ in histories]
-    for number in range(bench.turns):
-        prompts = [np.concatenate((history, made_up(bench.observation))) for history in histories]
-        answers = policy.generate(
-            [
-                GenerateRequest(session=str(row), prompt_ids=prompt, sampling=sampling, stream=(row, number))
-                for row, prompt in enumerate(prompts)
-            ]
-        )
-        for turns, history, prompt, answer in zip(played, histories, prompts, answers, strict=True):
-            turns.append(
+    ends = [0] * bench.episodes
+    for number, turn in enumerate(
+        made_up_turns(rng, bench.turns, histories, bench.vocab, fixed, (bench.response, bench.response))
+    ):
+        answers = policy.generate(turn.requests(number, temperature=1.0))
+        for row, (prompt, answer) in enumerate(zip(turn.prompts, answers, strict=True)):
+            played[row].append(
                 Turn(
                     index=number,
                     observation="",
@@ -129,25 +121,26 @@ def play(policy: Policy, bench: GpuBench) -> list[Episode]:
                     action=None,
                     verdict=Verdict.MALFORMED,
                     reward=0.0,
-                    prompt_span=(len(history) if number else 0, len(prompt)),
+                    prompt_span=(ends[row], len(prompt)),
                     response_span=(len(prompt), len(prompt) + len(answer.ids)),
                     logprobs=np.asarray(answer.logprobs, np.float32),
                 )
             )
-        histories = [np.concatenate((prompt, answer.ids)) for prompt, answer in zip(prompts, answers, strict=True)]
+            ends[row] = len(prompt) + len(answer.ids)
+            turn.answers.append(answer.ids)
     return [
         Episode(
             task=Task(env_id="bench", task_id=f"episode{row}", sha256="made up", split="train", category="made up"),
             seed=0,
             sample=0,
             group=row,
-            segments=(ids,),
+            segments=(np.concatenate((turn.prompts[row], turn.answers[row])),),
             turns=tuple(turns),
             status=Status.COMPLETED,
             success=False,
             episode_return=0.0,
         )
-        for row, (ids, turns) in enumerate(zip(histories, played, strict=True))
+        for row, turns in enumerate(played)
     ]
 
 
@@ -242,6 +235,7 @@ def measure(bench: GpuBench) -> StepFigures:
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
+    from turngym.trainers.plan import random_model
 
     student = make_student(bench)
     engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
@@ -286,6 +280,7 @@ def make_student(bench: GpuBench) -> Any:
 
     from turngym.agents.models import load_model, load_policy
     from turngym.agents.worlds import load_world
+    from turngym.trainers.plan import random_model
 
     if bench.save is not None and (bench.save / "config.json").exists():
         return load_model(bench.save, dtype="float32", device=bench.device)

@@ -1,10 +1,12 @@
-"""Measures rollouts of the embedded household: speed by environments side by side, turns, engine and processes.
+"""Measures the local engine against transformers' `generate`, then whole rollouts by size and number of processes.
 
-By wall clock: tokens and turns per second, and the share of the time that is spent in environments.
+First the engine alone. Both sides play the same made-up episodes with the same random model and greedy decoding: every
+turn adds an observation, every response has its own length. The peer is `generate` with its cache carried from turn to
+turn (left padding, a stopping criterion for each row). Times are CPU seconds of this process, so that other work on the
+machine does not decide, and the sides take turns.
 
-Examples:
-    turngym bench rollout
-    turngym bench rollout --episodes 128 --slots 1 8 32 --workers 1 2 4
+Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
+history and number of processes, and the share of time spent in environments.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tyro
@@ -23,19 +27,234 @@ from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import checked_int
+from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
 from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.tables import print_table
+from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
+from turngym.trainers.plan import ModelShape, random_model
+
+# --- The models, and the turns and batches that each plays
+
+SMALL = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
+MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
+    # about that of the embedded quickstart
+    "tiny": (SMALL, (3, 10, 30), (1, 8, 32, 64)),
+    # one whose matrix products outweigh the overhead of each call
+    "larger": (
+        replace(SMALL, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+        (3, 10, 30),
+        (1, 8, 32),
+    ),
+    # a model of 0.5B parameters, with its vocabulary
+    "half-billion": (
+        replace(SMALL, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
+        (3,),
+        (1, 8),
+    ),
+}
+"""Name -> shape, turns of an episode, episodes side by side; one row of the table for each pair."""
+
+
+# --- The peer
+
+
+def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
+    """Ids and mask int64 [B, W]."""
+    import torch
+
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, values in enumerate(rows):
+        ids[row, width - len(values) :] = torch.from_numpy(values)
+        mask[row, width - len(values) :] = 1
+    return ids, mask
+
+
+def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any = None) -> Any:
+    """Greedy continuation by transformers, int64 [B, W + longest]; the first `limits[i]` new ids of row i count."""
+    import torch
+    from transformers import StoppingCriteriaList
+
+    lengths, width = torch.tensor(limits), ids.shape[1]
+
+    def long_enough(so_far: Any, scores: Any, **kwargs: Any) -> Any:
+        return so_far.shape[1] - width >= lengths
+
+    with torch.inference_mode():
+        return model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=max(limits),
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([long_enough]),  # type: ignore[list-item]
+            disable_compile=True,
+            **({} if cache is None else {"past_key_values": cache}),
+        )
+
+
+def new_ids(out: Any, width: int, limits: Sequence[int]) -> list[Ids]:
+    """Cuts the new ids of each row out of a batch."""
+    return [row[width : width + limit].numpy().astype(np.int32) for row, limit in zip(out, limits, strict=True)]
+
+
+class KeptCache:
+    """`generate` on one batch of conversations, only what is new in a turn fed: its cache goes from call to call.
+
+    Rows grow by different amounts, so there are holes between a short response and the next observation, which the
+    attention mask hides. They are closed after every turn, by one copy of the cache: faster than to leave them, and
+    than a cache of fixed size, which every step reads to its end.
+    """
+
+    def __init__(self, model: Any, rows: int) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self._model, self._rows = model, rows
+        self._cache: Any = DynamicCache()
+        self._ids = torch.zeros(rows, 0, dtype=torch.int64)
+        self._mask = torch.zeros_like(self._ids)
+
+    def begin(self, system: Ids) -> None:
+        """Feeds the ids that every row begins with once and repeats their keys and values."""
+        import torch
+        from transformers import DynamicCache
+
+        ids, once = torch.from_numpy(system.astype(np.int64))[None], DynamicCache()
+        with torch.inference_mode():
+            self._model(ids, past_key_values=once, use_cache=True, logits_to_keep=1)
+            layers: list[Any] = once.layers
+            for number, layer in enumerate(layers):
+                keys, values = (tensor.repeat(self._rows, 1, 1, 1) for tensor in (layer.keys, layer.values))
+                self._cache.update(keys, values, number)
+        self._ids = ids.expand(self._rows, -1)
+        self._mask = torch.ones_like(self._ids)
+
+    def answer(self, new: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
+        """Answers each row after its `new` ids."""
+        import torch
+
+        ids, mask = left_padded(new)
+        ids, mask = torch.cat((self._ids, ids), 1), torch.cat((self._mask, mask), 1)
+        width = ids.shape[1]
+        out = generate(self._model, ids, mask, limits, self._cache)
+        drawn = torch.arange(out.shape[1] - width)[None] < torch.tensor(limits)[:, None]
+        self._ids, self._mask = out, torch.cat((mask, drawn.long()), 1)
+        self._pack()
+        return new_ids(out, width, limits)
+
+    def _pack(self) -> None:
+        """Closes the holes, so that the ids of every row end at the last column."""
+        import torch
+
+        # a stable sort puts the holes first and leaves the ids in their order
+        order = self._mask.sort(dim=1, stable=True).indices
+        fewest = int((self._mask == 0).sum(1).min())
+        order = order[:, fewest:]
+        self._ids, self._mask = self._ids.gather(1, order), self._mask.gather(1, order)
+        # the last column was drawn but never fed, so the cache ends one column earlier
+        rows = torch.arange(len(order))[:, None]
+        for layer in self._cache.layers:
+            held = layer.keys.shape[2]
+            index = order[:, :-1].clamp(max=held - 1)
+            layer.keys = layer.keys[rows, :, index].transpose(1, 2)
+            layer.values = layer.values[rows, :, index].transpose(1, 2)
+
+
+# --- One cell: the engine and its peers play the same episodes
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Side:
+    """Tokens and time of one side."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    """CPU seconds of this process."""
+
+    @property
+    def speed(self) -> float:
+        """Tokens per CPU second; 0 if it did not play."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def timed(self, work: Callable[[], Result], tokens: int) -> Result:
+        """Runs and times `work`, which draws `tokens` ids."""
+        begin = time.process_time()
+        result = work()
+        self.seconds += time.process_time() - begin
+        self.tokens += tokens
+        return result
+
+
+@dataclass(slots=True)
+class Tally:
+    """The sums of one cell of the table."""
+
+    turns: int
+    batch: int
+    engine: Side = field(default_factory=Side)
+    kept: Side = field(default_factory=Side)
+    """`generate` with its cache kept."""
+    responses: int = 0
+    equal: int = 0
+    gap: float = 0.0
+    """Largest difference of the two best logits where a response first differs; if it is tiny, rounding decided."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as many tokens per CPU second the engine draws."""
+        return self.engine.speed / self.kept.speed
+
+
+def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
+    """Plays all turns with the engine and with the peer."""
+    from turngym.agents.local_engine.engine import LocalEngine
+
+    tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
+    together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
+    system = random_ids(rng, lengths.system, vocab)
+    tally.kept.timed(partial(peer.begin, system), 0)
+    asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
+    for number, turn in enumerate(asked):
+        tokens = sum(turn.limits)
+        drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)]
+        turn.answers.extend(drawn)
+        theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), tokens)
+        # the histories of rows that differ once differ from then on
+        for row in np.flatnonzero(together).tolist():
+            tally.responses += 1
+            together[row] = np.array_equal(drawn[row], theirs[row])
+            tally.equal += together[row]
+            if not together[row]:
+                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], drawn[row], theirs[row]))
+    return tally
+
+
+def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
+    import torch
+
+    first = int(np.flatnonzero(ours != theirs)[0])
+    upto = np.concatenate((prompt, ours[:first]))
+    with torch.inference_mode():
+        best = model(torch.from_numpy(upto.astype(np.int64))[None]).logits[0, -1].topk(2).values
+    return float(best[0] - best[1])
+
+
+# --- Whole rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutBench:
+class PlayBench:
     """Rollouts of the embedded household with the shipped student. Each row plays the same episodes."""
 
     model: Path = CHECKPOINTS / "alfworld" / "student"
     """Folder of the model that plays."""
     episodes: int = 32
-    """Episodes of a row."""
+    """Episodes of a row; 0 leaves this part out."""
     slots: tuple[int, ...] = (1, 8, 32)
     """Environments played side by side."""
     depths: tuple[int, ...] = (6, 24)
@@ -46,15 +265,16 @@ class RolloutBench:
     """Also without keys and values kept across turns, each turn feeding its whole history."""
     repeats: int = 2
     """Each row is played so many times and its fastest time taken."""
-    threads: int = 1
-    """Threads of torch."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "repeats", "threads"):
-            checked_int(f"--{name}", getattr(self, name), 1)
+        for name, least in (("episodes", 0), ("repeats", 1)):
+            checked_int(f"--play.{name}", getattr(self, name), least)
 
 
-HEADER = ["engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment", "turns/s ratio"]
+PLAY_HEADER = [
+    *("engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment"),
+    "turns/s ratio",
+]
 
 
 def played_row(
@@ -70,7 +290,7 @@ def played_row(
     return [name, str(slots), str(depth), *cells, f"{speed:.0f}", f"{100 * envs:.0f} %", ratio], speed
 
 
-def run(bench: RolloutBench) -> list[list[str]]:
+def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
     """Measures every row; the first is the reference: all environments, all turns, keys and values kept."""
     from turngym.agents.executor.parallel import ParallelRollout
     from turngym.agents.executor.processes import LocalWorkers
@@ -112,7 +332,7 @@ def run(bench: RolloutBench) -> list[list[str]]:
     measure("expert (no model)", ExpertAgent(), slots, depth)
     for count in bench.workers:
         with ExitStack() as stack:
-            play = ParallelRollout(LocalWorkers(count, threads=bench.threads))
+            play = ParallelRollout(LocalWorkers(count, threads=threads))
             stack.callback(play.close)
             player = agent("ragged")
             # the processes start, and get the model, before the time is taken
@@ -126,7 +346,7 @@ def run(bench: RolloutBench) -> list[list[str]]:
     return rows
 
 
-def _players(bench: RolloutBench) -> tuple[Any, Callable[[Any], Any], str | None]:
+def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     """Returns a maker of environments, a maker of agents by the engine's cache, and the system prompt."""
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
@@ -152,12 +372,70 @@ def _players(bench: RolloutBench) -> tuple[Any, Callable[[Any], Any], str | None
     return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agent, settings.system
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `turngym bench rollout`."""
-    bench = tyro.cli(RolloutBench, args=list(argv), prog="turngym bench rollout", description=__doc__)
+# --- The command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBench:
+    """Sizes of the episodes and of the models."""
+
+    models: tuple[str, ...] = tuple(MODELS)
+    """Random models of the first part; none leaves it out."""
+    system: int = 150
+    """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
+    observation: tuple[int, int] = (20, 30)
+    """Shortest and longest observation, ids."""
+    response: tuple[int, int] = (8, 20)
+    """Shortest and longest response, ids."""
+    threads: int = 1
+    """Threads of torch."""
+    seed: int = 0
+    """Seed of the weights and the observations."""
+    play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
+
+    def __post_init__(self) -> None:
+        checked_int("--threads", self.threads, 1)
+
+
+HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]
+
+
+def cells(tally: Tally) -> list[str]:
+    """One row of the table."""
+    equal = f"{tally.equal}/{tally.responses}"
+    if tally.equal < tally.responses:
+        # the gap shows whether rounding explains the difference
+        equal += f" (gap {tally.gap:.0e})"
+    speeds = (f"{tally.engine.speed:.0f}", f"{tally.kept.speed:.0f}", f"{tally.ratio:.2f}x")
+    return [str(tally.turns), str(tally.batch), *speeds, equal]
+
+
+def measure(name: str, config: RolloutBench) -> list[Tally]:
+    """Measures all cells of one model."""
     import torch
 
-    torch.set_num_threads(bench.threads)
-    print(f"rollouts of {bench.episodes} episodes, wall clock:", flush=True)
-    print_table((HEADER, run(bench)))
+    shape, turns, batches = MODELS[name]
+    model = random_model(shape, dtype=torch.float32, seed=config.seed)
+    tallies = []
+    for size in product(turns, batches):
+        tallies.append(duel(model, shape.vocab, config, *size))
+        print("  " + "  ".join(cells(tallies[-1])), flush=True)
+    return tallies
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `turngym bench rollout`."""
+    config = tyro.cli(RolloutBench, args=list(argv), prog="turngym bench rollout", description=__doc__)
+    import torch
+
+    torch.set_num_threads(config.threads)
+    for name in config.models:
+        if name not in MODELS:
+            raise TurngymError(f"--models {name!r}: there are {', '.join(MODELS)}.{did_you_mean(name, MODELS)}")
+        size, threads = MODELS[name][0], f"{config.threads} thread{'s' if config.threads > 1 else ''}"
+        print(f"{name} ({size.layers} layers, width {size.width}), tokens per CPU second, {threads}:", flush=True)
+        print_table((HEADER, [cells(tally) for tally in measure(name, config)]))
+    if config.play.episodes:
+        print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
+        print_table((PLAY_HEADER, run_play(config.play, config.threads)))
     return 0

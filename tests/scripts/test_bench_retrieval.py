@@ -1,4 +1,4 @@
-"""`turngym bench retrieval` on a few hundred passages: the server starts, answers, and the figures are there."""
+"""`turngym bench retrieval` on a few hundred passages: both servers start, answer alike, and the figures are there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turngym.scripts import bench_retrieval as bench
-from turngym.scripts.bench_retrieval import Tally, distinct_queries
+from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, distinct_queries
 from turngym.scripts.bench_server import Server, cpu_seconds
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
@@ -21,33 +21,33 @@ pytest.importorskip("waitress", reason="the bench needs turngym[serve]")
 @pytest.mark.long
 def test_the_load_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
-    options = {"passages": 300, "dim": 16, "clients": 4, "seconds": 0.3, "json": out}
-    assert bench.main([text for name, value in options.items() for text in (f"--{name}", str(value))]) == 0
-    assert "queries/s" in capsys.readouterr().out
+    options = {"passages": 300, "dim": 16, "clients": 4, "seconds": 0.3, "rounds": 1, "json": out}
+    bench.main([text for name, value in options.items() for text in (f"--{name}", str(value))])
+    shown = capsys.readouterr().out
+    assert "both found the same passages in" in shown
+    assert "0 errors" in shown
     figures = json.loads(out.read_text())
-    assert list(figures) == ["1", "4"]
-    for row in figures.values():
-        assert row["rate"] > 0
-        assert 0 < row["p50_ms"] <= row["p99_ms"]
-        assert 0 < row["cpu_ms"] < 1000
-        assert row["errors"] == 0
-
-
-def test_a_request_that_fails_is_the_status(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tally = Tally(seconds=2.0, latencies=[0.001, 0.003], errors=["ValueError: 2 documents instead of 3"])
-    monkeypatch.setattr(bench, "load_test", lambda config: {1: tally})
-    assert bench.main([]) == 1
-    assert "error: ValueError: 2 documents instead of 3" in capsys.readouterr().out
-    assert (tally.rate, tally.milliseconds(0), tally.milliseconds(100)) == (1.0, 1.0, 3.0)
-    assert math.isnan(Tally().milliseconds(50))
+    for clients in (1, 4):
+        for side in (*PEERS, OURS):
+            assert figures[f"load/{clients}/{side}"]["rate"] > 0
+            assert 0 < figures[f"load/{clients}/{side}"]["cpu_ms"] < 1000
+            assert figures[f"load/{clients}/{side}"]["errors"] == 0
+    best = max(PEERS, key=lambda peer: figures[f"load/4/{peer}"]["rate"])
+    assert figures["load/peer"] == best
+    assert figures["load/ratio"] == figures[f"load/4/{OURS}"]["rate"] / figures[f"load/4/{best}"]["rate"]
 
 
 def test_no_query_comes_twice() -> None:
     queries = distinct_queries(3, 5000)
     assert len(set(queries)) == len(queries) > 4990
     assert queries == distinct_queries(3, 5000) != distinct_queries(4, 5000)
+
+
+def test_a_tally_adds_up() -> None:
+    tally = Tally(seconds=1.0, latencies=[0.001, 0.002])
+    assert math.isnan(Tally().milliseconds(50))
+    tally.add(Tally(seconds=3.0, latencies=[0.003, 0.004], errors=["x"]))
+    assert (tally.rate, tally.milliseconds(0), tally.milliseconds(100), tally.errors) == (1.0, 1.0, 4.0, ["x"])
 
 
 def test_cpu_time_is_that_of_a_process_and_its_children() -> None:

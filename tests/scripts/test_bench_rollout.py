@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
 
-from turngym.scripts.bench_rollout import HEADER, main, played_row
+from turngym.scripts import bench_rollout as bench  # noqa: E402
+from turngym.scripts.bench_rollout import (  # noqa: E402
+    HEADER,
+    SMALL,
+    KeptCache,
+    Side,
+    Tally,
+    cells,
+    generate,
+    left_padded,
+    main,
+    new_ids,
+    played_row,
+)
+from turngym.trainers.plan import random_model  # noqa: E402
+
+TOY = replace(SMALL, layers=1, width=32, vocab=50)
+
+
+@pytest.mark.long
+def test_bench_prints_ratios_and_equal_ids(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(bench.MODELS, "tiny", (TOY, (2, 3), (2,)))
+    sizes = "--system 5 --observation 2 4 --response 1 3 --play.episodes 0"
+    assert main(f"--models tiny {sizes}".split()) == 0
+    out = capsys.readouterr().out
+    assert "tiny (1 layers, width 32), tokens per CPU second" in out
+    assert "4/4" in out
+    assert "6/6" in out
+
+
+def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new() -> None:
+    model: Any = random_model(TOY, dtype=torch.float32)
+    fed: list[tuple[int, ...]] = []
+    model.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: fed.append(tuple(inputs[0].shape)))
+    peer, rng = KeptCache(model, 2), np.random.default_rng(0)
+    history = [np.empty(0, np.int32)] * 2
+    for turn, (counts, limits) in enumerate((((9, 4), (2, 5)), ((3, 5), (4, 1)), ((2, 2), (3, 3)))):
+        new = [rng.integers(0, 50, count).astype(np.int32) for count in counts]
+        fed.clear()
+        answers = peer.answer(new, limits)
+        # the id that was drawn last has not been fed
+        assert fed == [(2, max(counts) + bool(turn)), *[(2, 1)] * (max(limits) - 1)]
+        history = [np.concatenate(pair) for pair in zip(history, new, strict=True)]
+        ids, mask = left_padded(history)
+        whole = new_ids(generate(model, ids, mask, limits), ids.shape[1], limits)
+        assert [row.tolist() for row in answers] == [row.tolist() for row in whole]
+        history = [np.concatenate(pair) for pair in zip(history, answers, strict=True)]
+
+
+def test_cells_by_hand() -> None:
+    tally = Tally(3, 8, engine=Side(100, 2.0), kept=Side(100, 5.0), responses=9, equal=9)
+    assert cells(tally) == ["3", "8", "50", "20", "2.50x", "9/9"]
+    assert len(cells(tally)) == len(HEADER)
+    tally.equal, tally.gap = 8, 2e-7
+    assert cells(tally)[-1] == "8/9 (gap 2e-07)"
 
 
 @pytest.mark.long
 def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--episodes", "3", "--slots", "1", "3", "--depths", "1", "3", "--repeats", "1", "--workers", "1"]) == 0
+    sizes = "--models --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"
+    assert main(f"{sizes} --play.workers 1".split()) == 0
     out = capsys.readouterr().out
     assert "3 of 3 episodes have the ids of this process's" in out
+    for line in ("kept keys and values, 3 environments, 3 turns", "kept keys and values, 1 environments, 3 turns"):
+        assert line in out
     for line in (
-        *("kept keys and values, 3 environments, 3 turns", "kept keys and values, 1 environments, 3 turns"),
-        *("kept keys and values, 3 environments, 1 turns", "recompute, 3", "expert (no model), 3", "1 processes, 3"),
+        "kept keys and values, 3 environments, 1 turns",
+        "recompute, 3",
+        "expert (no model), 3",
+        "1 processes, 3",
     ):
         assert line in out
     assert "1.00x" in out
@@ -32,6 +94,5 @@ def test_a_row_by_hand() -> None:
     played.append(SimpleNamespace(turns=turns[2:], timings={}))
     base, speed = played_row("a", 4, 9, 2.0, played, None)
     assert (base, speed) == (["a", "4", "9", "4", "3", "2", "25 %", "1.00x"], 1.5)
-    assert len(base) == len(HEADER)
     assert played_row("b", 4, 9, 0.5, played, speed, workers=2)[0][4:] == ["12", "6", "50 %", "4.00x"]
     assert played_row("c", 4, 9, 1.0, [], 1.5)[0][3:5] == ["-", "-"]
