@@ -58,10 +58,9 @@ def main(argv: Sequence[str]) -> int:
     found = []
     for tally in run_parts(options):
         found.append(tally)
-        print(f"{tally.what}: {tally.failures} failures in {tally.tries} tries", file=sys.stderr, flush=True)
+        said = [f"{tally.what}: {tally.failures} failures in {tally.tries} tries", *tally.notes]
+        print("\n".join(said), file=sys.stderr, flush=True)
     print(markdown(fault_table(found)))
-    for one in found:
-        print("\n".join(one.notes), end="\n" if one.notes else "")
     print(f"{sum(one.failures for one in found)} failures in {sum(one.tries for one in found)} tries")
     return 1 if any(one.failures for one in found) else 0
 

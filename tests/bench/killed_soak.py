@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import time
 import urllib.request
 from collections import Counter
@@ -41,6 +42,8 @@ BATCH_TURNS = 8
 """Turns that a step of the learning proxy waits for."""
 NO_SERVER = "Is the server running"
 """Said by a client that ends because no server was there when it began: it is started again, as its user would."""
+STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""How a server ends that is asked to while it still starts, after a kill at the end of a round."""
 PATIENCE = 600.0
 """Seconds that a server gets to settle, and to end."""
 
@@ -132,7 +135,8 @@ def run_round(
     while not running["server"].over() and not settled() and time.monotonic() < end:
         time.sleep(0.2)
     for name in running.keys() - ended.keys():
-        ended[name] = running[name].terminate(PATIENCE)
+        done = running[name].terminate(PATIENCE)
+        ended[name] = Done(0, done.stderr) if done.returncode in STOPPED else done
     return ended, seconds
 
 

@@ -192,6 +192,27 @@ def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "no checkpoint" in tally.notes[1]
 
 
+@pytest.mark.parametrize(("status", "kept"), [(0, 0), (143, 0), (-15, 0), (1, 1), (-9, -9)])
+def test_a_server_may_be_asked_to_end_while_it_starts(status: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def __init__(self, words: list[str]) -> None:
+            self.words = words
+
+        def over(self) -> bool:
+            return self.words != ["serve"]
+
+        def end(self) -> Done:
+            return Done(0, "")
+
+        def terminate(self, seconds: float) -> Done:
+            return Done(status, "stopped")
+
+    monkeypatch.setattr(killed_soak, "Started", Process)
+    argv = {"training": ["train"], "client": ["eval"], "server": ["serve"]}
+    ended, _ = killed_soak.run_round(argv, 0, 0.0, np.random.default_rng(0))
+    assert ended["server"] == Done(kept, "stopped")
+
+
 def test_what_a_soak_of_a_learning_proxy_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = iter([[], ["lost", "twice"], []])
 
