@@ -31,16 +31,14 @@ from turngym.envs.webshop.session import (
     COMPAT,
     SEARCH,
     SEARCH_TEMPLATE,
-    Page,
     Quirks,
     State,
     canonical,
-    page_of,
     parse_action,
     play,
 )
 from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.views import SEPARATOR, Mode, View, view_of
+from turngym.envs.webshop.views import SEPARATOR, Mode, View, views_of
 
 _SESSIONS_KEPT = 1000
 """Session ids whose goals a ShopSession remembers; the original never forgets any."""
@@ -223,18 +221,9 @@ class WebShopEnv(TextEnv):
         self._history.begin(self._view.observation)
         return self._view.observation
 
-    @property
-    def page(self) -> Page:
-        """Everything that the open page shows, for renderers."""
-        return page_of(
-            *(self.shop, self.goal, self._state, self._session),
-            show_attributes=self._show_attributes,
-            endless_pages=self.quirks.endless_pages,
-        )
-
     def _show(self, state: State) -> None:
         self._state = state
-        self._view = view_of(self.page, self.mode)
+        self._view = self._views.view(self.shop, self.goal, state, self._session, self.mode)
 
     @property
     def _session(self) -> str:
@@ -305,6 +294,7 @@ class WebShopEnv(TextEnv):
             raise
         self.shop = opened
         self._listed = GoalIds(opened.profile.name, listed, len(opened.goals))
+        self._views = views_of(opened, show_attributes=self._show_attributes, endless_pages=self.quirks.endless_pages)
         self._goal = None
 
 
@@ -369,7 +359,7 @@ class ShopSession:
         self.shop = shop
         self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
         self.quirks = quirks
-        self.show_attrs = show_attrs
+        self.views = views_of(shop, show_attributes=show_attrs, endless_pages=quirks.endless_pages)
         self.history = History(num_prev_obs, num_prev_actions)
         self.prefix = session_prefix
         self.state = State()
@@ -421,15 +411,6 @@ class ShopSession:
         """What the last purchase's reward is made of."""
         return None if self.state.reward is None else self.state.reward.verbose()
 
-    @property
-    def page(self) -> Page:
-        """Everything that the open page shows."""
-        return page_of(
-            *(self.shop, self.goal, self.state, self.session),
-            show_attributes=self.show_attrs,
-            endless_pages=self.quirks.endless_pages,
-        )
-
     def _show(self, state: State) -> None:
         self.state = state
-        self.view: View = view_of(self.page, self.mode)
+        self.view: View = self.views.view(self.shop, self.goal, state, self.session, self.mode)

@@ -8,9 +8,8 @@ otherwise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from itertools import chain
 from random import Random
 from typing import Any, Literal, get_args
@@ -322,7 +321,13 @@ class Page:
 
 
 def page_of(
-    shop: Shop, goal: Goal, state: State, session: str, *, show_attributes: bool = False, endless_pages: bool = True
+    shop: Shop,
+    goal: Goal,
+    state: State,
+    session: str,
+    *,
+    show_attributes: bool = False,
+    endless_pages: bool = True,
 ) -> Page:
     """The page that `state` shows."""
     on_page = state.on_page if state.kind == "results" else ()
@@ -334,7 +339,7 @@ def page_of(
         keywords=state.keywords,
         number=state.page,
         total=len(state.found),
-        has_next=endless_pages or state.page * PER_PAGE < len(state.found),
+        has_next=has_next(state, endless_pages),
         products=tuple(found for asin in on_page if (found := shop.product(asin)) is not None),
         product=shop.product(state.asin) if state.kind in ("item", "sub") and state.asin is not None else None,
         asin=state.asin or "",
@@ -346,6 +351,11 @@ def page_of(
     )
 
 
+def has_next(state: State, endless_pages: bool) -> bool:
+    """Whether a page of results offers Next."""
+    return endless_pages or state.page * PER_PAGE < len(state.found)
+
+
 def nodes(page: Page) -> Iterator[Node]:
     """The visible pieces of text in page order, as an HTML parser finds them in the original's page."""
     if page.kind == "done":
@@ -353,15 +363,13 @@ def nodes(page: Page) -> Iterator[Node]:
             yield "text", text
         return
     yield from head_nodes(page)
-    for product in page.products:
-        yield from visible("link", product.asin)
-        yield from visible("text", product.title)
-        yield from visible("text", product.price_text)
-    if page.kind == "item" and page.product is not None:
+    if page.kind == "results":
+        for product in page.products:
+            yield from result_nodes(product)
+    elif page.kind == "item" and page.product is not None:
         yield from item_nodes(page.product, page.show_attributes)
     elif page.product is not None:
-        for text in sub_texts(page.product, page.sub):
-            yield from visible("text", text)
+        yield from sub_nodes(page.product, page.sub)
 
 
 def head_nodes(page: Page) -> Iterator[Node]:
@@ -383,6 +391,13 @@ def head_nodes(page: Page) -> Iterator[Node]:
         yield "button", NEXT_PAGE
 
 
+def result_nodes(product: Product) -> Iterator[Node]:
+    """One product in the list of results."""
+    yield from visible("link", product.asin)
+    yield from visible("text", product.title)
+    yield from visible("text", product.price_text)
+
+
 def item_nodes(product: Product, show_attributes: bool) -> Iterator[Node]:
     """A product's own page below the navigation."""
     for name, values in product.options.items():
@@ -399,6 +414,12 @@ def item_nodes(product: Product, show_attributes: bool) -> Iterator[Node]:
 def item_buttons(show_attributes: bool) -> tuple[str, ...]:
     """The buttons of a product's page after the navigation."""
     return (*(SUB_PAGES if show_attributes else SUB_PAGES[:3]), BUY_NOW)
+
+
+def sub_nodes(product: Product, sub: str) -> Iterator[Node]:
+    """The body of a sub-page; Reviews has none."""
+    for text in sub_texts(product, sub):
+        yield from visible("text", text)
 
 
 def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
@@ -462,17 +483,23 @@ def clickables(page: Page) -> dict[str, Target]:
     for product in page.products:
         found[product.asin.lower()] = ("link", product.asin)
     if page.kind == "item" and page.product is not None:
-        found |= {label.lower(): ("button", label.lower()) for label in item_buttons(page.show_attributes)}
-        found |= {value: ("option", name) for name, values in page.product.options.items() for value in values}
+        found |= item_clickables(page.product, page.show_attributes)
     return found
 
 
-def clicks(labels: Iterable[str]) -> tuple[str, ...]:
+def item_clickables(product: Product, show_attributes: bool) -> dict[str, Target]:
+    """What a product's page offers besides the navigation."""
+    found: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
+    for name, values in product.options.items():
+        for value in values:
+            found[value] = ("option", name)
+    return found
+
+
+def clicks(labels: Mapping[str, Target]) -> tuple[str, ...]:
     """The actions for these labels; the search button and labels that no action can name are left out."""
-    return tuple(action for label in labels if label != SEARCH and (action := _click_on(label)) is not None)
-
-
-@lru_cache(maxsize=8192)
-def _click_on(label: str) -> str | None:
-    action = click_action(label)
-    return action if parse_action(action) == (CLICK, label) else None
+    return tuple(
+        action
+        for label in labels
+        if label != SEARCH and parse_action(action := click_action(label)) == ("click", label)
+    )

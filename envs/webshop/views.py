@@ -1,13 +1,19 @@
-"""What does a session see? A page's observation in its mode (`text`, `text_rich`, `html`, `url`), and its clicks."""
+"""What does a session see? The observation of a page in its mode, and what can be clicked.
+
+Modes are `text`, `text_rich`, `html` and `url`. `Views` makes the pieces of each product once for all sessions of a
+shop, because results and products are shown again and again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
+from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.session import (
     BACK_TO_SEARCH,
@@ -16,18 +22,34 @@ from turngym.envs.webshop.session import (
     PREV_PAGE,
     RATING,
     SEARCH_BUTTON,
+    Node,
     Page,
+    State,
     Target,
+    click_action,
     clickables,
     clicks,
     done_texts,
+    has_next,
     item_buttons,
+    item_clickables,
+    item_nodes,
     nodes,
+    page_of,
+    result_nodes,
+    sub_nodes,
     sub_texts,
+    url,
+    visible,
 )
+from turngym.envs.webshop.shop import Shop
 
 Mode = Literal["text", "text_rich", "html", "url"]
 SEPARATOR = " [SEP] "
+_KEPT = 2048
+"""Products whose pieces are kept; a full table is emptied, because most are soon asked for again."""
+_NAVIGATION: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in (BACK_TO_SEARCH, PREV_PAGE)}
+_NAVIGATION_CLICKS = clicks(_NAVIGATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +63,92 @@ class View:
     """The clicks among them that an action can name."""
 
 
-def view_of(page: Page, mode: Mode) -> View:
-    """The observation of `page` in `mode`, with what can be clicked."""
-    labels = clickables(page)
-    return View(_RENDERERS[mode](page), labels, clicks(labels))
+class Views:
+    """Makes views for all sessions of one shop with the same settings, and keeps the pieces of 2,048 products."""
+
+    def __init__(self, *, show_attributes: bool = False, endless_pages: bool = True) -> None:
+        self.show_attributes = show_attributes
+        self.endless_pages = endless_pages
+        self._results: dict[str, tuple[str, str, str]] = {}
+        self._items: dict[str, View] = {}
+
+    def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
+        """The page from which the modes other than `text` are rendered."""
+        return page_of(
+            shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=self.endless_pages
+        )
+
+    def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
+        """The observation in `mode`, with what can be clicked."""
+        if state.kind == "results":
+            body = self._list(shop, state)
+        elif state.kind == "item":
+            body = self._item(shop, state.asin or "")
+        elif state.kind == "sub":
+            product = shop.product(state.asin or "")
+            assert product is not None, f"{state.asin!r} is not in the shop"
+            texts = (text.strip() for _, text in sub_nodes(product, state.sub or ""))
+            body = View(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), _NAVIGATION, _NAVIGATION_CLICKS)
+        else:
+            page = self.page(shop, goal, state, session)
+            labels = clickables(page)
+            return View(_RENDERERS[mode](page), labels, clicks(labels))
+        if mode == "text":
+            pieces = (text.strip() for _, text in visible("text", goal.instruction_text))
+            return replace(body, observation=SEPARATOR.join(["Instruction:", *pieces, body.observation]))
+        # the address alone needs no page, which would read every product on it
+        shown = url(state, session) if mode == "url" else _RENDERERS[mode](self.page(shop, goal, state, session))
+        return replace(body, observation=shown)
+
+    def _list(self, shop: Shop, state: State) -> View:
+        """A page of results; its observation is the text after the instruction."""
+        lines = [BACK_TO_SEARCH, f"Page {state.page} (Total results: {len(state.found)})"]
+        labels = {BACK_TO_SEARCH.lower(): _NAVIGATION[BACK_TO_SEARCH.lower()]}
+        buttons = [PREV_PAGE] if state.page > 1 else []
+        buttons += [NEXT_PAGE] if has_next(state, self.endless_pages) else []
+        for label in buttons:
+            lines.append(label)
+            labels[label.lower()] = ("button", label.lower())
+        actions = [click_action(label) for label in labels]
+        for asin in state.on_page:
+            piece = self._results.get(asin) or self._result(shop, asin)
+            lines.append(piece[0])
+            labels[piece[1]] = ("link", asin)
+            actions.append(piece[2])
+        return View(SEPARATOR.join(lines), labels, tuple(actions))
+
+    def _result(self, shop: Shop, asin: str) -> tuple[str, str, str]:
+        product = shop.product(asin)
+        assert product is not None, f"the search found {asin!r}, which is not in the shop"
+        if len(self._results) >= _KEPT:
+            self._results.clear()
+        piece = self._results[asin] = (join(result_nodes(product)), asin.lower(), click_action(asin))
+        return piece
+
+    def _item(self, shop: Shop, asin: str) -> View:
+        """A product's own page; its observation is the text after the instruction."""
+        item = self._items.get(asin)
+        if item is None:
+            product = shop.product(asin)
+            assert product is not None, f"{asin!r} is not in the shop"
+            labels = _NAVIGATION | item_clickables(product, self.show_attributes)
+            text = SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, join(item_nodes(product, self.show_attributes))])
+            if len(self._items) >= _KEPT:
+                self._items.clear()
+            item = self._items[asin] = View(text, labels, clicks(labels))
+        return item
+
+
+_SHARED: WeakKeyDictionary[Shop, dict[tuple[bool, bool], Views]] = WeakKeyDictionary()
+
+
+def views_of(shop: Shop, *, show_attributes: bool = False, endless_pages: bool = True) -> Views:
+    """The views that all sessions on `shop` with these settings share; they go when the shop goes."""
+    shared = _SHARED.setdefault(shop, {})
+    key = (show_attributes, endless_pages)
+    if key not in shared:
+        shared[key] = Views(show_attributes=show_attributes, endless_pages=endless_pages)
+    return shared[key]
 
 
 # --- mode `text`: the visible pieces of a page, stripped and joined by ` [SEP] `
@@ -52,7 +156,12 @@ def view_of(page: Page, mode: Mode) -> View:
 
 def render_text(page: Page) -> str:
     """The page as one line of text (product texts may contain line ends)."""
-    return SEPARATOR.join([text.strip() for _, text in nodes(page)])
+    return join(nodes(page))
+
+
+def join(pieces: Iterable[Node]) -> str:
+    """Joins stripped pieces of text with the separator."""
+    return SEPARATOR.join([text.strip() for _, text in pieces])
 
 
 # --- mode `text_rich`: one line for each visible piece, with buttons, options and products marked

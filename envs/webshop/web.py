@@ -22,7 +22,7 @@ from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.reward import ProductFacts, Reward
-from turngym.envs.webshop.session import Page, click_action, parse_action, search_action
+from turngym.envs.webshop.session import Page, click_action, page_of, parse_action, search_action
 from turngym.envs.webshop.shop import Shop
 
 try:
@@ -355,7 +355,10 @@ class Web:
         return reply
 
     def _page(self, name: str, visit: Visit) -> str:
-        env, state, page = visit.env, visit.env.scene.state, visit.env.page
+        env, state = visit.env, visit.env.scene.state
+        session, endless = str(env.goal.index), env.quirks.endless_pages
+        attributes = self.settings.attributes
+        page = page_of(self.shop, env.goal, state, session, show_attributes=attributes, endless_pages=endless)
         shown: dict[str, Any] = {"token": self._forms.token(name), "visit": visit, "page": page, "goal": env.goal}
         if state.kind == "done":
             assert state.reward is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from turngym.envs.webshop.env import ShopSession
 from turngym.envs.webshop.session import options_json, visible
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.views import render_html, render_rich, render_text, view_of
+from turngym.envs.webshop.views import render_html, render_rich, render_text
 
 VOID = {"br", "img", "input", "meta", "hr", "link"}
 HIDDEN = {"style", "script", "head", "title", "meta", "[document]"}
@@ -101,14 +100,18 @@ class Parsed(HTMLParser):
 
 def check(session: ShopSession) -> None:
     """All renderers of the session's page agree."""
-    page = session.page
+    page = session.views.page(session.shop, session.goal, session.state, session.session)
     parsed = Parsed(render_html(page))
-    assert session.view.observation == render_text(page) == parsed.text()
+    view = session.views.view(session.shop, session.goal, session.state, session.session, "text")
+    assert view.observation == render_text(page) == parsed.text()
     assert render_rich(page) == parsed.rich(page.url, page.visited)
     available = session.get_available_actions()
     assert (available["has_search_bar"], available["clickables"]) == (parsed.has_search_bar, parsed.labels())
     for mode, render in (("text_rich", render_rich), ("html", render_html)):
-        assert view_of(page, mode) == replace(session.view, observation=render(page))  # type: ignore[arg-type]
+        shown = session.views.view(session.shop, session.goal, session.state, session.session, mode)  # type: ignore[arg-type]
+        assert shown.observation == render(page)
+        assert shown.clickables == view.clickables
+        assert list(shown.clickables) == available["clickables"]
 
 
 WALK = (
@@ -177,7 +180,7 @@ def test_all_renderers_agree_on_any_product_text(
     ins = {"attributes": [texts[2]], "instruction": f"Find{texts[1]}", "instruction_attributes": [texts[2]]}
     session = ShopSession(make_shop([item], {"ASIN000001": ins}), show_attrs=True, session=0)
     session.state = type(session.state)(kind="item", asin="ASIN000001", keywords=("x",), page=1)
-    session.view = view_of(session.page, "text")
+    session.view = session.views.view(session.shop, session.goal, session.state, session.session, "text")
     check(session)
     for label in ("description", "features", "attributes", "reviews"):
         session.step(f"click[{label}]")
