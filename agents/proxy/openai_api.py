@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turngym.agents.proxy.config import ApiError, ProxySettings, invalid
@@ -263,8 +263,9 @@ def read_request(
     user = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
     user_agent = headers.get("User-Agent") or "a client without a name"
     ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
+    stop = _stop(fields.get("stop"))
     return ChatRequest(
-        messages=read_messages(fields.get("messages"), settings),
+        messages=tuple(_with_end(message, stop) for message in read_messages(fields.get("messages"), settings)),
         session_id=session,
         main=turn_type == "main",
         client=client,
@@ -275,7 +276,7 @@ def read_request(
         usage_in_stream=bool((options or {}).get("include_usage")),
         max_tokens=_integer(fields, "max_completion_tokens", 1) or _integer(fields, "max_tokens", 1),
         temperature=1.0 if temperature is None else float(temperature),
-        stop=_stop(fields.get("stop")),
+        stop=stop,
         tools=() if choice == "none" else tools,
         seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
         logprobs=_boolean(fields, "logprobs"),
@@ -341,6 +342,12 @@ def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise invalid(f"tools[{place}].function has no name", f"tools[{place}].function.name")
     return tuple(tools)
+
+
+def _with_end(message: ChatMessage, stops: tuple[str, ...]) -> ChatMessage:
+    """`message`, which notes the stop text at its end if it is an answer."""
+    ends = [stop for stop in stops if message.content.strip().endswith(stop)] if message.role == "assistant" else []
+    return replace(message, end=max(ends, key=len)) if ends else message
 
 
 def _stop(stop: Any) -> tuple[str, ...]:

@@ -53,14 +53,18 @@ class ChatMessage:
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    end: str = ""
+    """A stop text of its request that an earlier answer ends with, as its client sends it back."""
 
     def as_json(self) -> dict[str, Any]:
-        """The OpenAI form, without empty fields."""
+        """The OpenAI form without empty fields, and `end`."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message |= {"content": self.content or None, "tool_calls": [call.as_json() for call in self.tool_calls]}
         if self.tool_call_id:
             message["tool_call_id"] = self.tool_call_id
+        if self.end:
+            message["end"] = self.end
         return message
 
     @classmethod
@@ -75,6 +79,7 @@ class ChatMessage:
             content=message["content"] or "",
             tool_calls=calls,
             tool_call_id=message.get("tool_call_id", ""),
+            end=message.get("end", ""),
         )
 
     @property
@@ -89,9 +94,12 @@ class ChatMessage:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for messages that say the same: clients trim what they were sent and write JSON anew."""
+        """Equal for messages that say the same.
+
+        Clients trim what they were sent, write JSON anew, and put back the stop text at which an answer was cut.
+        """
         calls = tuple((call.name, json.dumps(_value(call.arguments), sort_keys=True)) for call in self.tool_calls)
-        return self.role, self.content.strip(), calls
+        return self.role, self.content.strip().removesuffix(self.end).strip(), calls
 
 
 def common_prefix(left: Sequence[ChatMessage], right: Sequence[ChatMessage]) -> int:

@@ -39,6 +39,22 @@ def test_the_same_history_continued_is_the_same_session(make: Any) -> None:
     assert len({request.session for request in bench.policy.requests}) == 2  # the engine keeps what it has of each
 
 
+def test_an_answer_may_come_back_with_the_stop_text_that_was_cut_off(make: Any) -> None:
+    bench = make()
+    bench.policy.answer = lambda request: "<a>go</a>"
+    first = bench.ask([user("look")], None, stop=["</a>", "STOP"])
+    assert first.reply.content == "<a>go"
+    said = [user("look"), {"role": "assistant", "content": "<a>go</a>"}, user("then?")]
+    second = bench.ask(said, None, stop=["</a>", "STOP"])
+    assert (second.kept, second.opens) == (2, False)
+    # without its end the answer goes on as well; with one that the request does not name it is another answer
+    third = bench.ask([*said, second.reply, user("and now?")], None, stop=["</a>"])
+    assert (third.kept, third.opens) == (4, False)
+    other = bench.ask([*said, second.reply, user("and now?"), {"role": "assistant", "content": "<a>go</a>"}, user("?")])
+    assert (other.kept, other.opens) == (0, True)
+    assert depths(bench)[0] == ["look", "then?", "and now?"]
+
+
 def test_two_that_said_the_same_are_not_mixed(make: Any) -> None:
     bench = make()
     bench.policy.answer = lambda request: "hi"

@@ -25,6 +25,9 @@ from killed_work import Done, Started
 from tally import Tally
 
 from turngym.agents import load_world
+from turngym.agents.models import load_tokenizer
+from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.restore import restore
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.sglang.weights import free_port
 from turngym.envs.core.trace import read_trace
@@ -88,12 +91,12 @@ def learning_soak(folder: Path, kills: int, seed: int) -> Iterator[Tally]:
 
 def learning_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> tuple[list[str], float]:
     """Lets a client play through a proxy that learns. Returns what was broken, and the seconds that the client took."""
-    port, health = free_port("127.0.0.1"), dict[str, Any]()
+    port = free_port("127.0.0.1")
     argv = {"client": client_argv(place / "eval", port, temperature="1.0")}
     argv["server"] = learning_argv(place / "server", port)
-    ended, seconds = run_round(argv, kills, pause, rng, settled=lambda: has_settled(port, health))
+    ended, seconds = run_round(argv, kills, pause, rng, settled=lambda: has_settled(port))
     broken = [f"{name}: {done.stderr[-300:]}" for name, done in ended.items() if done.returncode]
-    return broken or broken_promises(place, waiting=health["training"]["ready_sessions"]), seconds
+    return broken or broken_promises(place), seconds
 
 
 def rounds(kills: int) -> list[int]:
@@ -140,14 +143,11 @@ def run_round(
     return ended, seconds
 
 
-def has_settled(port: int, health: dict[str, Any]) -> bool:
-    """Whether all sessions of a proxy have ended and been judged, and those that wait for a step are too few for one.
-
-    Puts what the proxy says of itself into `health`.
-    """
+def has_settled(port: int) -> bool:
+    """Whether all sessions have ended and been judged, and those that wait for a step are too few for one."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
-            health |= json.load(answer)
+            health = json.load(answer)
     except OSError:
         return False
     training = health["training"]
@@ -156,8 +156,8 @@ def has_settled(port: int, health: dict[str, Any]) -> bool:
     return bool(waits == 0 and training["ready_turns"] < BATCH_TURNS)
 
 
-def broken_promises(place: Path, waiting: int) -> list[str]:
-    """What does not hold of a proxy that learned, its client, and `waiting` sessions that no step has used yet."""
+def broken_promises(place: Path) -> list[str]:
+    """What does not hold of a proxy that learned, and of its client."""
     server, client = place / "server", place / "eval" / "trace.jsonl"
     broken, texts = list[str](), Counter[str]()
     turns, used, step = Counter[str](), dict[str, int](), 0
@@ -177,8 +177,12 @@ def broken_promises(place: Path, waiting: int) -> list[str]:
             if one["kind"] == "trained" and one["step"] != step + 1:
                 broken.append(f"step {one['step']} follows step {step}")
             step = one["step"] or step
-    if len(turns.keys() - used.keys()) != waiting:
-        broken.append(f"{len(turns)} sessions, of which {len(used)} are used and {waiting} wait")
+    # what the next start of the server would go on with, and train on
+    renderer = ChatListRenderer(load_tokenizer(load_world("alfworld").checkpoint("student")))
+    left = restore(server, renderer, want_ended=True)
+    waiting = {episode.task.task_id for episode in left.ended} | {one.key for one in left.open if one.turns}
+    if wrong := (turns.keys() - used.keys()) ^ waiting:
+        broken.append(f"{len(turns)} sessions, {len(used)} are used, {len(waiting)} wait; wrong: {sorted(wrong)[:3]}")
     # what it learned: a checkpoint that can be loaded, and metrics without a gap or a step told twice
     saved = [read_state(one)["step"] for one in list_checkpoints(server)[-1:]]
     told = [row["step"] for row in iter_metrics(server) if row["kind"] == "train"]
