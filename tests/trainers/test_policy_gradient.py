@@ -83,6 +83,8 @@ def test_a_clipped_weight_leaves_every_token_its_gradient():
     torch.testing.assert_close(free.loss_N, -torch.tensor([2.0, 0.5, 5.0]) * 0.5 * logp)
     free.loss_N.sum().backward()
     assert little.grad is None
+    # a weight within its bounds is a constant, too
+    torch.testing.assert_close(logp.grad, -torch.tensor([2.0, 0.5, 5.0]) * 0.5)
 
 
 def test_a_sequence_has_one_ratio():
