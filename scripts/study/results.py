@@ -173,8 +173,8 @@ def _spread(points: Sequence[Evaluation]) -> float:
 
 # Merging the data files of one study, whose cells were run on different machines or days.
 
-OWN = ("--seed", "--out")
-"""Options in which the cells of one row differ."""
+OWN = ("--seed", "--out", "--checkpoint-every", "--keep-checkpoints")
+"""Options in which the cells of one row may differ; what `--average` keeps changes no training."""
 MODELS = ("--student", "--teacher")
 """Options with folders, which lie elsewhere on another machine: the last two names of a path count."""
 Found = tuple[str, Record]

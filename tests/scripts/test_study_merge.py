@@ -83,6 +83,7 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
         (cell("tcod", 0, words=f"{WORDS} --lr 1"), "seed0 of old has --lr nothing, .* of new has --lr 1"),
         (cell("tcod", 0, words=f"{WORDS} --no-tensorboard"), "of old has --no-tensorboard nothing"),
         (cell("tcod", 0, folder="/other/pair"), ""),
+        (cell("tcod", 0, words=f"{WORDS} --checkpoint-every 10 --keep-checkpoints 4"), ""),
         (replace(cell("tcod", 0), command=cell("tcod", 0).command.replace("loops/", "x/")), "has --student x/student"),
         (cell("tcod", 0, samples=2), "has samples 2"),
         (cell("tcod", 0, categories={"a": "place"}), "opd/seed0 of old has tasks a b, .* of new has tasks a"),
