@@ -87,6 +87,27 @@ TAILS: Mapping[str, TokenKL] = MappingProxyType(
 """What becomes of the mass outside the K ids, by the name that settings use."""
 
 
+def topk_reverse_kl(
+    student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, tail: TokenKL = bin_reverse_kl
+) -> Tensor:
+    """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
+
+    Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
+    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`,
+    or `bin_forward_kl` for the other direction.
+    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
+    there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
+    Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
+    Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
+    """
+    if student_topk_logp_NK.shape != teacher_topk_logp_NK.shape or student_topk_logp_NK.ndim != 2:
+        raise ValueError(
+            f"student has shape {tuple(student_topk_logp_NK.shape)} and teacher {tuple(teacher_topk_logp_NK.shape)}; "
+            "both must be [N, K], gathered at the same ids"
+        )
+    return tail(student_topk_logp_NK, teacher_topk_logp_NK)
+
+
 def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) -> FloatArray:
     """The sampled-token form of OPD as an advantage for a policy-gradient loss: float32 [N], nats.
 
@@ -103,7 +124,10 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     w_i = clamp(exp(clamp(logp_i - behavior_logp_i, -20, 20)), low, high); 1 where the behavior is unknown (NaN).
     Multiply the token loss by it.
     Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
+    Errors: ValueError unless 0 <= low <= 1 <= high.
     """
+    if not 0.0 <= low <= 1.0 <= high:
+        raise ValueError(f"importance range is [{low}, {high}]; valid is 0 <= low <= 1 <= high")
     # detached: a weight corrects the loss for who sampled, it is not to be minimized itself; unknown: log 1
     log_ratio = (logp_N - behavior_logp_N).detach().nan_to_num(nan=0.0)
     # cut before exp, which overflows float32 beyond 88, and inf * 0 would be NaN
@@ -180,9 +204,20 @@ def clipped_surrogate(
     `dual_clip` c at most -A c where A < 0: a token that has become much likelier than when it was drawn would otherwise
     be pushed down with its whole ratio, e^20 times the others.
     Source: [ppo] eq. 7, [dapo] section 3.1, [dual-clip]; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
+    Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
     """
-    ratio_N = _ratio(logp_N, behavior_logp_N)
-    loss_N, clipped_N = clipped_objective(ratio_N, advantage_N.detach(), eps_low, eps_high, dual_clip)
+    check_clip(eps_low, eps_high)
+    if behavior_logp_N.isnan().any():
+        count = int(behavior_logp_N.isnan().sum())
+        raise ValueError(
+            f"behavior log-probability is unknown (NaN) for {count} of {behavior_logp_N.numel()} tokens; the engine "
+            "must record what it sampled, or the current log-probabilities must be given (detached) instead"
+        )
+    # only the ratio's numerator is learned
+    advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
+    # cut before exp: one token gone astray must not make the batch's loss infinite
+    ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high, dual_clip)
     return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
 
 
@@ -199,20 +234,15 @@ def clipped_weight(
 
     l = -sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp, sg without gradient: where the weight is clipped a token keeps
     its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
-    A < 0. Arguments as of `clipped_surrogate`.
+    A < 0. Arguments and errors as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
     """
-    ratio_N = _ratio(logp_N, behavior_logp_N).detach()
-    weight_N = ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
+    plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
+    weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
     if dual_clip is not None:
         weight_N = torch.where(advantage_N < 0, weight_N.clamp(max=dual_clip), weight_N)
     loss_N = -weight_N * advantage_N.detach() * logp_N
-    return Surrogate(loss_N=loss_N, ratio_N=ratio_N, clipped_N=weight_N != ratio_N)
-
-
-def _ratio(logp_N: Tensor, behavior_logp_N: Tensor) -> Tensor:
-    # cut before exp: one token gone astray must not make the batch's loss infinite; only the numerator is learned
-    return (logp_N - behavior_logp_N.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return Surrogate(loss_N=loss_N, ratio_N=plain.ratio_N, clipped_N=weight_N != plain.ratio_N)
 
 
 def sequence_logp(logp_N: Tensor, behavior_logp_N: Tensor, sequence_N: Tensor) -> Tensor:
@@ -304,12 +334,9 @@ class NegativeLogLikelihood:
 class SupportKL:
     """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behavior is unknown).
 
-    The loss of OPD, TurnOPD and TCOD. S are K ids, the teacher's most likely or the student's; `kl` is one of `TAILS`,
-    or `bin_forward_kl` for KL_S(q || p). The teacher is detached and the sampled prefix is data, so there is no
-    score-function term; an id that is impossible for the student (-inf) adds 0 and has no gradient. 0 where the targets
-    say that a token does not count.
-    Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
-    Differs from the paper: the tail bin.
+    `kl` may also be the forward KL, KL_S(q || p). 0 where the targets say that a token does not count.
+
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
     Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
     """
 
@@ -321,7 +348,7 @@ class SupportKL:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
             raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
-        loss_n = self.kl(student, teacher)
+        loss_n = topk_reverse_kl(student, teacher, self.kl)
         # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {

@@ -29,7 +29,6 @@ from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, bin_forward_kl, sampled_advantage
 
 FloatE = NDArray[np.float64]
-Scale = Literal["std", "none"]
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation."""
 
@@ -38,7 +37,7 @@ class AdvantageError(TurngymError):
     """Rewards or groups that give no advantage."""
 
 
-def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Scale = "std") -> FloatE:
+def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str = "std") -> FloatE:
     """Group-relative advantages: float64 [E], in standard deviations (`scale="std"`) or reward units (`"none"`).
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), std unbiased; a group of one has mean 0 and std 1.
@@ -50,7 +49,7 @@ def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Scale
 
 
 def grpo_split_advantage(
-    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: Scale = "std"
+    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: str = "std"
 ) -> FloatE:
     """Group-relative advantages whose baseline comes from the policy's own episodes only: float64 [E].
 
@@ -60,12 +59,9 @@ def grpo_split_advantage(
     Differs from the paper: eq. 4 takes mean and deviation over all of the group; the split is its code's option.
     Errors: AdvantageError for a group without an on-policy episode, or rewards that are not finite.
     """
-    bad = np.flatnonzero(~np.isfinite(reward_E))
-    if len(bad):
-        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
+    _check_groups(reward_E, group_E, scale)
     advantage_E = np.zeros(len(reward_E))
-    for group in np.unique(group_E):
-        members = group_E == group
+    for group, members in _groups(group_E):
         own = reward_E[members & on_policy_E]
         if not len(own):
             raise AdvantageError(
@@ -82,6 +78,21 @@ def grpo_split_advantage(
 def has_spread(reward_E: FloatE) -> bool:
     """Whether the rewards of one group differ by more than rounding does (1e-6, what is added to their deviation)."""
     return bool(np.ptp(reward_E) > GROUP_EPS)
+
+
+def _groups(group_E: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    for group in np.unique(group_E):
+        yield int(group), group_E == group
+
+
+def _check_groups(reward_E: FloatE, group_E: NDArray[np.int64], scale: str) -> None:
+    if scale not in ("std", "none"):
+        raise AdvantageError(f"scale is {scale!r}; valid: std, none")
+    if len(reward_E) != len(group_E):
+        raise AdvantageError(f"there are {len(reward_E)} rewards and {len(group_E)} group numbers; they must pair up")
+    bad = np.flatnonzero(~np.isfinite(reward_E))
+    if len(bad):
+        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
 
 
 # What an episode is worth: the reward that group-relative algorithms optimize and filter by.
@@ -167,7 +178,7 @@ class GroupAdvantage:
     """Each episode's group-relative advantage on all of its tokens; `reward` names what an episode is worth."""
 
     reward: Reward = "return"
-    scale: Scale = "std"
+    scale: Literal["std", "none"] = "std"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_E = rewards(batch, episodes, self.reward)
@@ -184,7 +195,7 @@ class SplitAdvantage:
     """
 
     reward: Reward = "return"
-    scale: Scale = "std"
+    scale: Literal["std", "none"] = "std"
     split: bool = True
     alpha: float = 1.0
     beta: float = 1.0
@@ -415,25 +426,22 @@ def gae(
     observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
     beyond the last token; return_t = A_t + V_t.
     Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
-    Errors: AdvantageError for factors outside 0 to 1, or numbers that are not finite.
+    Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
     """
-    for name, factor in (("gamma", gamma), ("lam", lam)):
-        if not 0.0 <= factor <= 1.0:
-            raise AdvantageError(f"{name} is {factor}; valid: 0 to 1")
-    for name, values_N in (("reward", reward_N), ("value", value_N)):
-        bad = np.flatnonzero(~np.isfinite(values_N))
-        if len(bad):
-            raise AdvantageError(
-                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
-                "it must be finite"
-            )
-    advantage_N, last_N = np.zeros(len(reward_N)), _last_tokens(episode_N)
-    carried = following = 0.0
-    for token in reversed(range(len(reward_N))):
-        if last_N[token]:
-            carried = following = 0.0
-        carried = reward_N[token] + gamma * following - value_N[token] + gamma * lam * carried
-        advantage_N[token], following = carried, value_N[token]
+    _check_returns(episode_N, gamma, {"reward": reward_N, "value": value_N})
+    if not 0.0 <= lam <= 1.0:
+        raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
+    place = _Grid(episode_N)
+    value, reward = place.fill(value_N), place.fill(reward_N)
+    # a shorter episode's last token is followed by padding, whose value of 0 is that of an episode that is over
+    following = np.concatenate([value[:, 1:], np.zeros((len(value), 1))], axis=1)
+    delta, advantage = reward + gamma * following - value, np.zeros_like(value)
+    carried = np.zeros(len(value))
+    for column in reversed(range(value.shape[1])):
+        carried = delta[:, column] + gamma * lam * carried
+        # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
+        advantage[:, column] = carried
+    advantage_N = place.take(advantage)
     return advantage_N, advantage_N + value_N
 
 
@@ -466,8 +474,43 @@ def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -
 
 def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
     """A number per episode, placed on its last supervised token and zero elsewhere: float64 [N]."""
-    return np.where(_last_tokens(episode_N), value_E[episode_N], 0.0)
+    last_N = np.append(episode_N[1:] != episode_N[:-1], True)
+    return np.where(last_N, value_E[episode_N], 0.0)
 
 
-def _last_tokens(episode_N: IntN) -> NDArray[np.bool_]:
-    return np.append(episode_N[1:] != episode_N[:-1], True)
+class _Grid:
+    """Ragged tokens as rows of a rectangle, one per episode, padded on the right with zeros."""
+
+    def __init__(self, episode_N: IntN) -> None:
+        first = np.flatnonzero(np.append(True, episode_N[1:] != episode_N[:-1]))
+        if len(np.unique(episode_N)) != len(first):
+            raise AdvantageError("the tokens of an episode are not adjacent; pass them in the order of the batch")
+        lengths = np.diff(np.append(first, len(episode_N)))
+        self.row_N = np.repeat(np.arange(len(first)), lengths)
+        self.column_N = np.arange(len(episode_N)) - np.repeat(first, lengths)
+        self.shape = (len(first), int(lengths.max()))
+
+    def fill(self, values_N: FloatN) -> FloatN:
+        grid = np.zeros(self.shape)
+        grid[self.row_N, self.column_N] = values_N
+        return grid
+
+    def take(self, grid: FloatN) -> FloatN:
+        taken: FloatN = grid[self.row_N, self.column_N]
+        return taken
+
+
+def _check_returns(episode_N: IntN, gamma: float, columns: dict[str, FloatN]) -> None:
+    if not 0.0 <= gamma <= 1.0:
+        raise AdvantageError(f"gamma is {gamma}; valid: 0 to 1")
+    if not len(episode_N):
+        raise AdvantageError("there are no tokens")
+    for name, values_N in columns.items():
+        if len(values_N) != len(episode_N):
+            raise AdvantageError(f"{name} has {len(values_N)} tokens, the batch has {len(episode_N)}")
+        bad = np.flatnonzero(~np.isfinite(values_N))
+        if len(bad):
+            raise AdvantageError(
+                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
+                "it must be finite"
+            )

@@ -74,11 +74,31 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
 
     alpha = clip((step / total - start) / (end - start), 0, 1); with end == start, 0 before it and 1 from it on.
     Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#blended-weights.
+    Errors: ValueError if `total` < 1 or `end` < `start`.
     """
+    if total < 1:
+        raise ValueError(f"total steps is {total}; blending needs at least 1")
+    if end < start:
+        raise ValueError(
+            f"blend end {end} lies before its start {start}; valid is start <= end, both shares of training"
+        )
     progress = step / total
     if end == start:
         return 1.0 if progress >= start else 0.0
     return min(max((progress - start) / (end - start), 0.0), 1.0)
+
+
+def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_share: float = 0.15) -> WeightArray:
+    """Between trajectory and turn weights: float64 [N], sum 1 for every `alpha`.
+
+    w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
+    (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")
+    turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
+    return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
 
 
 def _bucket_mean(bucket_N: NDArray[np.int64]) -> WeightArray:
@@ -121,12 +141,7 @@ class TurnLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """Between trajectory and turn weights, alpha moving from 0 to 1 between two shares of training: sum 1 throughout.
-
-    w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
-    (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1.
-    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights.
-    """
+    """`blend_weights` with alpha moving from 0 to 1 between two shares of training (TurnOPD's default: 0 and 1)."""
 
     to_the_end: ClassVar[bool] = True
     """Every step depends on how many there will be, so that a run cannot get another end."""
@@ -139,8 +154,7 @@ class Blend:
     def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray:
         """Weights float64 [N] at `step` (1-based) of `total_steps`."""
         alpha = self.alpha(step=step, total_steps=total_steps)
-        turn_N = turn_weights(batch, n_min=self.turn.n_min, min_share=self.turn.min_share)
-        return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
+        return blend_weights(batch, alpha, n_min=self.turn.n_min, min_share=self.turn.min_share)
 
     def alpha(self, *, step: int, total_steps: int) -> float:
         """Share of the turn weights at `step` (1-based)."""

@@ -48,7 +48,9 @@ def turn_stats(
     the greatest depth. Episodes that the depth cap stopped count as neither success nor failure, unless they had
     succeeded; with `full_depth`, where the cap is the run's full depth, those that were cut there have failed.
     K_t = sum_{i in t} l_i / n_tok(t). Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
+    Errors: ValueError for a column whose length is not N.
     """
+    _check_lengths(batch, kl=kl_N, entropy=entropy_N, teacher_entropy=teacher_entropy_N)
     turns = int(batch.depth_E.max())
     all_N = np.ones(batch.tokens, np.bool_)
     unknown_E = batch.truncated_E & batch.short_E if full_depth else batch.truncated_E
@@ -131,3 +133,9 @@ def _optional_mean(
     value_N: NDArray[np.floating] | None, turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
 ) -> Column:
     return np.full(turns, np.nan) if value_N is None else pooled_mean(value_N, turn_N, keep_N, turns)[0]
+
+
+def _check_lengths(batch: RolloutBatch, **columns: NDArray[np.floating] | None) -> None:
+    for name, column in columns.items():
+        if column is not None and column.shape != (batch.tokens,):
+            raise ValueError(f"{name} has shape {column.shape}; need one value per supervised token, ({batch.tokens},)")

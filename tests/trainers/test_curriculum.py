@@ -81,3 +81,5 @@ def test_bad_settings_are_errors():
         DepthSchedule(eta=0)
     with pytest.raises(ValueError, match="k_start 9"):
         DepthSchedule(k_start=9, k_max=8)
+    with pytest.raises(ValueError, match="n is -1"):
+        DepthSchedule().depth(-1)

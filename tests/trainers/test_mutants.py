@@ -201,7 +201,6 @@ SAME = {
     "Intervention.__call__: 1.0 -> 2.0": "what divides factors that are all 0",
     "gate: 0.0 -> 1.0 (2)": "a score of 0 was dealt with before",
     "score_turns: True -> False": "their numbers were compared before",
-    "gae: 0.0 -> 1.0 (2)": "replaced before it is read: the last token ends an episode",
     "minillm_returns: gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0) -> "
     "gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)": "both are 1",
     "UnreadVotes.check: 2 -> 3": "which line a warning names",

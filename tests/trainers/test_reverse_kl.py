@@ -20,6 +20,7 @@ from turngym.trainers.losses import (
     sampled_advantage,
     tail_logp,
     topk_entropy,
+    topk_reverse_kl,
 )
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
@@ -33,6 +34,7 @@ LN2 = math.log(2)
 def test_bin_by_hand():
     # 1/2 ln 2 + 0 + 1/4 ln(1/2)
     torch.testing.assert_close(bin_reverse_kl(STUDENT, TEACHER), torch.tensor([LN2 / 4, 0.0]))
+    torch.testing.assert_close(topk_reverse_kl(STUDENT, TEACHER), torch.tensor([LN2 / 4, 0.0]))
 
 
 def test_raw_by_hand():
@@ -94,7 +96,7 @@ def test_a_support_that_holds_everything_has_finite_gradients():
     logits = torch.tensor([[30.0, 0.0, -30.0], [1.0, 1.0, 1.0]], requires_grad=True)
     teacher = torch.tensor([[0.0, 30.0, -30.0], [1.0, 1.0, 1.0]]).log_softmax(-1)
     for tail in TAILS.values():
-        (gradient,) = torch.autograd.grad(tail(logits.log_softmax(-1), teacher).sum(), logits)
+        (gradient,) = torch.autograd.grad(topk_reverse_kl(logits.log_softmax(-1), teacher, tail).sum(), logits)
         assert gradient.isfinite().all()
 
 
@@ -112,8 +114,8 @@ def test_gradient_by_hand():
 def test_gradients_flow_through_the_student_alone(tail):
     student = STUDENT.double().clone().requires_grad_()
     teacher = TEACHER.double().clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda s: tail(s, teacher.detach()), (student,))
-    tail(student, teacher).sum().backward()
+    assert torch.autograd.gradcheck(lambda s: topk_reverse_kl(s, teacher.detach(), tail), (student,))
+    topk_reverse_kl(student, teacher, tail).sum().backward()
     assert student.grad is not None
     assert teacher.grad is None
     assert not topk_entropy(student).requires_grad
@@ -146,6 +148,13 @@ def test_importance_weight_by_hand():
 def test_topk_entropy_by_hand():
     # 1/2, 1/4, 1/4: 1.5 bits
     torch.testing.assert_close(topk_entropy(STUDENT[:1]), torch.tensor([1.5 * LN2]))
+
+
+def test_shapes_and_ranges_that_do_not_fit_are_errors():
+    with pytest.raises(ValueError, match=r"\(2, 2\).*\(2, 1\)"):
+        topk_reverse_kl(STUDENT, TEACHER[:, :1])
+    with pytest.raises(ValueError, match=r"\[2\.0, 10\.0\]"):
+        importance_weight(STUDENT[:, 0], STUDENT[:, 0], low=2.0)
 
 
 VOCAB = 9

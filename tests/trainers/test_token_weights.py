@@ -17,6 +17,7 @@ from turngym.trainers.token_weights import (
     Blend,
     TurnLevel,
     blend_alpha,
+    blend_weights,
     reliable_turns,
     token_mean,
     trajectory_weights,
@@ -53,10 +54,11 @@ def test_turn_weights_by_hand(ragged):
 
 def test_blend_weights_by_hand(ragged):
     # 0.75 * trajectory + 0.25 * turn; the unreliable turn 1 keeps 0.75 of its trajectory share
-    blend = Blend()(pack(ragged), step=1, total_steps=4)
+    blend = blend_weights(pack(ragged), 0.25)
     np.testing.assert_allclose(blend, [0.1875, 0.1875, 0.125, 0.25, 0.25])
     assert blend.sum() == pytest.approx(1.0, abs=1e-15)
-    np.testing.assert_array_equal(Blend()(pack(ragged), step=4, total_steps=4), turn_weights(pack(ragged)))
+    np.testing.assert_array_equal(blend_weights(pack(ragged), 0.0), trajectory_weights(pack(ragged)))
+    np.testing.assert_array_equal(blend_weights(pack(ragged), 1.0), turn_weights(pack(ragged)))
 
 
 def test_blend_alpha_by_hand():
@@ -100,23 +102,21 @@ def test_an_episode_without_tokens_takes_no_share(ragged, make_episode):
         assert weight(batch, step=1, total_steps=2).sum() == pytest.approx(1.0), name
 
 
-def test_weights_by_their_names(ragged):
+def test_registry_pieces_are_the_functions(ragged):
     batch = pack(ragged)
-    trajectory, turn = trajectory_weights(batch), turn_weights(batch)
     expected = {
-        "trajectory": trajectory,
-        "turn": turn,
-        "blend": 0.25 * trajectory + 0.75 * turn,
+        "trajectory": trajectory_weights(batch),
+        "turn": turn_weights(batch),
+        "blend": blend_weights(batch, 0.75),
         "token_mean": token_mean(batch),
-        "episode_mean": trajectory,
+        "episode_mean": trajectory_weights(batch),
         "turn_mean": turn_mean(batch),
     }
     assert set(WEIGHTS) == set(expected)
     for name, weight in WEIGHTS.items():
         np.testing.assert_array_equal(weight(batch, step=3, total_steps=4), expected[name])
     late = Blend(start=0.5, end=1.0, turn=TurnLevel(n_min=1))
-    wanted = 0.5 * trajectory + 0.5 * turn_weights(batch, n_min=1)
-    np.testing.assert_allclose(late(batch, step=3, total_steps=4), wanted)
+    np.testing.assert_allclose(late(batch, step=3, total_steps=4), blend_weights(batch, 0.5, n_min=1))
     np.testing.assert_array_equal(late(batch, step=1, total_steps=4), trajectory_weights(batch))
 
 
@@ -128,6 +128,16 @@ def test_thresholds_reach_the_reliable_turns(make_episode):
         level = TurnLevel(n_min=n_min, min_share=min_share)
         np.testing.assert_allclose(level(batch, step=1, total_steps=9), wanted)
         np.testing.assert_allclose(Blend(turn=level)(batch, step=9, total_steps=9), wanted)
+        np.testing.assert_allclose(blend_weights(batch, 1.0, n_min=n_min, min_share=min_share), wanted)
+
+
+def test_bad_settings_are_errors(ragged):
+    with pytest.raises(ValueError, match=r"alpha is 1\.5"):
+        blend_weights(pack(ragged), 1.5)
+    with pytest.raises(ValueError, match="total steps is 0"):
+        blend_alpha(1, 0)
+    with pytest.raises(ValueError, match=r"end 0\.2 lies before its start 0\.5"):
+        blend_alpha(1, 10, 0.5, 0.2)
 
 
 lengths = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=12).filter(
@@ -136,13 +146,14 @@ lengths = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size
 
 
 @repeatable
-@given(lengths, st.integers(1, 10), st.randoms(use_true_random=False))
-def test_sums_are_one_and_order_does_not_matter(make_episode, games, step, random):
+@given(lengths, st.floats(0, 1), st.randoms(use_true_random=False))
+def test_sums_are_one_and_order_does_not_matter(make_episode, games, alpha, random):
     episodes = [make_episode([([1], [2] * n) for n in game], number=k) for k, game in enumerate(games)]
     shuffled = random.sample(range(len(games)), len(games))
     batch, other = pack(episodes), pack([episodes[k] for k in shuffled])
-    for weigh in [*WEIGHTS.values(), TurnLevel(n_min=1)]:
-        here, there = (weigh(b, step=step, total_steps=10) for b in (batch, other))
+    weighers = [w for name, w in WEIGHTS.items() if name != "blend"]
+    for weigh in [*weighers, lambda b, **_: blend_weights(b, alpha), lambda b, **_: blend_weights(b, 1.0, n_min=1)]:
+        here, there = (weigh(b, step=1, total_steps=1) for b in (batch, other))
         assert here.dtype == np.float64
         assert (here >= 0).all()
         assert here.sum() == pytest.approx(1.0, abs=1e-12)

@@ -169,6 +169,16 @@ def test_a_turn_without_supervised_tokens_still_has_survivors(make_episode):
     np.testing.assert_allclose(sum_by_turn(np.array([1.0, 2.0]), pack([late, make_episode([([1], [2])])])), [3, 0])
 
 
+def test_columns_of_another_length_are_errors(ragged):
+    batch = pack(ragged)
+    with pytest.raises(ValueError, match=r"^entropy has shape \(3,\).*\(5,\)"):
+        turn_stats(batch, KL, entropy_N=np.zeros(3))
+    with pytest.raises(ValueError, match=r"^teacher_entropy has shape \(3,\).*\(5,\)"):
+        turn_stats(batch, KL, teacher_entropy_N=np.zeros(3))
+    with pytest.raises(ValueError, match=r"^kl has shape \(2,\)"):
+        turn_stats(batch, np.zeros(2))
+
+
 games = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=6)
 
 

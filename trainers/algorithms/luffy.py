@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -37,6 +37,12 @@ class Reshape:
     """Of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Of pow; above 0."""
+
+    def __post_init__(self) -> None:
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
+        if not self.a > 0 or not self.e > 0:
+            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
         """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""

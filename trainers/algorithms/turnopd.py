@@ -134,7 +134,9 @@ class AdaptiveDepth:
         return DepthState(hbar=float(self.config.h_max))
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """What to collect at `step`, 1-based."""
+        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
+        if step < 1:
+            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
         config = self.config
         probe = step <= config.warmup or step % config.probe_interval == 0
         # + 1: hbar is the index of a turn, the cap a number of turns
