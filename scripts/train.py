@@ -111,16 +111,16 @@ def parse(argv: Sequence[str]) -> TrainConfig:
     check_options(cls, words, prog=f"turngym train {name}", subject=f"{name} has", owner=owner)
     if table:
         train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
-    # tyro reads one flat class with a field for every group of settings
-    groups = list(groups_of(cls))
+    # tyro reads one flat class with a field for every group of settings, and names the field where a group is invalid
+    groups = {"_".join(group.path): group for group in groups_of(cls)}
     parts = []
-    for number, group in enumerate(groups):
+    for field_name, group in groups.items():
         kind: Any = Annotated[group.cls, tyro.conf.arg(name=group.prefix)]  # type: ignore[name-defined]
         default = _default(group, table, where)
-        parts.append((f"group_{number}", kind, field() if default is None else field(default=default)))
+        parts.append((field_name, kind, field() if default is None else field(default=default)))
     flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
     found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", add_help=False)
-    return _assembled(cls, name, {group.path: getattr(found, f"group_{n}") for n, group in enumerate(groups)})
+    return _assembled(cls, name, {group.path: getattr(found, field_name) for field_name, group in groups.items()})
 
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:

@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         train.main([*base, "--steps", "0"])
     with pytest.raises(SystemExit):
         train.main([*base, "--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"])
-    assert "depth range is 9..5" in capsys.readouterr().err
+    assert "parsing turnopd.depth: depth range is 9..5" in capsys.readouterr().err
     mixed = ("--grpo-kd.teacher-mix", "0.2")
     with pytest.raises(TurngymError, match=r"needs --temperature 1.*it is 0\.5"):
         train.main(command(models, out, "grpo-kd", *mixed, "--temperature", "0.5"))
