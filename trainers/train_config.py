@@ -64,7 +64,8 @@ class PlayConfig:
     players: str = ""
     """sft: who plays the episodes, with shares, for example expert:.35,noisy:.2,repeat:.2,cycle:.25. `noisy` is the
     expert among its --noise; `repeat` and `cycle` begin like it and then say their last action, or their last two or
-    three, for ever. Their loops are turns of a policy: --sft.train-on both. By default all are noisy."""
+    three, for ever; `wander` (in the shop) goes to and fro between two pages. Their loops are turns of a policy:
+    --sft.train-on both. By default all are noisy."""
     loop_after: float = 2.3
     """sft: turns before a player of --players falls into its loop, on average."""
     loop_slips: float = 0.0

@@ -24,7 +24,10 @@ PLAYERS = "turngym.players"
 """Entry point group of players in other packages."""
 PERIODS = {"repeat": (1,), "cycle": (2, 3)}
 """Players that fall into a loop, and its possible lengths in turns."""
-KNOWN_PLAYERS = ("expert", "noisy", *PERIODS)
+WANDER = "wander"
+"""The player of an environment that goes round in a loop of its own (`TextEnv.make_player`); the shop has one."""
+LOOPING = (*PERIODS, WANDER)
+KNOWN_PLAYERS = ("expert", "noisy", *LOOPING)
 # Each purpose has a random stream of its own, so that switching one on changes no other draw.
 EXPERT_STREAM = 1
 NOISE_STREAM = 2
@@ -215,9 +218,9 @@ class Part:
 
     player: str
     loop_from: int = 0
-    """Turn at which a looping player begins to repeat the `period` turns before; at least `period`."""
+    """Turn at which a looping player begins to repeat the `period` turns before, or to wander; at least `period`."""
     period: int = 0
-    """Length of the loop in turns; 0 for none."""
+    """Turns that are repeated; 0 where the player wanders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +228,8 @@ class PlayerMix:
     """Shares of players among episodes, and how soon a loop begins."""
 
     shares: tuple[tuple[str, float], ...]
-    """(player, share) in any unit. Players are `expert`, `noisy`, `repeat` (repeats its last action) and `cycle`
-    (repeats its last two or three)."""
+    """(player, share) in any unit. Players are `expert`, `noisy`, `repeat` (repeats its last action), `cycle`
+    (repeats its last two or three) and `wander` (the environment's player of that name)."""
     loop_after: float = 2.3
     """Mean number of turns before a loop begins; at least 1."""
     loop_slips: float = 0.0
@@ -267,9 +270,9 @@ class PlayerMix:
         """The player of an episode. A loop begins at a geometric turn of mean `loop_after`, never before its length."""
         names, weights = zip(*self.shares, strict=True)
         player = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
-        if player not in PERIODS:
+        if player not in LOOPING:
             return Part(player)
-        period = int(rng.choice(PERIODS[player]))
+        period = int(rng.choice(PERIODS[player])) if player in PERIODS else 0
         return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
 
 
@@ -277,9 +280,9 @@ class MixedAgent(ScriptedAgent):
     """Plays each episode as a player that is drawn from `mix` by (seed, task, sample) alone.
 
     `expert` plays without noise, the others with it, as `ExpertAgent` does. Looping players begin like `noisy` and then
-    repeat their responses exactly, noise or not, except for `loop_slips`. A repetition is what a poor policy does and
-    no demonstration (origin `policy`): a student trained on both learns to continue a loop, even if the environment
-    refuses every turn of it. Noise is never imitated. Arguments are those of `ExpertAgent`.
+    wander, or repeat their responses exactly, noise or not, except for `loop_slips`. A loop is what a poor policy does
+    and no demonstration (origin `policy`): a student trained on both learns to continue a loop, even if the
+    environment refuses every turn of it. Noise is never imitated. Arguments are those of `ExpertAgent`.
     """
 
     def __init__(
@@ -305,18 +308,24 @@ class MixedAgent(ScriptedAgent):
         if "part" not in memory:
             memory["part"], memory["said"] = self._mix.draw(conversation.rng(PLAYER_STREAM)), []
         part, said = memory["part"], memory["said"]
-        if part.period and conversation.turn >= part.loop_from:
-            return self._again(conversation, said[part.loop_from - part.period : part.loop_from], part)
+        if part.player in LOOPING and conversation.turn >= part.loop_from:
+            return self._again(conversation, said, part)
         reply = (self._clean if part.player == "expert" else self._noisy).respond([conversation])[0]
         said.append(reply.text)
         return reply
 
-    def _again(self, conversation: Conversation, loop: Sequence[str], part: Part) -> Reply:
+    def _again(self, conversation: Conversation, said: Sequence[str], part: Part) -> Reply:
         """A turn of a loop, or a slip from it."""
         slip = self._noisy.noise(conversation, self._mix.loop_slips)
         if slip is not None:
             return self.writer.write(conversation, slip, "noise")
-        return self.writer.write_text(conversation, loop[(conversation.turn - part.loop_from) % part.period], "policy")
+        if part.period:
+            place = (conversation.turn - part.loop_from) % part.period
+            return self.writer.write_text(conversation, said[part.loop_from - part.period + place], "policy")
+        action = conversation.env.base.make_player(WANDER).act()
+        if action is None:
+            return Reply(ends=Status.ERROR_ENGINE, error=f"`{WANDER}` knows no action at turn {conversation.turn}")
+        return self.writer.write(conversation, action, "policy")
 
 
 class HumanAgent(ScriptedAgent):

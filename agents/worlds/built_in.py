@@ -1,5 +1,5 @@
-"""The five embedded worlds: generated household, shop and search, the first and the last also with loops. And the
-household of a real language model.
+"""The six embedded worlds: generated household, shop and search, each also with loops. And the household of a real
+language model.
 """
 
 from __future__ import annotations
@@ -72,6 +72,18 @@ SHOP = EmbeddedWorld(
     # the student has only seen clean episodes: it knows neither refusals nor a way back from a wrong page
     recipes={"teacher": TinyRecipe(steps=300), "student": TinyRecipe(steps=160, noise=(0.0, 0.0), mistakes=0.0)},
 )
+SHOP_LOOPS = replace(
+    SHOP,
+    name="webshop-loops",
+    max_turns=30,
+    panel="webshop-loops",
+    chat=replace(SHOP.chat, max_context=4096),
+    # Loops go to and fro between two pages: a button is one token. An action that is repeated word for word is several,
+    # of which a model that samples soon gets one wrong, and is out of the loop.
+    recipes=loop_recipes("webshop/teacher", loops=("wander",)),
+    # as in search-loops: at ten times this rate everything is learned within twenty steps
+    distill=DistillRecipe(lr=1e-4),
+)
 SEARCH = EmbeddedWorld(
     name="search",
     env_id="turngym/Search-v0",
@@ -112,7 +124,7 @@ SEARCH_LOOPS = replace(
     distill=DistillRecipe(lr=1e-4),
 )
 WORLDS: Mapping[str, EmbeddedWorld] = {
-    world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SEARCH, SEARCH_LOOPS)
+    world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SHOP_LOOPS, SEARCH, SEARCH_LOOPS)
 }
 """The embedded worlds by their name on the command line."""
 

@@ -1,6 +1,6 @@
 """What an embedded world is: a small task family of one environment, and how its tiny models are made.
 
-`built_in` lists the five that are shipped. The models of the `-loops` worlds (`loop_recipes`) have seen players fall
+`built_in` lists the six that are shipped. The models of the `-loops` worlds (`loop_recipes`) have seen players fall
 into loops. Models taught by an expert alone cannot tell how a player in a loop goes on, and disagree about it for ever.
 These are taught by mixtures of the same players in other shares: the history tells who is playing, and both go on alike
 (docs/worlds.md).
@@ -125,34 +125,41 @@ class EmbeddedWorld:
         return build_phrase_tokenizer([*self.phrases(), self.chat.system or "", *tags])
 
 
-def loop_recipes(start: str, mistakes: float = 0.5) -> dict[str, TinyRecipe]:
-    """Recipes of `student`, `teacher` and what they start from in a world with loops; the first starts from `start`."""
+def loop_recipes(
+    start: str, mistakes: float = 0.5, loops: tuple[str, ...] = ("repeat", "cycle")
+) -> dict[str, TinyRecipe]:
+    """Recipes of `student`, `teacher` and what they start from in a world with loops; the first starts from `start`.
+
+    `loops`: the players that loop; one alone takes the share of both.
+    """
+
+    def mix(expert: float, noisy: float, *share: float) -> str:
+        shares = share if len(loops) > 1 else (sum(share),)
+        players = {"expert": expert, "noisy": noisy, **dict(zip(loops, shares, strict=True))}
+        return ",".join(f"{player}:{part:g}" for player, part in players.items()).replace(":0.", ":.")
+
     mixture = TinyRecipe(
         steps=110,
         lr=1.5e-3,
         start=start,
-        players="expert:.35,noisy:.2,repeat:.2,cycle:.25",
+        players=mix(0.35, 0.2, 0.2, 0.25),
         mistakes=mistakes,
         loop_after=1.6,
         # a sampling model slips out of its loops; if it has not learned to return to them, the two models disagree
         loop_slips=0.1,
         dtype="float16",
     )
-    student = replace(
-        mixture, steps=55, lr=1.2e-3, seed=1, start="mixture", players="expert:.3,noisy:.3,repeat:.25,cycle:.15"
-    )
+    student = replace(mixture, steps=55, lr=1.2e-3, seed=1, start="mixture", players=mix(0.3, 0.3, 0.25, 0.15))
     skilled = replace(
         mixture,
         steps=180,
         seed=2,
         start="student",
-        players="expert:.45,noisy:.5,repeat:.03,cycle:.02",
+        players=mix(0.45, 0.5, 0.03, 0.02),
         noise=(0.02, 0.4),
         # weighted by episode, or a loop that lasts to the end would outweigh an expert's few turns
         weight="episode_mean",
     )
     # `skilled` has nearly forgotten loops and would give every slip of a player in one a low probability
-    teacher = replace(
-        skilled, steps=60, lr=1e-3, seed=3, start="skilled", players="expert:.4,noisy:.4,repeat:.12,cycle:.08"
-    )
+    teacher = replace(skilled, steps=60, lr=1e-3, seed=3, start="skilled", players=mix(0.4, 0.4, 0.12, 0.08))
     return {"mixture": mixture, "student": student, "skilled": skilled, "teacher": teacher}

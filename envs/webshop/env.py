@@ -25,6 +25,7 @@ from turngym.envs.webshop.players import (
     oracle_action,
     plausible_mistake,
     random_action,
+    wandering_action,
 )
 from turngym.envs.webshop.session import (
     CLICK,
@@ -85,7 +86,7 @@ class WebShopEnv(TextEnv):
         examples=("search[red running shoes]", "click[b08xyz1234]", "click[buy now]"),
     )
     instructions: ClassVar[str] = INSTRUCTIONS
-    players: ClassVar[tuple[str, ...]] = ("first-hit", "oracle-title", "oracle-instruction")
+    players: ClassVar[tuple[str, ...]] = ("first-hit", "wander", "oracle-title", "oracle-instruction")
 
     def __init__(
         self,
@@ -189,11 +190,14 @@ class WebShopEnv(TextEnv):
         return plausible_mistake(self.scene, rng)
 
     def make_player(self, name: str) -> Player:
-        """`first-hit` buys the first product that the instruction finds; `oracle-...` is the expert with that query."""
+        """`first-hit` buys the first product that the instruction finds, `wander` goes to and fro between two pages;
+        `oracle-...` is the expert with that query."""
         if name not in self.players:
             return super().make_player(name)
         if name == "first-hit":
             return ActingPlayer(lambda: first_hit_action(self.scene))
+        if name == "wander":
+            return ActingPlayer(lambda: wandering_action(self.scene, self.oracle_query))
         return ActingPlayer(lambda: oracle_action(self.scene, "title" if name == "oracle-title" else "instruction"))
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:

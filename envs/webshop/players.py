@@ -119,6 +119,18 @@ def first_hit_action(scene: Scene) -> str | None:
     return click_action(PREV_PAGE) if state.kind == "sub" else None
 
 
+def wandering_action(scene: Scene, query: OracleQuery) -> str | None:
+    """The next step of a shopper who goes to and fro between two pages and never buys; searches as the oracle does."""
+    state = scene.state
+    if state.kind == "search":
+        return _search(scene, query)
+    if state.kind == "results":
+        return click_action(NEXT_PAGE if state.page <= 1 else PREV_PAGE)
+    if state.kind == "item":
+        return click_action(SUB_PAGES[0])
+    return click_action(PREV_PAGE) if state.kind == "sub" else None
+
+
 def random_action(scene: Scene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:
     """A search for one to six words of the instruction where there is a search bar, else any click."""
     if scene.state.has_search_bar:

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.agents.collect import ExpertCollect
+from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, PlayerMix, RandomAgent, ReplayAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import AgentError
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithms.sft import TRAIN_ON
 from turngym.trainers.batch import pack
@@ -134,6 +135,21 @@ def test_players_say_what_they_say(make_doors: Any) -> None:
     assert actions(make_doors, Part("repeat", 1, 1)) == opened(1) + again(1, 1, 1, 1, 1, 1, 1)
     assert actions(make_doors, Part("cycle", 3, 2)) == opened(1, 2, 3) + again(2, 3, 2, 3, 2)
     assert actions(make_doors, Part("cycle", 4, 3)) == opened(1, 2, 3, 4) + again(2, 3, 4, 2)
+
+
+def test_who_wanders_plays_what_the_environments_player_does(make_doors: Any) -> None:
+    mix: Any = Fixed(Part("wander", 1), loop_slips=0.2)
+    shop = env_maker("turngym/WebShop-v0", split="train", profile="embedded-small", oracle_query="instruction")
+    jobs = [Job(task_id="embedded-small/0", seed=seed) for seed in range(8)]
+    played = rollout(jobs, shop, MixedAgent(mix), max_turns=9)
+    assert {episode.turns[0].origin for episode in played} == {"demonstration"}
+    later = [turn for episode in played for turn in episode.turns[1:]]
+    assert {turn.origin for turn in later} == {"policy", "noise"}
+    back_and_forth = {"click[next >]", "click[< prev]", "click[description]"}
+    searches = {episode.turns[0].action for episode in played}
+    assert {turn.action for turn in later if turn.origin == "policy"} <= back_and_forth | searches
+    with pytest.raises(TurngymError, match="has no player 'wander' now; its players are: none"):
+        rollout([Job(task_id="doors/9")], make_doors(), MixedAgent(mix))
 
 
 def test_noise_is_context_and_its_repetition_is_imitated(make_doors: Any) -> None:

@@ -81,8 +81,13 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
 
 
 def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:
-    for name, start, mistakes in (("alfworld-loops", "alfworld/teacher", 0.5), ("search-loops", "search/teacher", 1.0)):
+    for name, start, mistakes, teacher in (
+        ("alfworld-loops", "alfworld/teacher", 0.5, "expert:.4,noisy:.4,repeat:.12,cycle:.08"),
+        ("webshop-loops", "webshop/teacher", 0.5, "expert:.4,noisy:.4,wander:.2"),
+        ("search-loops", "search/teacher", 1.0, "expert:.4,noisy:.4,repeat:.12,cycle:.08"),
+    ):
         recipes = load_world(name).recipes
+        assert recipes["teacher"].players == teacher
         assert {role: recipe.start for role, recipe in recipes.items()} == {
             "mixture": start,
             "student": "mixture",

@@ -169,10 +169,31 @@ def test_the_title_finds_every_goal_product_on_the_first_page(webshop_data: Path
     shop.close()
 
 
+@pytest.mark.parametrize(
+    ("steps", "pages"), [(1, ["click[next >]", "click[< prev]"]), (2, ["click[description]", "click[< prev]"])]
+)
+def test_who_wanders_goes_to_and_fro_and_never_buys(tiny_shop: Shop, steps: int, pages: list[str]) -> None:
+    env = made(tiny_shop, max_turns=None)
+    env.reset(options={"task": goal_of(tiny_shop, "LAMP000027")})
+    player = env.base.make_player("wander")
+    assert player.act() == env.expert_action()  # a search
+    for _ in range(steps):
+        env.step(env.expert_action() or "")
+    shown = []
+    for turn in range(6):
+        action = player.act()
+        assert action == pages[turn % 2]
+        observation, *_, info = env.step(action or "")
+        assert info["verdict"] == "ok"
+        shown.append(observation)
+    assert shown[:2] * 2 == shown[2:]
+    assert shown[0] != shown[1]
+
+
 def test_players(tiny_shop: Shop) -> None:
     env = made(tiny_shop, max_turns=None)
     rng = np.random.default_rng(0)
-    for name in env.base.players:
+    for name in ("first-hit", "oracle-title", "oracle-instruction"):
         env.reset(options={"task": goal_of(tiny_shop, "LAMP000027")})
         player, actions, done = env.base.make_player(name), [], False
         while not done:
