@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from turngym.trainers.targets import TargetError
 from turngym.trainers.train_config import RolloutConfig, TrainConfig
 
 T = TypeVar("T")
+ARGUMENT = "env."
+"""Before the name of an argument for gym.make in `--also`."""
 WORLD = "world"
 """In `meta` of an episode of a further environment: its name in the run."""
 
@@ -36,6 +39,8 @@ class FurtherEnv:
     data: str | None = None
     teacher: Path | None = None
     """Who scores its episodes; None: the run's teacher."""
+    make: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments for gym.make; those of `--env` are not meant for it."""
 
     @property
     def name(self) -> str:
@@ -44,19 +49,26 @@ class FurtherEnv:
 
     def rollouts(self, config: RolloutConfig) -> RolloutConfig:
         """The run's settings of `config`, for this environment."""
-        play = replace(config.play, env=self.env, split=self.split, panel=self.panel, data=self.data, also=())
+        own: dict[str, Any] = {"env": self.env, "split": self.split, "panel": self.panel, "data": self.data}
+        play = replace(config.play, **own, env_kwargs=json.dumps(self.make), also=())
         return replace(config, play=play)
 
 
 def further_env(text: str) -> FurtherEnv:
-    """Reads `ENV,share=2,split=train,panel=NAME,data=FOLDER,teacher=FOLDER`; raises ConfigError for anything else."""
+    """Reads `ENV,share=2,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.topk=1`.
+
+    `env.NAME=VALUE` is an argument for gym.make: a value of JSON, or else text. Raises ConfigError for anything else.
+    """
     env, *parts = text.split(",")
-    given: dict[str, Any] = dict(part.partition("=")[::2] for part in parts)
+    told: dict[str, str] = dict(part.partition("=")[::2] for part in parts)
+    given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
+    make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told.keys() - given.keys()}
     valid = ("share", "split", "panel", "data", "teacher")
-    wrong = sorted(name for name, value in given.items() if name not in valid or not value)
+    wrong = sorted(name for name, value in told.items() if not value or (name in given and name not in valid))
     if not env or wrong:
-        told = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
-        raise ConfigError(f"--also {text!r}: {told}; valid: ENV, then any of {', '.join(valid)} as NAME=VALUE")
+        why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
+        known = f"{', '.join(valid)} or {ARGUMENT}ARGUMENT"
+        raise ConfigError(f"--also {text!r}: {why}; valid: ENV, then any of {known} as NAME=VALUE")
     try:
         share = float(given.pop("share", 1.0))
     except ValueError:
@@ -64,7 +76,21 @@ def further_env(text: str) -> FurtherEnv:
     if not 0.0 < share < float("inf"):
         raise ConfigError(f"--also {text!r}: share must be a number above 0")
     teacher = given.pop("teacher", None)
-    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else Path(teacher), **given)
+    return FurtherEnv(
+        env=env,
+        share=share,
+        teacher=None if teacher is None else Path(teacher),
+        make=make,
+        **given,
+    )
+
+
+def json_or_text(text: str) -> Any:
+    """The value that `text` writes in JSON, or `text` itself where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:

@@ -30,7 +30,8 @@ class PlayConfig:
     """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
     also: tuple[str, ...] = ()
     """Further environments that the student is trained in within the same run, each as
-    ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER; only ENV must be there (docs/several_envs.md)."""
+    ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
+    (docs/several_envs.md)."""
     share: float = 1.0
     """Share of --env in a step's tasks, beside those of --also."""
     split: str = "generated"

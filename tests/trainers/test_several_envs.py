@@ -47,15 +47,22 @@ def test_shares_are_whole_groups() -> None:
 
 
 def test_what_an_environment_says_of_itself() -> None:
-    found = further_env("p:turngym/WebShop-v0,share=2,split=s,panel=p,data=d,teacher=t/u")
+    found = further_env("p:turngym/WebShop-v0,share=2,split=s,panel=p,data=d,teacher=t/u,env.topk=1,env.config=tiny")
     assert found == FurtherEnv(
-        env="p:turngym/WebShop-v0", share=2.0, split="s", panel="p", data="d", teacher=Path("t/u")
+        env="p:turngym/WebShop-v0",
+        share=2.0,
+        split="s",
+        panel="p",
+        data="d",
+        teacher=Path("t/u"),
+        make={"topk": 1, "config": "tiny"},
     )
     assert found.name == "WebShop-v0"
     for wrong, why in (
         ("a/b,shares=2", "shares"),
         ("a/b,share=0", "above 0"),
         ("a/b,split", "no setting with a value"),
+        ("a/b,env.topk", "'env.topk' is no setting with a value"),
         ("", "no environment"),
     ):
         with pytest.raises(ConfigError, match=why):
@@ -151,6 +158,8 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
     assert [name.rpartition("/")[2] for name in seen] == ["ALFWorld-v0", "ALFWorld-v0", "WebShop-v0", "Search-v0"] * 3
     stopped = trainer(models, tmp_path / "stopped", also=also)
     break_off(stopped, 3)
+    with pytest.raises(Exception, match=r"Search-v0\.env_kwargs"):
+        trainer(models, tmp_path / "stopped", "--resume", also=(also[0], f"{ALSO[1]},env.topk=1")).train(resume=True)
     again = trainer(models, tmp_path / "stopped", "--resume", also=also)
     again.train(resume=True)
     assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
@@ -175,3 +184,12 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
 def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any, more: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         trainer(models, tmp_path / "run", *more, also=also)
+
+
+def test_an_environment_has_its_own_arguments(models: Path, tmp_path: Path) -> None:
+    also = ("turngym/Search-v0,env.config=tiny,env.topk=1",)
+    made = trainer(models, tmp_path, "--env-kwargs", '{"config": "small"}', also=also)
+    played = made.collect(RolloutRequest(step=1, episodes=4, max_turns=2, temperature=1.0))
+    tasks = [episode.task.task_id.partition("/")[2] for episode in played]
+    assert [task.startswith("small/train/") for task in tasks] == [True, True, False, False]
+    assert [task.startswith("tiny-train") for task in tasks] == [False, False, True, True]
