@@ -11,9 +11,13 @@ from turngym.scripts.study.results import Rows, by_world, same_step, total_cost
 from turngym.scripts.study.turnopd import read_study, study_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod"}
+NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop"}
 """Rows that the page calls otherwise."""
-SECTIONS = {"alfworld-loops": "What TurnOPD gains in the household", "search-loops": "What TurnOPD gains in search"}
+SECTIONS = {
+    "alfworld-loops": "What TurnOPD gains in the household",
+    "webshop-loops": "What TurnOPD gains in the shop",
+    "search-loops": "What TurnOPD gains in search",
+}
 """World -> heading of the page under which its rows are."""
 
 
