@@ -50,7 +50,7 @@ class FurtherEnv:
     def rollouts(self, config: RolloutConfig) -> RolloutConfig:
         """The run's settings of `config`, for this environment."""
         own: dict[str, Any] = {"env": self.env, "split": self.split, "panel": self.panel, "data": self.data}
-        play = replace(config.play, **own, env_kwargs=json.dumps(self.make), also=())
+        play = replace(config.play, **own, env_kwargs=json.dumps(self.make, sort_keys=True), also=())
         return replace(config, play=play)
 
 
@@ -62,9 +62,9 @@ def further_env(text: str) -> FurtherEnv:
     env, *parts = text.split(",")
     told: dict[str, str] = dict(part.partition("=")[::2] for part in parts)
     given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
-    make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told.keys() - given.keys()}
+    make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told if name not in given}
     valid = ("share", "split", "panel", "data", "teacher")
-    wrong = sorted(name for name, value in told.items() if not value or (name in given and name not in valid))
+    wrong = sorted(name for name, value in told.items() if not value or name == ARGUMENT or name in {*given} - {*valid})
     if not env or wrong:
         why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
         known = f"{', '.join(valid)} or {ARGUMENT}ARGUMENT"
@@ -76,13 +76,7 @@ def further_env(text: str) -> FurtherEnv:
     if not 0.0 < share < float("inf"):
         raise ConfigError(f"--also {text!r}: share must be a number above 0")
     teacher = given.pop("teacher", None)
-    return FurtherEnv(
-        env=env,
-        share=share,
-        teacher=None if teacher is None else Path(teacher),
-        make=make,
-        **given,
-    )
+    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else Path(teacher), make=make, **given)
 
 
 def json_or_text(text: str) -> Any:

@@ -63,6 +63,7 @@ def test_what_an_environment_says_of_itself() -> None:
         ("a/b,share=0", "above 0"),
         ("a/b,split", "no setting with a value"),
         ("a/b,env.topk", "'env.topk' is no setting with a value"),
+        ("a/b,env.=1", "'env.' is no setting with a value"),
         ("", "no environment"),
     ):
         with pytest.raises(ConfigError, match=why):
@@ -184,6 +185,17 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
 def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any, more: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         trainer(models, tmp_path / "run", *more, also=also)
+
+
+def test_the_order_of_arguments_makes_no_other_run() -> None:
+    """Whoever resumes may name them in another order, in a process that hashes names otherwise."""
+    config = train.parse(["opd", "--student", "s", "--teacher", "t", "--out", "o"]).rollouts
+    words = [f"env.{name}={number}" for number, name in enumerate(("topk", "config", "b", "a", "e", "d"))]
+    said = [
+        further_env(",".join(["turngym/Search-v0", *order])).rollouts(config).play.env_kwargs
+        for order in (words, words[::-1])
+    ]
+    assert said == ['{"a": 3, "b": 2, "config": 1, "d": 5, "e": 4, "topk": 0}'] * 2
 
 
 def test_an_environment_has_its_own_arguments(models: Path, tmp_path: Path) -> None:
