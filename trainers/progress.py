@@ -24,6 +24,10 @@ class Progress:
     def __exit__(self, *error: Any) -> None:
         return
 
+    def begin(self, step: int) -> None:
+        """The run begins, or goes on, after `step`."""
+        return
+
     def phase(self, name: str) -> None:
         return
 
@@ -81,6 +85,10 @@ class LiveProgress(Progress):
         if error[0] is None:
             for text in self.hints():
                 self.console.print(f"{self.title}: {text}", highlight=False)
+
+    def begin(self, step: int) -> None:
+        self.latest["step"] = step
+        self.bar.update(self.task, completed=step)
 
     def phase(self, name: str) -> None:
         self._phase, self._since, self._before = name, time.monotonic(), replace(ACTIVITY)

@@ -246,6 +246,7 @@ class TrainLoop:
 
     def run(self, interrupts: Interrupts) -> None:
         trainer, total = self.trainer, self.trainer.run.steps
+        trainer.progress.begin(self.state.step)
         try:
             self._maybe_evaluate()
             while self.state.step < total:

@@ -92,6 +92,14 @@ def test_a_quick_evaluation_says_nothing_before_its_table(make_doors: Any, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_training_that_goes_on_says_where() -> None:
+    live = LiveProgress("opd", total=50)
+    live.begin(7)
+    live.phase("rollout")
+    assert live.line().startswith("opd: step 8/50, rollout")
+    assert live.bar.tasks[0].completed == 7
+
+
 def test_training_says_where_its_step_stands(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(training.time, "monotonic", lambda: now[0])

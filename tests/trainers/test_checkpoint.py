@@ -24,6 +24,7 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.config import OptimizerConfig
 from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_loop import Trainer
@@ -140,6 +141,16 @@ def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(tmp_pa
     assert [(row["step"], row["kind"]) for row in read_metrics(tmp_path)] == [(0, "eval"), (1, "train"), (2, "train")]
 
 
+class Began(Progress):
+    """Notes after which step the run begins."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def begin(self, step: int) -> None:
+        self.steps.append(step)
+
+
 def test_a_finished_run_can_be_extended_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
     def made(name: str, steps: int) -> Trainer:
         run = toy.trainer(tmp_path / name, steps=steps)
@@ -148,7 +159,9 @@ def test_a_finished_run_can_be_extended_as_if_it_had_been_longer_from_the_start(
 
     made("whole", 5).train()
     made("run", 2).train()
-    made("run", 5).train(resume=True)
+    progress = Began()
+    replace(made("run", 5), progress=progress).train(resume=True)
+    assert progress.steps == [2]
     assert untimed(tmp_path / "run", "train") == untimed(tmp_path / "whole", "train")
     a, b = (load_model(latest_model(tmp_path / name)).state_dict() for name in ("run", "whole"))
     assert all(torch.equal(a[name], b[name]) for name in a)
