@@ -9,21 +9,24 @@ are aligned in spans, the smallest pieces of text at whose ends both have a toke
     spans       |            1            |       2       |    3
 
 A span of one token a side that is the same string is exact: there the teacher's distribution is compared as it is. In
-any other span both sides give the whole span a probability, the product over its tokens. `OtherVocabulary` makes the
-targets, `SpanLoss` multiplies the student's side; between them the algorithm is what it is with one vocabulary.
+any other span the two are compared by text. At "shelf 1" the teacher might have said " cabinet" in the place of
+" shelf", or "2" in the place of "1": each such piece of text, with its probability, goes to those ids of the student
+that begin with it ("cabinet 1", "cabinet 2"; "shelf 2"). `OtherVocabulary` makes the targets, `KnownPlaces` leaves out
+what is not in them; between them the algorithm is what it is with one vocabulary.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.envs.core.episode import Episode, TopK, Turn
@@ -38,10 +41,16 @@ from turngym.trainers.targets import TargetError, rows
 IntArray = NDArray[np.int64]
 Cut = tuple[int, int, int, int]
 """A span of a response: student tokens [s0, s1) are the text of teacher tokens [t0, t1)."""
-SPAN = "span"
-"""The column of `Targets.extra` that says how many tokens back the span of a token began."""
+Ends = tuple[tuple[int, ...], tuple[int, ...]]
+"""`token_ends` of the student's and of the teacher's tokens of a span, from where it begins; below 0 if unknown."""
+LIKELY = 50
+"""How many of the teacher's likeliest ids are read where only the probability of what was said is asked for."""
+MOST = 64
+"""Most ids among which a piece of text is divided."""
+SMALL = math.log(0.01)
+"""Pieces less likely than this are not divided but left to the tail: they are not worth reading the student for."""
 CACHE = 1 << 14
-"""Most responses whose alignment is kept: the same few are said again and again."""
+"""Most responses whose alignment is kept, and most pieces of text: the same few are said again and again."""
 
 
 # Which ids of two vocabularies are the same string.
@@ -123,56 +132,51 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
     return spans
 
 
-def split_alike(spans: Sequence[Cut], student: Sequence[int], teacher: Sequence[int], shared: IntArray) -> list[Cut]:
-    """`spans` with those cut in single tokens whose two sides are the same ids (a character of several byte tokens)."""
-    found: list[Cut] = []
-    for s0, s1, t0, t1 in spans:
-        if list(student[s0:s1]) == [int(shared[number]) for number in teacher[t0:t1]]:
-            found += [(s0 + n, s0 + n + 1, t0 + n, t0 + n + 1) for n in range(s1 - s0)]
-        else:
-            found.append((s0, s1, t0, t1))
-    return found
+def split_alike(cut: Cut, student: Sequence[int], teacher: Sequence[int], shared: IntArray) -> list[Cut]:
+    """A span in single tokens if its two sides are the same ids (a character of several byte tokens), else as it is."""
+    s0, s1, t0, t1 = cut
+    if list(student[s0:s1]) != [int(shared[number]) for number in teacher[t0:t1]]:
+        return [cut]
+    return [(s0 + n, s0 + n + 1, t0 + n, t0 + n + 1) for n in range(s1 - s0)]
 
 
-# What the teacher says at the beginning of a span, on the student's ids.
+# What the teacher might have said at a token of the student, on the student's ids.
+
+
+class Beginnings:
+    """Which ids of the student begin with a piece of text.
+
+    Args:
+        texts: ordinary ids by their text.
+        shared: ids that the teacher has, too.
+    """
+
+    def __init__(self, texts: dict[str, int], shared: Iterable[int]) -> None:
+        self.texts, self.shared = texts, frozenset(shared)
+        self.sorted = sorted(texts)
+        self.longer, self.ids = lru_cache(CACHE)(self._longer), lru_cache(CACHE)(self._ids)
+
+    def _longer(self, piece: str, own: bool) -> tuple[int, ...]:
+        """The ids whose text begins with `piece`, the shortest MOST of them. With `own` none that the teacher has too:
+        it would have said these at once."""
+        later = islice(self.sorted, bisect_left(self.sorted, piece), None)
+        found = [self.texts[text] for text in sorted(takewhile(lambda text: text.startswith(piece), later), key=len)]
+        return tuple(number for number in found if not own or number not in self.shared)[:MOST]
+
+    def _ids(self, piece: str, own: bool) -> tuple[int, ...]:
+        """Those ids, or if there is none the longest that `piece` begins with."""
+        shorter = (piece[:size] for size in range(len(piece), 0, -1))
+        return self.longer(piece, own) or tuple(self.texts[text] for text in shorter if text in self.texts)[:1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """A span that is not one shared token: the first id of each side, and the teacher's log-probability of it all."""
+class Piece:
+    """A piece of text that the teacher might have said: its log-probability, and the student's ids that say it."""
 
-    student: int
-    teacher: int
-    logp: float
-
-
-def span_row(
-    top: TopK, shared: IntArray, ranked: IntArray, merged: Merged | None = None
-) -> tuple[IntArray, NDArray[np.float32], tuple[float, float]]:
-    """One row of `top` on the student's ids: ids [K], log-probabilities [K], and the mass compared (exactly, by rank).
-
-    Teacher ids that the student shares keep their probability. The r-th likeliest of the others gets the r-th of
-    `ranked`, the student's likeliest ids without a partner: of all pairings it has the least reverse KL. A `merged`
-    span comes first, with the probability of all its tokens, and neither side's first token is an alternative to it.
-    What finds no place is outside the support; places that are left over have the log-probability MIN_LOGP.
-    Source: [gold], [uld]; docs/algorithms.md#other-vocabularies.
-    """
-    found, rest = shared[top.ids], shared[top.ids] < 0
-    taken = ~rest
-    head_ids: list[int] = []
-    head_logp: list[float] = []
-    if merged is not None:
-        rest &= top.ids != merged.teacher
-        taken &= (top.ids != merged.teacher) & (found != merged.student)
-        ranked = ranked[ranked != merged.student]
-        head_ids, head_logp = [merged.student], [merged.logp]
-    pairs, width = min(int(rest.sum()), len(ranked)), len(top.ids)
-    ids = np.concatenate([np.array(head_ids, np.int64), found[taken], ranked[:pairs]])[:width]
-    logp = np.concatenate([np.array(head_logp, np.float32), top.logp[taken], top.logp[rest][:pairs]])[:width]
-    exact, by_rank = np.exp(top.logp[taken]).sum(), np.exp(top.logp[rest][:pairs]).sum()
-    free = width - len(ids)
-    ids = np.concatenate([ids, np.zeros(free, np.int64)])
-    return ids, np.concatenate([logp, np.full(free, MIN_LOGP, np.float32)]), (float(exact), float(by_rank))
+    logq: float
+    ids: tuple[int, ...]
+    exact: bool = False
+    """Whether it is one token of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,106 @@ class _Span:
     row: int
     start: int
     stop: int
+    text: str
+    ends: Ends
     exact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """A span as the teacher has it: its tokens, their log-probabilities, and its likeliest ids at each of them."""
+
+    ids: NDArray[np.int32]
+    logq: NDArray[np.float32]
+    top: Sequence[TopK]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Divides what the teacher might have said among the ids of a student."""
+
+    begin: Beginnings
+    shared: IntArray
+    """`shared_ids`."""
+    texts: dict[int, str]
+    """The teacher's ordinary ids."""
+
+    def exact(self, top: TopK) -> list[Piece]:
+        """Where one token of both was said: the teacher's likeliest ids are the student's, or pieces of text."""
+        return [found for number, logq in _pairs(top) if (found := self._aligned(number, logq)) is not None]
+
+    def _aligned(self, number: int, logq: float) -> Piece | None:
+        """What the student says for the teacher's id `number` where both begin a token."""
+        text, same = self.texts.get(number, ""), int(self.shared[number])
+        if same >= 0:
+            longer = self.begin.longer(text, True) if text else ()
+            return Piece(logq=logq, ids=(same, *longer), exact=True)
+        ids = self.begin.ids(text, True) if text else ()
+        return Piece(logq=logq, ids=ids) if ids else None
+
+    def merged(self, span: _Span, index: int, label: int, said: _Said) -> list[Piece]:
+        """What the teacher might have said at token `index` of the student in `span`, given all text before it.
+
+        First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
+        begins or ends within a character.
+        """
+        mine, theirs = span.ends
+        start, end = mine[index - 1] if index else 0, mine[index]
+        if start < 0 or end <= start:
+            return []
+        found, before = [], 0.0
+        for number, here in enumerate((0, *theirs[:-1])):
+            for other, logq in _pairs(said.top[number]):
+                # where the teacher's token begins within a character, its alternatives are no text
+                if other != said.ids[number] and here >= 0:
+                    found.append(self._left(span, start, here, other, before + logq))
+            before += float(said.logq[number])
+            if theirs[number] >= end:
+                break
+        pieces = [Piece(logq=before, ids=(label,)), *(piece for piece in found if piece is not None)]
+        # within a token of the teacher only what begins as the text does is possible
+        known = float(np.logaddexp.reduce([piece.logq for piece in pieces])) if start else 0.0
+        return [replace(piece, logq=piece.logq - known) for piece in pieces]
+
+    def _left(self, span: _Span, start: int, here: int, other: int, logq: float) -> Piece | None:
+        """What the student says at `start` of the span where the teacher leaves its text at `here`, with id `other`."""
+        if not start and not here:
+            return self._aligned(other, logq)
+        if other not in self.texts:
+            return None
+        text, given = span.text[:here] + self.texts[other], span.text[:start]
+        if not text.startswith(given) or text == given:
+            return None
+        ids = self.begin.ids(text[start:], not start)
+        return Piece(logq=logq, ids=ids) if ids else None
+
+
+def _logp_of(number: int, top: TopK) -> float:
+    """The log-probability of an id in a row of `top`, NaN if it is not there."""
+    where = np.flatnonzero(top.ids == number)
+    return float(top.logp[where[0]]) if len(where) else math.nan
+
+
+def _pairs(top: TopK) -> Iterable[tuple[int, float]]:
+    return zip(top.ids.tolist(), top.logp.tolist(), strict=True)
+
+
+def divided(pieces: Sequence[Piece], logp: dict[int, float]) -> dict[int, float]:
+    """The teacher's log-probability of each of the student's ids, by log-probabilities `logp` of the student.
+
+    Each piece is divided among its ids as the student divides them: q~(a) = sum_u q(u) p(a) / sum_{a' in A(u)} p(a').
+    With these q~, any divergence of the two, and its gradient, is that over the pieces.
+    Source: docs/algorithms.md#other-vocabularies.
+    """
+    found: dict[int, float] = {}
+    for piece in pieces:
+        parts = [(piece.ids[0], piece.logq)]
+        if len(piece.ids) > 1:
+            own = np.array([logp[number] for number in piece.ids])
+            parts = list(zip(piece.ids, (piece.logq + own - np.logaddexp.reduce(own)).tolist(), strict=True))
+        for number, logq in parts:
+            found[number] = float(np.logaddexp(found[number], logq)) if number in found else logq
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,44 +298,44 @@ class _Reading:
     ids: Sequence[NDArray[np.int32]]
     """The teacher's rows."""
     spans: Sequence[_Span]
-    shared: IntArray
-    alone: NDArray[np.bool_]
-    """The student's ids without a partner, which are compared by rank."""
+    pieces: Pieces
     student: Scorer
     teacher: Scorer
     masses: list[tuple[float, float]] = field(default_factory=list)
-    """Of each span the teacher's probability that was compared, exactly and by rank."""
+    """Of each token the teacher's probability that was compared as one token, and as a piece of text."""
 
     def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], k: int) -> list[TopK]:
         self._check(ids, positions)
-        tops = self._tops(k)
-        width = len(tops[0].ids)
+        said = self._said(range(len(self.spans)), k)
+        pieces_N = self._pieces_by_token(said)
+        shares_N = self._shares(ids, positions, pieces_N)
+        width = len(next(iter(said.values())).top[0].ids)
         ids_NK = np.zeros((self.batch.tokens, width), np.int32)
         logp_NK = np.full((self.batch.tokens, width), MIN_LOGP, np.float32)
-        merged = [number for number, span in enumerate(self.spans) if not span.exact]
-        logq = dict(zip(merged, self._logq(merged), strict=True))
-        ranked_NK = self._ranked(tops, k)
-        for number, (span, top) in enumerate(zip(self.spans, tops, strict=True)):
-            whole = None
-            if number in logq:
-                label, first = self.batch.label_N[span.first], self.ids[span.row][span.start]
-                whole = Merged(student=int(label), teacher=int(first), logp=logq[number])
-            found = span_row(top, self.shared, ranked_NK[span.first], whole)
-            ids_NK[span.first], logp_NK[span.first], mass = found
-            self.masses.append(mass)
+        for token, pieces in pieces_N.items():
+            row = divided(pieces, shares_N.get(token, {}))
+            # the likeliest, in the order of the teacher's own
+            kept = sorted(sorted(range(len(row)), key=[*row.values()].__getitem__, reverse=True)[:width])
+            ids_NK[token, : len(kept)] = np.array([*row])[kept]
+            logp_NK[token, : len(kept)] = np.array([*row.values()])[kept]
+            exact, text = (sum(math.exp(piece.logq) for piece in pieces if piece.exact is one) for one in (True, False))
+            self.masses.append((exact, text))
         cuts = np.cumsum([len(where) for where in positions])[:-1]
         pairs = zip(np.split(ids_NK, cuts), np.split(logp_NK, cuts), strict=True)
         return [TopK(ids=row, logp=logp) for row, logp in pairs]
 
     def logprobs(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> list[NDArray[np.float32]]:
-        """The teacher's log-probability of each label: the student's own, and an equal part of what the two differ by
-        over the span. Tokens in no span have the student's own alone, from which nothing is learned."""
+        """The teacher's log-probability of each label. Tokens that are not compared have the student's own, from which
+        nothing is learned."""
         self._check(ids, positions)
         logp_N = np.concatenate(self.student.logprobs(ids, positions))
-        for span, logq in zip(self.spans, self._logq(range(len(self.spans))), strict=True):
-            own = logp_N[span.first : span.first + span.count]
-            # one token must come out as the teacher gave it, to the last bit
-            own[:] = logq if span.count == 1 else own + (logq - own.sum(dtype=np.float64)) / span.count
+        exact, merged = ([n for n, span in enumerate(self.spans) if span.exact is one] for one in (True, False))
+        for number, logq in zip(exact, self._logq(exact), strict=True):
+            logp_N[self.spans[number].first] = logq[0]
+        pieces_N = self._pieces_by_token(self._said(merged, LIKELY))
+        shares_N = self._shares(ids, positions, pieces_N)
+        for token, pieces in pieces_N.items():
+            logp_N[token] = divided(pieces, shares_N.get(token, {}))[int(self.batch.label_N[token])]
         return np.split(logp_N, np.cumsum([len(where) for where in positions])[:-1])
 
     def gather(
@@ -248,6 +351,40 @@ class _Reading:
                 "student's vocabulary"
             )
 
+    def _pieces_by_token(self, said: dict[int, _Said]) -> dict[int, list[Piece]]:
+        """What the teacher might have said at each token of some spans that can be compared."""
+        found = {}
+        for number, there in said.items():
+            span = self.spans[number]
+            for token in range(span.first, span.first + span.count):
+                label = int(self.batch.label_N[token])
+                if span.exact:
+                    found[token] = self.pieces.exact(there.top[0])
+                else:
+                    found[token] = self.pieces.merged(span, token - span.first, label, there)
+        found = {token: [p for p in pieces if len(p.ids) == 1 or p.logq > SMALL] for token, pieces in found.items()}
+        return {token: pieces for token, pieces in found.items() if pieces}
+
+    def _shares(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], pieces_N: dict[int, list[Piece]]
+    ) -> dict[int, dict[int, float]]:
+        """By token the student's log-probabilities of the ids among which a piece has to be divided."""
+        several = {token: [p.ids for p in pieces if len(p.ids) > 1] for token, pieces in pieces_N.items()}
+        wanted = {token: sorted({*chain(*each)}) for token, each in several.items() if each}
+        if not wanted:
+            return {}
+        support_NK = np.zeros((self.batch.tokens, max(map(len, wanted.values()))), np.int64)
+        for token, numbers in wanted.items():
+            support_NK[token, : len(numbers)] = numbers
+        # only rows that hold such a token are read once more
+        again = np.unique(self.batch.row_N[[*wanted]])
+        places = np.flatnonzero(np.isin(self.batch.row_N, again))
+        support = [support_NK[self.batch.row_N == number] for number in again]
+        student: Any = self.student
+        logp = np.concatenate(student.gather([ids[n] for n in again], [positions[n] for n in again], support))
+        own = dict(zip(places.tolist(), logp.tolist(), strict=True))
+        return {token: dict(zip(numbers, own[token], strict=False)) for token, numbers in wanted.items()}
+
     def _by_row(self, numbers: Iterable[int]) -> dict[int, list[int]]:
         """The spans `numbers` by the teacher's row that they lie in."""
         found: dict[int, list[int]] = {}
@@ -255,47 +392,52 @@ class _Reading:
             found.setdefault(self.spans[number].row, []).append(number)
         return found
 
-    def _tops(self, k: int) -> list[TopK]:
-        """The teacher's K likeliest ids where each span begins."""
-        by_row = self._by_row(range(len(self.spans)))
-        places = [np.array([self.spans[number].start for number in numbers]) for numbers in by_row.values()]
-        found: dict[int, TopK] = {}
-        for numbers, top in zip(by_row.values(), self.teacher.topk(self._rows(by_row), places, k), strict=True):
-            found |= {n: TopK(ids=ids, logp=logp) for n, ids, logp in zip(numbers, top.ids, top.logp, strict=True)}
-        return [found[number] for number in range(len(self.spans))]
+    def _said(self, numbers: Sequence[int], k: int) -> dict[int, _Said]:
+        """What the teacher says in the spans `numbers`; an exact one's own log-probability is not looked up."""
+        if not numbers:
+            return {}
+        by_row = self._by_row(numbers)
+        found: dict[int, _Said] = {}
+        tops = self.teacher.topk(self._rows(by_row), [self._places(each) for each in by_row.values()], k)
+        for each, top in zip(by_row.values(), tops, strict=True):
+            pairs = iter(zip(top.ids, top.logp, strict=True))
+            for number in each:
+                span = self.spans[number]
+                there = [TopK(ids=i, logp=p) for i, p in islice(pairs, span.stop - span.start)]
+                ids = self.ids[span.row][span.start : span.stop]
+                logq = np.array([_logp_of(one, at) for one, at in zip(ids, there, strict=True)], np.float32)
+                found[number] = _Said(ids=ids, logq=logq, top=there)
+        # only episodes that hold a token which is none of the K likeliest are read again
+        unknown = [n for n, said in found.items() if not self.spans[n].exact and np.isnan(said.logq).any()]
+        for number, logq in zip(unknown, self._logq(unknown), strict=True):
+            found[number] = replace(found[number], logq=logq)
+        return found
 
-    def _logq(self, numbers: Iterable[int]) -> list[float]:
-        """log Q of the spans `numbers`: the sum over the teacher's tokens."""
-        numbers = list(numbers)
+    def _logq(self, numbers: Sequence[int]) -> list[NDArray[np.float32]]:
+        """The teacher's log-probabilities of its tokens in the spans `numbers`."""
         if not numbers:
             return []
         by_row = self._by_row(numbers)
-        spans = [[self.spans[number] for number in each] for each in by_row.values()]
-        places = [np.concatenate([np.arange(span.start, span.stop) for span in each]) for each in spans]
-        found: dict[int, float] = {}
-        for each, row, logp in zip(
-            by_row.values(), spans, self.teacher.logprobs(self._rows(by_row), places), strict=True
-        ):
-            parts = np.split(logp, np.cumsum([span.stop - span.start for span in row])[:-1])
-            found |= {number: float(part.sum(dtype=np.float64)) for number, part in zip(each, parts, strict=True)}
+        found: dict[int, NDArray[np.float32]] = {}
+        logq = self.teacher.logprobs(self._rows(by_row), [self._places(each) for each in by_row.values()])
+        for each, row in zip(by_row.values(), logq, strict=True):
+            sizes = [self.spans[number].stop - self.spans[number].start for number in each]
+            found |= zip(each, np.split(row, np.cumsum(sizes)[:-1]), strict=True)
         return [found[number] for number in numbers]
+
+    def _places(self, numbers: Sequence[int]) -> IntArray:
+        """The teacher's tokens of the spans `numbers` in their row."""
+        return np.concatenate([np.arange(self.spans[n].start, self.spans[n].stop) for n in numbers])
 
     def _rows(self, by_row: Iterable[int]) -> list[NDArray[np.int32]]:
         return [self.ids[row] for row in by_row]
-
-    def _ranked(self, tops: Sequence[TopK], k: int) -> Sequence[IntArray]:
-        """The student's likeliest ids without a partner at each token of the batch; none where no id needs one."""
-        if all((self.shared[top.ids] >= 0).all() for top in tops):
-            return [np.array([], np.int64)] * self.batch.tokens
-        best_NK = np.concatenate([found.ids for found in self.student.topk(*rows(self.batch), k)]).astype(np.int64)
-        return [ids[self.alone[ids]] for ids in best_NK]
 
 
 class OtherVocabulary:
     """Another target function's targets, the teacher being one with another tokenizer.
 
-    The teacher's K likeliest ids where a span begins become K of the student's (`span_row`); other tokens of a span,
-    and tokens that no span holds, have empty rows, whose divergence is 0.
+    The teacher's K likeliest ids at each of its tokens become ids of the student (`Pieces`, `divided`); tokens that no
+    span holds have empty rows, whose divergence is 0.
 
     Args:
         target_fn: asks the teacher about the batch's rows.
@@ -315,9 +457,12 @@ class OtherVocabulary:
         self.target_fn, self.student, self.reader = target_fn, student, reader
         mine, theirs = student.template, reader.renderer.template
         self.shared = shared_ids(mine.tokenizer, theirs.tokenizer, sizes[1], (mine.end_id, theirs.end_id))
-        self.alone = np.zeros(sizes[0], np.bool_)
-        self.alone[list(mine.tokenizer.get_vocab().values())] = True
-        self.alone[self.shared[self.shared >= 0]] = False
+        mine_by_text, their_by_text = (_by_text(each.tokenizer, _names(each.tokenizer)) for each in (mine, theirs))
+        self.pieces = Pieces(
+            begin=Beginnings(mine_by_text, self.shared[self.shared >= 0].tolist()),
+            shared=self.shared,
+            texts={number: text for text, number in their_by_text.items()},
+        )
         self._align = lru_cache(CACHE)(self._cuts)
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -333,22 +478,18 @@ class OtherVocabulary:
             batch=batch,
             ids=ids,
             spans=spans,
-            shared=self.shared,
-            alone=self.alone,
+            pieces=self.pieces,
             student=scorers.student,
             teacher=scorers.teacher,
         )
         targets = self.target_fn(batch, episodes, replace(scorers, teacher=reading))
-        back_N = np.zeros(batch.tokens, np.int64)
-        for span in spans:
-            back_N[span.first : span.first + span.count] = np.arange(span.count)
-        exact = sum(span.count for span in spans if span.exact) / batch.tokens
-        merged = sum(span.count for span in spans if not span.exact) / batch.tokens
-        log = {"vocabulary/exact": exact, "vocabulary/merged": merged, "vocabulary/lost": 1.0 - exact - merged}
+        exact, merged = (sum(span.count for span in spans if span.exact is one) for one in (True, False))
+        counts = {"exact": exact, "merged": merged, "lost": batch.tokens - exact - merged}
+        log = {f"vocabulary/{name}": count / batch.tokens for name, count in counts.items()}
         if reading.masses:
             mass = np.mean(reading.masses, axis=0)
-            log |= {"vocabulary/exact_mass": float(mass[0]), "vocabulary/rank_mass": float(mass[1])}
-        return replace(targets, extra={**targets.extra, SPAN: back_N}, log={**targets.log, **log})
+            log |= {"vocabulary/exact_mass": float(mass[0]), "vocabulary/text_mass": float(mass[1])}
+        return replace(targets, log={**targets.log, **log})
 
     def read(self, batch: RolloutBatch, episodes: Sequence[Episode]) -> tuple[list[NDArray[np.int32]], list[_Span]]:
         """The batch's episodes as the teacher's rows, and the spans of the supervised tokens in them."""
@@ -371,32 +512,40 @@ class OtherVocabulary:
                 offset = int(position_N[tokens[0]]) - turn.response_span[0]
                 theirs = written.turns[index]
                 row = len(ids) + theirs.segment
-                for s0, s1, t0, t1 in self._of_turn(episode, turn, written, theirs):
+                for (s0, s1, t0, t1), text, ends in self._of_turn(episode, turn, written, theirs):
                     # a part of the response may have been chosen by somebody else: only whole spans are compared
                     if s0 >= offset and s1 <= offset + len(tokens):
                         label, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
                         pair = batch.label_N[label], self.shared[written.segments[theirs.segment][start]]
-                        exact = s1 - s0 == t1 - t0 == 1 and pair[0] == pair[1]
-                        spans.append(
-                            _Span(first=label, count=s1 - s0, row=row, start=start, stop=start + t1 - t0, exact=exact)
-                        )
+                        exact = s1 - s0 == t1 - t0 == 1 and bool(pair[0] == pair[1])
+                        stop = start + t1 - t0
+                        where = {"first": label, "count": s1 - s0, "row": row, "start": start, "stop": stop}
+                        spans.append(_Span(**where, text=text, ends=ends, exact=exact))
             ids += written.segments
         return ids, spans
 
-    def _of_turn(self, episode: Episode, turn: Turn, written: Episode, theirs: Turn) -> list[Cut]:
+    def _of_turn(self, episode: Episode, turn: Turn, written: Episode, theirs: Turn) -> list[tuple[Cut, str, Ends]]:
         return self._align(tuple(episode.response_ids(turn).tolist()), tuple(written.response_ids(theirs).tolist()))
 
-    def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[Cut]:
-        """The spans of a response; an id that ended it on both sides is one of its own."""
+    def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Cut, str, Ends]]:
+        """The spans of a response, their text, and where tokens end in it; an id that ended the response on both sides
+        is a span of its own, without text."""
         said, read = without_end(mine, self.student), without_end(theirs, self.reader.renderer)
         mine_ends, their_ends = (
             token_ends(lambda ids: _decode(renderer.template.tokenizer, ids), part)  # noqa: B023
             for renderer, part in ((self.student, said), (self.reader.renderer, read))
         )
-        spans = text_spans(mine_ends, their_ends)
+        text, found, start = _decode(self.student.template.tokenizer, said), [], 0
+        for cut in text_spans(mine_ends, their_ends):
+            s0, s1, t0, t1 = cut
+            # below 0 where a token ends within a character
+            ends = tuple(end - start for end in mine_ends[s0:s1]), tuple(end - start for end in their_ends[t0:t1])
+            stop = mine_ends[s1 - 1]
+            found += [(part, text[start:stop], ends) for part in split_alike(cut, mine, theirs, self.shared)]
+            start = stop
         if len(said) < len(mine) and len(read) < len(theirs):
-            spans.append((len(said), len(mine), len(read), len(theirs)))
-        return split_alike(spans, mine, theirs, self.shared)
+            found.append(((len(said), len(mine), len(read), len(theirs)), "", ((0,), (0,))))
+        return found
 
 
 def without_end(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]:
@@ -405,35 +554,16 @@ def without_end(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanLoss:
-    """Another token loss whose first token of a span stands for the span: its probability is the product over them.
-
-    log P = sum over the span's tokens of log p; importance ratios alike. Places of the support that are empty
-    (MIN_LOGP in the targets) are impossible for the student, too.
-    Source: [gold]; docs/algorithms.md#other-vocabularies.
-    """
+class KnownPlaces:
+    """Another token loss for rows of which some places are empty (MIN_LOGP): the student cannot be there, either."""
 
     loss: TokenLoss
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        student, teacher, back_n = tokens.topk_logp_nK, tokens.teacher_logp_nK, tokens.extra[SPAN]
+        student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
             return self.loss(tokens)
-        # tokens of a row lie side by side, so that a span's first is so many places back
-        first_n = torch.arange(len(back_n), device=back_n.device) - back_n
-        more_n = _later(tokens.logp_n, back_n, first_n)
-        student = torch.cat([student[:, :1] + more_n[:, None], student[:, 1:]], dim=1)
-        student = student.masked_fill(teacher <= MIN_LOGP, MIN_LOGP)
-        sampled_n = tokens.sampled_logp_n + _later(tokens.sampled_logp_n, back_n, first_n)
-        behavior_n = tokens.behavior_logp_n + _later(tokens.behavior_logp_n, back_n, first_n)
-        whole = replace(tokens, topk_logp_nK=student, sampled_logp_n=sampled_n, behavior_logp_n=behavior_n)
-        return self.loss(whole)
-
-
-def _later(logp_n: Tensor, back_n: Tensor, first_n: Tensor) -> Tensor:
-    """For the first token of a span the sum over its other tokens, 0 for all others: [n]."""
-    others_n = torch.where(back_n > 0, logp_n, torch.zeros_like(logp_n))
-    return torch.zeros_like(logp_n).index_add(0, first_n, others_n)
+        return self.loss(replace(tokens, topk_logp_nK=student.masked_fill(teacher <= MIN_LOGP, MIN_LOGP)))
 
 
 def of_other_vocabulary(
@@ -451,4 +581,4 @@ def of_other_vocabulary(
     if distill.support == "student":
         raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
     signal = OtherVocabulary(algorithm.target_fn, student=student, reader=reader, sizes=sizes)
-    return replace(algorithm, target_fn=signal, token_loss=SpanLoss(loss=algorithm.token_loss))
+    return replace(algorithm, target_fn=signal, token_loss=KnownPlaces(loss=algorithm.token_loss))

@@ -34,13 +34,16 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import VocabularyError, tiny_qwen3
 from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.other_vocabulary import (
-    SPAN,
-    Merged,
+    Beginnings,
+    KnownPlaces,
     OtherVocabulary,
-    SpanLoss,
+    Piece,
+    Pieces,
+    _Said,
+    _Span,
+    divided,
     of_other_vocabulary,
     shared_ids,
-    span_row,
     split_alike,
     text_spans,
     token_ends,
@@ -48,7 +51,7 @@ from turngym.trainers.other_vocabulary import (
 )
 from turngym.trainers.run import build_trainer
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK, rows
+from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK, rows, support_kl
 
 torch.set_num_threads(1)
 TOOL = ALFWorldEnv.tool
@@ -80,10 +83,11 @@ def test_a_token_that_ends_within_a_character_has_no_end() -> None:
 
 def test_a_span_of_the_same_ids_on_both_sides_is_cut_in_tokens() -> None:
     shared = np.array([5, 6, 7, -1])
-    assert split_alike([(0, 2, 0, 2)], [6, 7], [1, 2], shared) == [(0, 1, 0, 1), (1, 2, 1, 2)]
-    assert split_alike([(0, 1, 0, 1), (1, 3, 1, 3)], [5, 6, 7], [0, 2, 1], shared) == [(0, 1, 0, 1), (1, 3, 1, 3)]
-    assert split_alike([(0, 1, 0, 1)], [7], [3], shared) == [(0, 1, 0, 1)]
-    assert split_alike([(0, 2, 0, 1)], [5, 6], [0], shared) == [(0, 2, 0, 1)]
+    assert split_alike((0, 2, 0, 2), [6, 7], [1, 2], shared) == [(0, 1, 0, 1), (1, 2, 1, 2)]
+    assert split_alike((1, 3, 2, 4), [5, 6, 7], [0, 0, 1, 2], shared) == [(1, 2, 2, 3), (2, 3, 3, 4)]
+    assert split_alike((1, 3, 1, 3), [5, 6, 7], [0, 2, 1], shared) == [(1, 3, 1, 3)]
+    assert split_alike((0, 1, 0, 1), [7], [3], shared) == [(0, 1, 0, 1)]
+    assert split_alike((0, 2, 0, 1), [5, 6], [0], shared) == [(0, 2, 0, 1)]
 
 
 def test_the_id_that_ends_a_response_is_no_part_of_its_text() -> None:
@@ -143,109 +147,210 @@ def test_ordinary_tokens_of_one_text_are_shared_under_another_name() -> None:
     assert shared_ids(mine, theirs, 8).tolist() == [0, 3, -1, -1, 1, -1, -1, -1]
 
 
+# Which ids begin with a piece of text.
+
+TEXTS = {
+    "shelf 1": 10,
+    "shelf 2": 11,
+    "shelf 10": 12,
+    "shelf": 13,
+    "s": 14,
+    "desk 1": 15,
+    "go to ": 16,
+    " ": 17,
+    "_": 18,
+}
+
+
+def test_a_piece_of_text_belongs_to_the_ids_that_begin_with_it() -> None:
+    begin = Beginnings(TEXTS, [13, 14])
+    # the shortest first
+    assert begin.ids("shelf", False) == begin.longer("shelf", False) == (13, 10, 11, 12)
+    assert begin.ids("shelf 1", False) == (10, 12)
+    # the teacher would have said a token that it has by that token
+    assert begin.ids("shelf", True) == begin.longer("shelf", True) == (10, 11, 12)
+    assert begin.ids("s", True) == (10, 11, 12)
+    assert begin.longer("shelf 3", True) == ()
+
+
+def test_a_piece_with_which_no_id_begins_belongs_to_its_longest_beginning() -> None:
+    begin = Beginnings(TEXTS, [13, 14])
+    assert begin.ids("shelves", False) == (14,)
+    assert begin.ids("shelf 3", True) == (13,)
+    assert begin.ids("desk 11", True) == (15,)
+    assert begin.ids("lamp", True) == ()
+
+
+def test_a_piece_is_divided_among_a_limited_number_of_ids() -> None:
+    begin = Beginnings({f"x{number}": number for number in range(200)}, [])
+    # the shortest first, and in the order of the alphabet
+    first = (*range(10), *range(10, 64))
+    assert begin.ids("x", False) == first
+    begin = Beginnings({f"x{number}": number for number in range(200)}, [0, 1])
+    assert begin.ids("x", True) == (*first[2:], 64, 65)
+
+
+# What the teacher might have said. Its ids 0 to 7, of which the student has the last three as 13, 16 and 5 (no text).
+
+THEIR = {0: " shelf", 1: "shelf", 2: " ", 3: "1", 4: "2", 5: "shelf", 6: "go to "}
+SAME = np.array([-1, -1, -1, -1, -1, 13, 16, 5])
+
+
+def pieces(shared: Any = SAME, texts: Any = None) -> Pieces:
+    begin = Beginnings(TEXTS, [number for number in shared.tolist() if number >= 0])
+    return Pieces(begin=begin, shared=shared, texts=THEIR if texts is None else texts)
+
+
+def likely(*pairs: tuple[int, float]) -> TopK:
+    ids, q = zip(*pairs, strict=True)
+    return TopK(ids=np.array(ids, np.int32), logp=np.log(np.array(q, np.float32)))
+
+
+def span(text: str, mine: tuple[int, ...], theirs: tuple[int, ...]) -> Any:
+    where: Any = {"first": 0, "count": len(mine), "row": 0, "start": 0, "stop": len(theirs), "exact": False}
+    return _Span(**where, text=text, ends=(mine, theirs))
+
+
+def said(*tokens: tuple[int, float, TopK]) -> Any:
+    ids, q, tops = zip(*tokens, strict=True)
+    return _Said(ids=np.array(ids, np.int32), logq=np.log(np.array(q, np.float32)), top=tops)
+
+
+def masses(found: list[Piece]) -> list[tuple[float, tuple[int, ...]]]:
+    return [(round(math.exp(piece.logq), 5), piece.ids) for piece in found]
+
+
+def test_where_one_token_of_both_was_said_its_alternatives_are_the_same_tokens_or_pieces() -> None:
+    # the same token and the student's longer ones that begin so; an own piece; the end, which has no text
+    found = pieces().exact(likely((5, 0.4), (6, 0.3), (1, 0.2), (7, 0.05)))
+    assert masses(found) == [(0.4, (13, 10, 11, 12)), (0.3, (16,)), (0.2, (10, 11, 12)), (0.05, (5,))]
+    assert [piece.exact for piece in found] == [True, True, False, True]
+    # a token that is no text and not the student's, and a text with which none of its tokens begins
+    assert pieces(texts={3: "z"}).exact(likely((0, 0.5), (3, 0.5))) == []
+    # the first id is an id like all others
+    assert masses(pieces(shared=np.array([0]), texts={}).exact(likely((0, 0.5)))) == [(0.5, (0,))]
+
+
+def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
+    # "shelf 1" is [shelf][ ][1]: 0.5 * 1 * 0.6; the teacher might have left it for "go to " at once, or for "2" later
+    there = said(
+        (1, 0.5, likely((1, 0.5), (6, 0.3))), (2, 1.0, likely((2, 1.0))), (3, 0.6, likely((3, 0.6), (4, 0.4), (7, 0.1)))
+    )
+    found = pieces().merged(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
+    assert masses(found) == [(0.3, (10,)), (0.3, (16,)), (0.2, (11,))]
+
+
+def test_several_tokens_of_the_student_may_be_one_of_the_teacher() -> None:
+    # "shelf 1" is the teacher's one token; its likeliest are "shelf 1", "shelf 2", "desk 1"
+    texts = {0: "shelf 1", 1: "shelf 2", 2: "desk 1", 3: "sh"}
+    begin = Beginnings({"shelf": 13, " ": 17, "1": 18, "2": 19, "desk": 20}, [])
+    these = Pieces(begin=begin, shared=np.full(4, -1), texts=texts)
+    there = said((0, 0.5, likely((0, 0.5), (1, 0.3), (2, 0.1), (3, 0.02))))
+    where = span("shelf 1", (5, 6, 7), (7,))
+    # the student has only beginnings of them, but for "sh", with which "shelf" begins
+    assert masses(these.merged(where, 0, 13, there)) == [(0.5, (13,)), (0.3, (13,)), (0.1, (20,)), (0.02, (13,))]
+    # given "shelf", only two are possible; given "shelf ", the number is all that is left
+    assert masses(these.merged(where, 1, 17, there)) == [(0.625, (17,)), (0.375, (17,))]
+    assert masses(these.merged(where, 2, 18, there)) == [(0.625, (18,)), (0.375, (19,))]
+
+
+def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> None:
+    # [go to][ shelf] against "go to ", "shelf"
+    texts = {0: "go to", 1: " shelf", 2: " desk 1", 3: " s", 4: "elf", 5: "shelf", 6: "go to ", 7: "go to s"}
+    alone = np.array([-1, -1, -1, -1, -1, 13, -1, -1])
+    first, then = likely((0, 0.8), (5, 0.1), (6, 0.04), (7, 0.02)), likely((1, 0.5), (2, 0.25), (3, 0.1), (5, 0.05))
+    there, where = said((0, 0.8, first), (1, 0.5, then)), span("go to shelf", (6, 11), (5, 11))
+    found = pieces(alone, texts).merged(where, 0, 16, there)
+    # what was said; "shelf" at once, as one token of both; "go to " and "go to s"; " desk 1" and " s" stay in the token
+    expected = [(0.4, (16,)), (0.1, (13, 10, 11, 12)), (0.04, (16,)), (0.02, (16,)), (0.2, (16,)), (0.08, (16,))]
+    assert masses(found) == expected
+    assert [piece.exact for piece in found[:3]] == [False, True, False]
+    # behind "go to " follows whatever began with it: 0.4 + 0.02 + 0.2 + 0.08 = 0.7
+    every = (14, 13, 10, 11, 12)
+    found = pieces(alone, texts).merged(where, 1, 13, there)
+    assert masses(found) == [(0.57143, (13,)), (0.02857, every), (0.28571, (15,)), (0.11429, every)]
+    # [sh][elf 1] against "shelf 1": where both begin a token, the teacher would have said the shared "shelf" itself
+    texts = {0: "sh", 1: "elf 1", 2: "elf", 5: "shelf"}
+    there = said((0, 0.5, likely((0, 0.5))), (1, 0.5, likely((1, 0.5), (2, 0.4))))
+    found = pieces(alone, texts).merged(span("shelf 1", (7,), (2, 7)), 0, 10, there)
+    assert masses(found) == [(0.25, (10,)), (0.2, (10, 11, 12))]
+
+
+def test_what_begins_or_ends_within_a_character_is_not_compared() -> None:
+    one = likely((1, 0.5), (6, 0.3))
+    there = said((1, 0.5, one), (2, 0.5, one), (3, 0.5, one))
+    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there) == []
+    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there) == []
+    # a token without text
+    assert pieces().merged(span("ab", (2, 2), (1, 2, 2)), 1, 10, there) == []
+    # where the teacher's token begins within a character its alternatives are no text, but what was said is known
+    found = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
+    assert masses(found) == [(0.25, (10,)), (0.3, (16,))]
+
+
 # One row.
 
-SHARED = np.array([4, -1, 2, -1, 0])
-TOP = TopK(ids=np.array([1, 0, 3, 2], np.int32), logp=np.log(np.array([0.4, 0.3, 0.2, 0.05], np.float32)))
+
+def test_a_piece_is_divided_as_the_student_divides_it() -> None:
+    own = {1: log(0.1), 2: log(0.3), 3: log(0.2)}
+    row = divided([Piece(logq=log(0.4), ids=(1, 2)), Piece(logq=log(0.1), ids=(3,))], own)
+    assert [*row] == [1, 2, 3]
+    np.testing.assert_allclose(np.exp([*row.values()]), [0.1, 0.3, 0.1], rtol=1e-6)
+    # an id that says several pieces has the sum of its parts
+    row = divided(
+        [Piece(logq=log(0.2), ids=(3,)), Piece(logq=log(0.5), ids=(2, 3)), Piece(logq=log(0.1), ids=(3,))], own
+    )
+    np.testing.assert_allclose(np.exp([row[3], row[2]]), [0.5, 0.3], rtol=1e-6)
+    # one id alone has what the teacher said, to the last bit
+    assert divided([Piece(logq=-0.1234567891, ids=(3,))], {}) == {3: -0.1234567891}
 
 
-def row(ids: list[int], ranked: list[int], merged: Merged | None = None, top: TopK = TOP) -> Any:
-    found, logp, mass = span_row(top, SHARED, np.array(ranked, np.int64), merged)
-    assert logp.dtype == np.float32
-    assert found.tolist() == ids
-    return np.exp(logp), mass
-
-
-def test_shared_ids_keep_their_probability_and_the_others_go_by_rank() -> None:
-    q, mass = row([4, 2, 7, 9], [7, 9, 8])
-    np.testing.assert_allclose(q, [0.3, 0.05, 0.4, 0.2], rtol=1e-6)
-    assert mass == pytest.approx((0.35, 0.6))
-    # the student has only one id without a partner: the teacher's second is left to the tail
-    q, mass = row([4, 2, 7, 0], [7])
-    np.testing.assert_allclose(q, [0.3, 0.05, 0.4, 0.0], rtol=1e-6)
-    assert mass == pytest.approx((0.35, 0.4))
-    q, mass = row([4, 2, 0, 0], [])
-    assert mass == pytest.approx((0.35, 0.0))
-
-
-def test_the_first_id_is_an_id_like_all_others() -> None:
-    top = TopK(ids=np.array([4, 1], np.int32), logp=np.log(np.array([0.5, 0.3], np.float32)))
-    q, mass = row([0, 7], [7], top=top)
-    np.testing.assert_allclose(q, [0.5, 0.3], rtol=1e-6)
-    assert mass == pytest.approx((0.5, 0.3))
-
-
-def test_a_merged_span_comes_first_and_its_first_tokens_are_no_alternatives() -> None:
-    # the student wrote 7 ..., the teacher 1 ...: neither is compared once more
-    q, mass = row([7, 4, 2, 9], [7, 9], Merged(student=7, teacher=1, logp=log(0.36)))
-    np.testing.assert_allclose(q, [0.36, 0.3, 0.05, 0.2], rtol=1e-6)
-    assert mass == pytest.approx((0.35, 0.2))
-    # the student's 4 is a shared id, but it is what the span begins with
-    q, mass = row([4, 2, 8, 9], [8, 9], Merged(student=4, teacher=4, logp=log(0.01)))
-    np.testing.assert_allclose(q, [0.01, 0.05, 0.4, 0.2], rtol=1e-6)
-    assert mass == pytest.approx((0.05, 0.6))
-    # as wide as the teacher's row
-    q, mass = row([8, 4, 2, 7], [7, 9], Merged(student=8, teacher=4, logp=log(0.01)))
-    np.testing.assert_allclose(q, [0.01, 0.3, 0.05, 0.4], rtol=1e-6)
+@pytest.mark.parametrize("form", ["topk", "forward"])
+def test_divergence_and_gradient_are_those_over_the_pieces(form: str) -> None:
+    # ids 0 and 1 say one piece, 2 another, the rest is the tail
+    logits = tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
+    logp = logits.log_softmax(-1)
+    row = divided([Piece(logq=log(0.6), ids=(0, 1)), Piece(logq=log(0.3), ids=(2,))], dict(enumerate(logp.tolist())))
+    loss = support_kl(DistillConfig(form=form, importance=(1.0, 1.0)))  # type: ignore[arg-type]
+    by_id = loss(tokens([0.0], logp[None, :3], [[*row.values()]])).loss_n
+    (slope,) = torch.autograd.grad(by_id.sum(), logits)
+    logp = logits.log_softmax(-1)
+    grouped = torch.stack([logp[:2].logsumexp(-1), logp[2]])[None]
+    by_piece = loss(tokens([0.0], grouped, [[log(0.6), log(0.3)]])).loss_n
+    (same,) = torch.autograd.grad(by_piece.sum(), logits)
+    torch.testing.assert_close(by_id, by_piece)
+    torch.testing.assert_close(slope, same)
+    assert slope.abs().min() > 0.01
 
 
 # The loss.
 
 
-def tokens(logp: list[float], support: Any, teacher: Any, back: list[int], **more: Any) -> Tokens:
+def tokens(logp: list[float], support: Any, teacher: Any, **more: Any) -> Tokens:
+    def column(values: Any) -> Any:
+        return values if torch.is_tensor(values) else tensor(values).double()
+
     given: dict[str, Any] = {
-        "logp_n": tensor(logp).double(),
-        "sampled_logp_n": tensor(logp).double(),
-        "behavior_logp_n": tensor(logp).double(),
-        "topk_logp_nK": tensor(support).double(),
-        "teacher_logp_nK": tensor(teacher).double(),
+        "logp_n": column(logp),
+        "sampled_logp_n": column(logp),
+        "behavior_logp_n": column(logp),
+        "topk_logp_nK": column(support),
+        "teacher_logp_nK": column(teacher),
         "off_policy_n": torch.zeros(len(logp), dtype=torch.bool),
         "entropy_n": torch.zeros(len(logp)),
-        "extra": {SPAN: tensor(back)},
+        "extra": {},
     }
     return Tokens(**{**given, **more})
 
 
-EMPTY = [MIN_LOGP, MIN_LOGP]
-
-
-def test_a_span_has_the_product_of_its_tokens_probabilities() -> None:
-    # a token alone, and a span of three: P = 0.5 * 0.4 * 0.9 = 0.18 and Q = 0.36, then 0.1 and 0.3, tails 0.72 and 0.34
-    student = [[log(0.2), log(0.3)], [log(0.5), log(0.1)], [log(0.4), log(0.2)], [log(0.9), log(0.1)]]
-    teacher = [[log(0.4), log(0.3)], [log(0.36), log(0.3)], EMPTY, EMPTY]
-    given = tokens([log(0.2), log(0.5), log(0.4), log(0.9)], student, teacher, [0, 0, 1, 2])
-    found = SpanLoss(loss=SupportKL())(given)
-    alone = 0.2 * log(0.2 / 0.4) + 0.5 * log(0.5 / 0.3)
-    span = 0.18 * log(0.18 / 0.36) + 0.1 * log(0.1 / 0.3) + 0.72 * log(0.72 / 0.34)
-    np.testing.assert_allclose(found.loss_n, [alone, span, 0.0, 0.0], atol=1e-6)
-    np.testing.assert_allclose(found.diagnostics["kl_bin"], [alone, span, 0.0, 0.0], atol=1e-6)
-
-
-def test_the_gradient_reaches_every_token_of_a_span() -> None:
-    logp = tensor([log(0.5), log(0.4)], dtype=torch.float64, requires_grad=True)
-    support = torch.stack([torch.cat([logp[:1], tensor([-9.0])]), torch.cat([logp[1:], tensor([-1.0])])])
-    given = tokens([0.0, 0.0], [EMPTY, EMPTY], [[log(0.1), MIN_LOGP], EMPTY], [0, 1], logp_n=logp, topk_logp_nK=support)
-    SpanLoss(loss=SupportKL(importance=None))(given).loss_n.sum().backward()
-    # d KL / d log P = P (log(P / Q) - log((1 - P) / (1 - Q))), P = 0.2: the same for both factors
-    slope = 0.2 * (log(0.2 / 0.1) - log(0.8 / 0.9))
-    assert logp.grad is not None
-    np.testing.assert_allclose(logp.grad, [slope, slope], rtol=1e-6)
-
-
-def test_the_importance_ratio_is_that_of_the_span() -> None:
-    given = tokens(
-        [log(0.5), log(0.4)],
-        [[log(0.5), -9.0], [log(0.4), -9.0]],
-        [[log(0.1), MIN_LOGP], EMPTY],
-        [0, 1],
-        sampled_logp_n=tensor([log(0.25), log(0.8)]),
-        behavior_logp_n=tensor([log(0.5), log(0.4)]),
-    )
-    plain = SpanLoss(loss=SupportKL(importance=None))(given).loss_n
-    # (0.25 * 0.8) / (0.5 * 0.4) = 1
-    np.testing.assert_allclose(SpanLoss(loss=SupportKL())(given).loss_n, plain, rtol=1e-6)
-    double = replace(given, behavior_logp_n=tensor([log(0.5), log(0.2)]))
-    np.testing.assert_allclose(SpanLoss(loss=SupportKL())(double).loss_n, 2 * plain, rtol=1e-6)
+def test_an_empty_place_is_impossible_for_the_student_too() -> None:
+    # one place of the second row is empty, and all of the third
+    student = [[log(0.2), log(0.3)], [log(0.5), log(0.4)], [log(0.4), log(0.2)]]
+    teacher = [[log(0.4), log(0.3)], [log(0.1), MIN_LOGP], [MIN_LOGP, MIN_LOGP]]
+    found = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher))
+    full = 0.2 * log(0.2 / 0.4) + 0.5 * log(0.5 / 0.3)
+    half = 0.5 * log(0.5 / 0.1) + 0.5 * log(0.5 / 0.9)
+    np.testing.assert_allclose(found.loss_n, [full, half, 0.0], atol=1e-6)
 
 
 # A whole batch.
@@ -267,6 +372,11 @@ class Table:
         self.asked.append(("topk", [row[where].tolist() for row, where in zip(ids, positions, strict=True)]))
         top = np.array(self.best[:k], np.int32)
         return [TopK(ids=np.tile(top, (len(w), 1)), logp=np.tile(self.slope * top, (len(w), 1))) for w in positions]
+
+    def gather(self, ids: Any, positions: Any, support: Any) -> list[Any]:
+        rows = list(zip(ids, positions, support, strict=True))
+        self.asked.append(("gather", [row[where].tolist() for row, where, _ in rows]))
+        return [(self.slope * wanted).astype(np.float32) for _, _, wanted in rows]
 
 
 @pytest.fixture
@@ -329,61 +439,186 @@ def test_the_targets_of_an_episode() -> None:
     batch = pack(played)
     names = ["go ", "to ", "shelf", "<|end|>", "look", "<|end|>", "look", "<|end|>"]
     assert batch.label_N.tolist() == [ID[name] for name in names]
-    teacher = Table(-0.01, [THEIR_ID["shelf"], THEIR_ID["go to "], THEIR_ID["desk"]])
-    # ids that the teacher has, too, are passed over, the very first one included
-    student = Table(-0.02, [0, ID["to "], ID["go "]])
-    found = other(TeacherTopK(3))(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
-    # asked where spans begin, and for the product over the one span that is not a shared token
-    assert teacher.asked == [
-        ("topk", [[THEIR_ID[n] for n in ("go to ", "shelf", "<|end|>", "look", "<|end|>")], [THEIR_ID["look"], 1]]),
-        ("logprobs", [[THEIR_ID["go to "]]]),
-    ]
+    teacher = Table(
+        -0.01, [THEIR_ID["shelf"], THEIR_ID["go to "], THEIR_ID["desk"], THEIR_ID["<0x7A>"], THEIR_ID["sh"]]
+    )
+    student = Table(-0.02, [])
+    found = other(TeacherTopK(5))(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
+    # its likeliest at every one of its tokens; it is among them where it matters, so nothing more was asked
+    read = [THEIR_ID[n] for n in ("go to ", "shelf", "<|end|>", "look", "<|end|>")]
+    assert teacher.asked == [("topk", [read, [THEIR_ID["look"], 1]])]
+    # nothing had to be divided: each piece belongs to one id of the student
+    assert student.asked == []
     assert found.topk_ids_NK is not None
     assert found.topk_logp_NK is not None
-    exact = [ID["shelf"], ID["to "], ID["go "]]
+    q = {name: -0.01 * THEIR_ID[name] for name in ("shelf", "go to ", "desk", "<0x7A>", "sh")}
+    d, sh = ID["<0x64>"], ID["<0x73>"]
+    exact = [ID["shelf"], ID["go "], d, ID["<0x7A>"], sh]
+    within = np.logaddexp(q["go to "], -math.inf)
+    # at "go " its own text is what was said; at "to " nothing else goes on from there
     assert found.topk_ids_NK.tolist() == [
-        [ID["go "], ID["shelf"], ID["to "]],
-        [0, 0, 0],
+        [ID["go "], ID["shelf"], d, ID["<0x7A>"], sh],
+        [ID["to "], 0, 0, 0, 0],
         *[exact] * 6,
     ]
-    shelf, go, desk = (-0.01 * THEIR_ID[name] for name in ("shelf", "go to ", "desk"))
-    rows = [[go, shelf, desk], [MIN_LOGP] * 3, *[[shelf, go, desk]] * 6]
-    np.testing.assert_allclose(found.topk_logp_NK, rows, rtol=1e-6)
-    assert found.extra[SPAN].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    rows = [[within, q["shelf"], q["desk"], q["<0x7A>"], q["sh"]], [0.0, *[MIN_LOGP] * 4]]
+    rows += [[q["shelf"], q["go to "], q["desk"], q["<0x7A>"], q["sh"]]] * 6
+    np.testing.assert_allclose(found.topk_logp_NK, rows, atol=1e-6)
     assert found.log["vocabulary/exact"] == pytest.approx(6 / 8)
     assert found.log["vocabulary/merged"] == pytest.approx(2 / 8)
     assert found.log["vocabulary/lost"] == pytest.approx(0.0)
-    assert found.log["vocabulary/exact_mass"] == pytest.approx(math.exp(shelf))
-    ranked = (math.exp(desk) + 6 * (math.exp(desk) + math.exp(go))) / 7
-    assert found.log["vocabulary/rank_mass"] == pytest.approx(ranked)
+    both = math.exp(q["shelf"]) + math.exp(q["<0x7A>"])
+    text = math.exp(q["go to "]) + math.exp(q["desk"]) + math.exp(q["sh"])
+    assert found.log["vocabulary/exact_mass"] == pytest.approx(both * 7 / 8, rel=1e-5)
+    assert found.log["vocabulary/text_mass"] == pytest.approx((text * 7 + 1) / 8, rel=1e-5)
 
 
-def test_nobody_asks_the_student_where_all_ids_have_a_partner() -> None:
-    played = [episode(["look"])]
-    teacher, student = Table(-0.01, [THEIR_ID["look"], 0]), Table(-0.02, [ID["go "]])
-    scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
-    found = other(TeacherTopK(2))(pack(played), played, scorers)
+def test_ids_that_share_a_piece_have_it_in_the_students_proportions() -> None:
+    # "ta" begins three words of the student, "bl" none, and behind "ta" it goes on to "table" and "tables"
+    ours, words = (*MINE, "take", "table", "tables"), (*THEIRS, "ta", "bl", "bx")
+    mine, theirs = writer(ours), writer(words)
+    own, ids = mine.renderer.template.tokenizer.get_vocab(), theirs.renderer.template.tokenizer.get_vocab()
+    played = [episode(responses, ours, n) for n, responses in enumerate((["look", "take"], ["look"], ["look"]))]
+    batch = pack(played)
+    best = [ids["ta"], ids["bl"], ids["<0x62>"], ids["bx"]]
+    teacher, student = Table(-0.01, best), Table(-0.02, [])
+    made = OtherVocabulary(TeacherTopK(4), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
+    found = made(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
+    assert student.asked == [("gather", [batch.label_N[batch.episode_N == number].tolist() for number in range(3)])]
+    rows = as_dicts(found)
+    p = {name: math.exp(-0.02 * own[name]) for name in ("take", "table", "tables")}
+    ta, bl, b = (math.exp(-0.01 * ids[name]) for name in ("ta", "bl", "<0x62>"))
+    for name in p:
+        assert rows[0][own[name]] == pytest.approx(log(ta * p[name] / sum(p.values())), rel=1e-4)
+    assert rows[0][own["<0x62>"]] == pytest.approx(log(bl + b + math.exp(-0.01 * ids["bx"])), rel=1e-4)
+    assert batch.label_N[2] == own["take"]
+    # "tab" begins both, too
+    part = ta * (bl + b) * p["table"] / (p["table"] + p["tables"])
+    assert rows[2][own["table"]] == pytest.approx(log(part), rel=1e-4)
+
+
+class Likely(Table):
+    """A table in which all of the likeliest ids have the log-probability `slope`."""
+
+    def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+        found = super().topk(ids, positions, k)
+        return [replace(top, logp=np.full_like(top.logp, self.slope)) for top in found]
+
+
+@pytest.mark.parametrize(("logq", "asked"), [(-4.5, True), (-4.7, False)])
+def test_a_piece_that_is_hardly_ever_said_is_not_divided(logq: float, asked: bool) -> None:
+    ours, words = (*MINE, "take", "table"), (*THEIRS, "ta")
+    mine, theirs = writer(ours), writer(words)
+    own, ids = mine.renderer.template.tokenizer.get_vocab(), theirs.renderer.template.tokenizer.get_vocab()
+    played = [episode(["look"], ours)]
+    # the letter z, however unlikely, is one token of both; e^-4.7 is less than a hundredth
+    student, teacher = Table(-0.02, []), Likely(logq, [ids["ta"], ids["<0x7A>"], ids["look"]])
+    made = OtherVocabulary(TeacherTopK(3), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
+    rows = as_dicts(made(pack(played), played, Scorers(student=student, teacher=teacher)))  # type: ignore[arg-type]
+    assert bool(student.asked) == asked
+    assert own["<0x7A>"] in rows[0]
+    assert len(rows[0]) == 2 + asked
+
+
+def as_dicts(found: Targets) -> list[dict[int, float]]:
+    """The log-probability of each id of each row."""
     assert found.topk_ids_NK is not None
-    assert found.topk_ids_NK.tolist() == [[ID["look"], 0]] * 2
-    assert student.asked == []
+    assert found.topk_logp_NK is not None
+    rows = zip(found.topk_ids_NK.tolist(), found.topk_logp_NK.tolist(), strict=True)
+    return [{number: logp for number, logp in zip(*row, strict=True) if logp > MIN_LOGP} for row in rows]
 
 
-def test_the_tokens_of_a_span_share_what_the_two_differ_by() -> None:
-    played = [episode(["go to shelf"])]
-    teacher, student = Table(-0.01, []), Table(-0.02, [])
+def test_the_text_of_a_span_begins_where_the_one_before_ended() -> None:
+    # "look" is one token of both; "go to " and "to to to " are one of the teacher, "lamp" is four
+    words = (*THEIRS, "to to to ", "go on", "to be")
+    ids = build_phrase_tokenizer(words).get_vocab()
+    played = [episode(["lookgo to to to to lamp"])]
+    batch = pack(played)
+    names = ["look", "go ", "to ", "to ", "to ", "to ", "lamp", "<|end|>"]
+    assert batch.label_N.tolist() == [ID[name] for name in names]
+    teacher = Table(-0.01, [ids["go on"], ids["to be"], ids["go to "], ids["desk"]])
+    scorers: Any = Scorers(student=Table(-0.02, []), teacher=teacher)  # type: ignore[arg-type]
+    rows = as_dicts(other(TeacherTopK(4), words)(batch, played, scorers))
+    q = {name: -0.01 * ids[name] for name in ("go on", "to be", "go to ", "to to to ", "desk")}
+    # behind "go " the teacher says "to " or "on"; behind "to " it says "to " or "be"
+    known = np.logaddexp(q["go to "], q["go on"])
+    assert rows[2] == {ID["to "]: approx(q["go to "] - known), ID["<0x6F>"]: approx(q["go on"] - known)}
+    known = np.logaddexp(q["to to to "], q["to be"])
+    assert rows[4] == {ID["to "]: approx(q["to to to "] - known), ID["<0x62>"]: approx(q["to be"] - known)}
+    assert rows[5] == {ID["to "]: approx(0.0)}
+    # l, a, m, p; each of the four tokens might have come in the place of any
+    letters = [-0.01 * ids[f"<0x{ord(letter):02X}>"] for letter in "lamp"]
+    four = np.logaddexp.reduce([q[name] for name in ("go on", "to be", "go to ", "desk")])
+    begun = [four + sum(letters[:count]) for count in (1, 2, 3)]
+    assert rows[6][ID["<0x6C>"]] == approx(np.logaddexp.reduce(begun))
+
+
+def approx(value: float) -> Any:
+    return pytest.approx(value, rel=1e-4, abs=1e-6)
+
+
+def test_the_teacher_reads_again_what_it_does_not_find_likely() -> None:
+    played = [episode(["look"]), episode(["go to shelf", "go "], number=1)]
+    teacher = Table(-0.01, [THEIR_ID["desk"]])
+    found = other(TeacherTopK(1))(pack(played), played, Scorers(student=Table(-0.02, []), teacher=teacher))  # type: ignore[arg-type]
+    # the first episode has only tokens that both have; of the second those in spans that are not such
+    assert [name for name, _ in teacher.asked] == ["topk", "logprobs"]
+    letters = [THEIR_ID[f"<0x{ord(letter):02X}>"] for letter in "go "]
+    assert teacher.asked[1][1] == [[THEIR_ID["go to "], *letters]]
+    assert found.topk_logp_NK is not None
+    np.testing.assert_allclose(found.topk_logp_NK[2:4, 0], [-0.01 * THEIR_ID["desk"], 0.0], rtol=1e-6)
+
+
+def test_a_row_keeps_its_likeliest_ids_in_their_order() -> None:
+    played = [episode(["look"], (*MINE, "desk 1", "desk 2", "desk 3"))]
+    mine, theirs = writer((*MINE, "desk 1", "desk 2", "desk 3")), writer(THEIRS)
+    own = mine.renderer.template.tokenizer.get_vocab()
+    student, teacher = Table(-0.5, []), Table(-0.01, [THEIR_ID["look"], THEIR_ID["desk"]])
+    sizes = len(own), len(THEIR_ID)
+    found = OtherVocabulary(TeacherTopK(2), student=mine.renderer, reader=theirs, sizes=sizes)(
+        pack(played),
+        played,
+        Scorers(student=student, teacher=teacher),  # type: ignore[arg-type]
+    )
+    # four ids for the two places of a row: what was said, and the likeliest of the three desks
+    assert found.topk_ids_NK is not None
+    assert found.topk_ids_NK.tolist() == [[own["look"], own["desk 1"]]] * 2
+
+
+def test_each_token_of_a_span_has_what_the_teacher_finds_for_it() -> None:
+    words = (*THEIRS, "go on")
+    ids = build_phrase_tokenizer(words).get_vocab()
+    two = episode(["look", "go to shelf"], number=1)
+    first, second = two.turns
+    # the second turn stands in a row of its own
+    segments = (two.segments[0][: first.response_span[1]], two.segments[0])
+    played = [episode(["look"]), replace(two, segments=segments, turns=(first, replace(second, segment=1)))]
+    # "t" is a token of both, and "to " begins with it: the student says how it is divided
+    teacher, student = Table(-0.01, [ids["go on"], ids["<0x74>"]]), Table(-0.02, [])
     scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
-    found = other(SampledAdvantage())(pack(played), played, scorers)
-    go, to = -0.02 * ID["go "], -0.02 * ID["to "]
-    part = (-0.01 * THEIR_ID["go to "] - go - to) / 2
+    batch = pack(played)
+    found = other(SampledAdvantage(), words)(batch, played, scorers)
+    # about the third row alone, for in the others nothing is to be divided
+    assert batch.rows == 3
+    assert ("gather", [batch.label_N[4:].tolist()]) in student.asked
+    look, shelf, end, to, on = (-0.01 * ids[name] for name in ("look", "shelf", "<|end|>", "go to ", "go on"))
+    # "go " begins what the teacher says and "go on", and the rest is decided at "to "
+    both = np.logaddexp(to, on)
     assert found.label_logp_N is not None
-    shelf, end = -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]
-    np.testing.assert_allclose(found.label_logp_N, [go + part, to + part, shelf, end], rtol=1e-6)
-    # each token is pushed alike, and not at all where both give the span the same probability
-    np.testing.assert_allclose(found.advantage_N[:2], [part, part], rtol=1e-5)  # type: ignore[index]
+    assert found.advantage_N is not None
+    np.testing.assert_allclose(found.label_logp_N, [look, end, look, end, both, to - both, shelf, end], rtol=1e-5)
+    own = [-0.02 * ID[name] for name in ("look", "<|end|>", "look", "<|end|>", "go ", "to ", "shelf", "<|end|>")]
+    np.testing.assert_allclose(found.advantage_N, found.label_logp_N - own, atol=1e-6)
     assert "vocabulary/exact_mass" not in found.log
 
 
-def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
+def test_where_all_tokens_are_those_of_both_their_probabilities_are_all_that_is_asked_for(scorers: Any) -> None:
+    played = [episode(["look"])]
+    other(SampledAdvantage())(pack(played), played, scorers)
+    assert [name for name, _ in scorers.teacher.asked] == ["logprobs"]
+
+
+def test_a_token_that_is_several_of_the_teacher_has_their_product() -> None:
     played = [episode(["shelf"])]
     # cut: nothing ended the response, though the teacher's has an end
     start = played[0].turns[0].response_span[0]
@@ -391,9 +626,10 @@ def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
     played = [replace(played[0], turns=(turn,))]
     words = tuple(word for word in THEIRS if word != "shelf")
     ids = build_phrase_tokenizer(words).get_vocab()
-    teacher: Any = Table(-0.01, [ids["desk"]])
-    scorers: Any = Scorers(student=Table(-0.02, [ID["lamp"]]), teacher=teacher)  # type: ignore[arg-type]
-    whole = -0.01 * (ids["sh"] + ids["elf"])
+    # all of it is likelier than the beginning of "desk", which has no place beside it
+    teacher: Any = Table(0.01, [ids["desk"]])
+    scorers: Any = Scorers(student=Table(-0.02, []), teacher=teacher)  # type: ignore[arg-type]
+    whole = 0.01 * (ids["sh"] + ids["elf"])
     found = other(SampledAdvantage(), words)(pack(played), played, scorers)
     np.testing.assert_allclose(found.label_logp_N, [whole], rtol=1e-6)  # type: ignore[arg-type]
     found = other(TeacherTopK(1), words)(pack(played), played, scorers)
@@ -422,7 +658,6 @@ def test_a_character_of_several_byte_tokens_is_exact_where_both_sides_have_them(
     found = other(SampledAdvantage())(batch, played, scorers)
     # four bytes, a space and the end; the student has é, the teacher its two bytes
     assert found.log["vocabulary/exact"] == pytest.approx(6 / 7)
-    assert found.extra[SPAN].tolist() == [0] * 7
 
 
 def test_a_teacher_may_read_a_history_that_it_rewrites(scorers: Any) -> None:
@@ -485,6 +720,7 @@ def test_only_whole_spans_are_compared(scorers: Any) -> None:
     # somebody else began the response with "go "
     begun = replace(played, turns=(replace(played.turns[0], begun=1),))
     found = other(SampledAdvantage())(pack([begun]), [begun], scorers)
+    assert found.log["vocabulary/merged"] == 0.0
     assert found.label_logp_N is not None
     np.testing.assert_allclose(
         found.label_logp_N,
