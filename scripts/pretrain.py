@@ -100,8 +100,8 @@ class Pretrain:
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert, or on a mixture of players."""
 
     world: Annotated[str, tyro.conf.arg(aliases=("--env",))] = "alfworld"
-    """Embedded world (alfworld, webshop or search, each also with -loops), or the Gymnasium id of any other
-    environment that has an expert; `package:namespace/Name-v0` imports `package` first."""
+    """Embedded world (alfworld, webshop or search, each also with -loops, or search-chains), or the Gymnasium id
+    of any other environment that has an expert; `package:namespace/Name-v0` imports `package` first."""
     role: str = ""
     """Which of the world's models to make: teacher, student, or what they grow from; by default the teacher, and of an
     environment by its id teacher and student."""

@@ -34,8 +34,8 @@ class Quickstart:
     """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"
-    """Embedded world: alfworld, webshop, search, each also with -loops; or alfworld-smollm2, the household of
-    a real language model, which takes most of an hour and trains with opd alone."""
+    """Embedded world: alfworld, webshop, search, each also with -loops, or search-chains; or
+    alfworld-smollm2, the household of a real language model, which takes most of an hour and trains with opd alone."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
     steps: int | None = None

@@ -1,5 +1,5 @@
-"""The six embedded worlds: generated household, shop and search, each also with loops. And the household of a real
-language model.
+"""The seven embedded worlds: generated household, shop and search, each also with loops, and search for long chains of
+facts. And the household of a real language model.
 """
 
 from __future__ import annotations
@@ -123,8 +123,20 @@ SEARCH_LOOPS = replace(
     # steps, too fast to compare methods.
     distill=DistillRecipe(lr=1e-4),
 )
+SEARCH_CHAINS = replace(
+    SEARCH_LOOPS,
+    name="search-chains",
+    make={**SEARCH.make, "config": "chains"},
+    panel="search-chains",
+    recipes={
+        # whom to ask next in a question of six relations is only learned from many clean paths
+        "searcher": TinyRecipe(steps=240, mistakes=1.0, lr=2e-3, start="search/teacher"),
+        "solver": TinyRecipe(steps=300, mistakes=1.0, lr=2e-3, noise=(0.0, 0.2), seed=1, start="searcher"),
+        **loop_recipes("solver", mistakes=1.0),
+    },
+)
 WORLDS: Mapping[str, EmbeddedWorld] = {
-    world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SHOP_LOOPS, SEARCH, SEARCH_LOOPS)
+    world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SHOP_LOOPS, SEARCH, SEARCH_LOOPS, SEARCH_CHAINS)
 }
 """The embedded worlds by their name on the command line."""
 

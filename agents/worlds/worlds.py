@@ -1,6 +1,6 @@
 """What an embedded world is: a small task family of one environment, and how its tiny models are made.
 
-`built_in` lists the six that are shipped. The models of the `-loops` worlds (`loop_recipes`) have seen players fall
+`built_in` lists the seven that are shipped. The models of the worlds with loops (`loop_recipes`) have seen players fall
 into loops. Models taught by an expert alone cannot tell how a player in a loop goes on, and disagree about it for ever.
 These are taught by mixtures of the same players in other shares: the history tells who is playing, and both go on alike
 (docs/worlds.md).

@@ -96,7 +96,8 @@ def open_source(
         split: `train`, `eval`, `all`; for files any split that its rows name. None: `train` of the world, else `all`.
         data: folder of the public sets; None takes `$TURNGYM_SEARCH_DATA`.
         corpus: passages (JSONL) that belong to a question file.
-        config: which world: `full`, `tiny` (many small ones, each with a corpus of its own), or a `WorldConfig`.
+        config: which world: `full`, `tiny` (many small ones, each with a corpus of its own), `chains` (the same, asked
+            for the ends of paths of five or six hops), or a `WorldConfig`.
 
     Raises:
         TaskError: an unknown source or split, data that are not there, questions in both training and evaluation.

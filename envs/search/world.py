@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -19,8 +19,9 @@ import numpy as np
 
 from turngym.envs.core.errors import TaskError, checked_choice
 
-FAMILIES = ("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like")
-"""Question families, which are also the data sources (rows of the reports)."""
+LIKE_PUBLIC = ("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like")
+FAMILIES = (*LIKE_PUBLIC, "chain")
+"""Question families, which are also the data sources (rows of the reports): like a public set's, and long chains."""
 
 
 def _shares(shares: dict[str, float]) -> Mapping[str, float]:
@@ -111,7 +112,7 @@ FULL = WorldConfig(
         "award": 50,
         "battle": 70,
     },
-    questions=dict.fromkeys(FAMILIES, (600, 150)),
+    questions=dict.fromkeys(LIKE_PUBLIC, (600, 150)),
 )
 """About 2,500 entities and 10,000 passages, about as hard for BM25 as the real sets."""
 TINY = WorldConfig(
@@ -140,7 +141,9 @@ TINY = WorldConfig(
 A tiny model that always trains in one world learns its facts by heart. Here the next world has other facts about the
 same names, so that all it can learn is to copy; and names have two parts each, so that it must copy both.
 """
-PRESETS = {config.name: config for config in (FULL, TINY)}
+CHAINS = replace(TINY, name="chains", questions={"chain": (6, 5)}, worlds=(600, 20))
+"""The same kind of worlds, asked for the ends of long paths: episodes stay long, and their late turns count."""
+PRESETS = {config.name: config for config in (FULL, TINY, CHAINS)}
 
 
 def preset(name: str) -> WorldConfig:

@@ -156,12 +156,21 @@ def musique(teller: Teller) -> Draft | None:
     return linear(teller, 4) if kind < 0.27 else meeting(teller, 1 if kind < 0.95 else 2)
 
 
+def long_chain(teller: Teller) -> Draft | None:
+    """Five or six hops in a line, more than any public set has; no relation comes twice."""
+    facts = walk(teller, teller.one(teller.members()), int(teller.rng.integers(5, 7)))
+    if facts is None or len({fact.relation for fact in facts}) < len(facts):
+        return None
+    return chain(teller, facts)
+
+
 FAMILY: dict[str, Callable[[Teller], Draft | None]] = {
     "popqa-like": popqa,
     "nq-like": nq,
     "2wiki-like": wiki,
     "hotpot-like": hotpot,
     "musique-like": musique,
+    "chain": long_chain,
 }
 """How each family of `FAMILIES` draws a question."""
 

@@ -86,7 +86,12 @@ def test_averaged_weights_need_a_checkpoint_after_each_of_the_last_evaluations(t
 
 @pytest.mark.parametrize(
     ("world", "rate", "turns"),
-    [("alfworld-loops", 1e-3, "48"), ("webshop-loops", 2e-5, "30"), ("search-loops", 1e-4, "30")],
+    [
+        ("alfworld-loops", 1e-3, "48"),
+        ("webshop-loops", 2e-5, "30"),
+        ("search-loops", 1e-4, "30"),
+        ("search-chains", 1e-4, "30"),
+    ],
 )
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, tmp_path: Path) -> None:
     (cell,) = cells_of(StudyOptions(out=tmp_path, worlds=(world,), seeds=(0,), methods=("opd",)))

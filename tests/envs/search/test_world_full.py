@@ -11,7 +11,7 @@ from gold_recall import hop_recall, question_recall
 
 from turngym.envs.core.errors import TaskError
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.envs.search.world import FAMILIES, FULL, WorldConfig, english, preset, relations
+from turngym.envs.search.world import FULL, LIKE_PUBLIC, WorldConfig, english, preset, relations
 from turngym.envs.search.world_questions import FictionalWorld, generate_world
 from turngym.envs.testing import expect
 from turngym.retrieval.bm25 import BM25Retriever
@@ -49,7 +49,7 @@ def test_the_full_world_has_the_promised_size(world: FictionalWorld) -> None:
     assert 6_000 <= len(world.passages) <= 20_000
     assert max(len(passage.text.split()) for passage in world.passages) <= 200
     assert Counter((q.data_source, q.split) for q in world.questions) == {
-        (family, split): count for family in FAMILIES for split, count in (("train", 600), ("eval", 150))
+        (family, split): count for family in LIKE_PUBLIC for split, count in (("train", 600), ("eval", 150))
     }
 
 
@@ -72,7 +72,7 @@ def test_gold_passages_exist_and_tell_the_facts_of_the_chain(world: FictionalWor
 
 
 def test_families_have_their_hops(world: FictionalWorld) -> None:
-    hops = {family: {len(question.hops) for question in of_family(world, family)} for family in FAMILIES}
+    hops = {family: {len(question.hops) for question in of_family(world, family)} for family in LIKE_PUBLIC}
     assert hops["popqa-like"] == hops["nq-like"] == {1}
     assert hops["2wiki-like"] == {2, 4}
     assert hops["hotpot-like"] == {2}

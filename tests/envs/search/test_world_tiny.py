@@ -14,7 +14,7 @@ from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import read_action
 from turngym.envs.search.sources import open_source
-from turngym.envs.search.world import TINY
+from turngym.envs.search.world import CHAINS, TINY
 from turngym.envs.search.world_questions import FictionalWorld, generate_worlds, vocabulary
 from turngym.retrieval.bm25 import BM25Retriever
 
@@ -80,6 +80,28 @@ def test_most_questions_have_two_hops(worlds: list[FictionalWorld]) -> None:
         hops = Counter(len(question.hops) for question in world.questions)
         assert set(hops) == {1, 2, 3}
         assert hops[2] == max(hops.values())
+
+
+def test_long_chains_name_their_beginning_and_are_asked_for_their_end() -> None:
+    worlds = list(generate_worlds(replace(CHAINS, worlds=(4, 2))))
+    assert [len(world.questions) for world in worlds] == [6] * 4 + [5] * 2
+    hops: Counter[int] = Counter()
+    for world in worlds:
+        known = {entity.name for entity in world.graph.entities.values()}
+        for question in world.questions:
+            path = world.chains[question.task_id]
+            hops[len(path)] += 1
+            assert all(value == subject for (_, _, value), (subject, _, _) in pairwise(path))
+            told = [path[0][0], *(value for _, _, value in path)]
+            assert len(set(told)) == len(told)
+            assert len({relation for _, relation, _ in path}) == len(path)
+            assert told[-1] in question.golden_answers
+            assert {name for name in known if f" {name}" in question.question} == {told[0]}
+    assert set(hops) == {5, 6}
+
+
+def test_long_chains_are_told_in_the_words_of_the_tiny_worlds() -> None:
+    assert vocabulary(CHAINS) == vocabulary(TINY)
 
 
 def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalWorld]) -> None:
