@@ -17,6 +17,7 @@ SECTIONS = {
     "alfworld-loops": "What TurnOPD gains in the household",
     "webshop-loops": "What TurnOPD gains in the shop",
     "search-loops": "What TurnOPD gains in search",
+    "search-chains": "Search that stays long",
 }
 """World -> heading of the page under which its rows are."""
 
