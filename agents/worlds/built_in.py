@@ -129,7 +129,7 @@ SEARCH_CHAINS = replace(
     make={**SEARCH.make, "config": "chains"},
     panel="search-chains",
     recipes={
-        # whom to ask next in a question of six relations is only learned from many clean paths
+        # what to search for next in a question of six relations is learned late, and from nearly clean episodes
         "searcher": TinyRecipe(steps=240, mistakes=1.0, lr=2e-3, start="search/teacher"),
         "solver": TinyRecipe(steps=300, mistakes=1.0, lr=2e-3, noise=(0.0, 0.2), seed=1, start="searcher"),
         **loop_recipes("solver", mistakes=1.0),

@@ -92,13 +92,24 @@ def test_least_time_by_another_measure() -> None:
     assert "opd" in least_time(rows, "turns")
     # without an evaluation within the limit there is nothing to say
     assert set(least_time(rows, "cpu")) == {"turnopd"}
-    assert tables.accuracy(rows)[1][0][-1] == "-"
+    assert tables.accuracy(rows)[1][0][-2:] == ["-", "-"]
+
+
+def test_differences_at_equal_cpu_time_are_those_of_the_cpu_clock() -> None:
+    # whose CPU seconds cost nothing has all of its evaluations within the limit: Same-Step again
+    free = [
+        replace(item, evaluations=tuple(replace(p, cost=replace(p.cost, cpu=0.0)) for p in item.evaluations))
+        for item in OPD
+    ]
+    ours = tables.accuracy(by_world([*free, *OURS])["house"])[1][1]
+    assert ours[7:] == [ours[2], ours[4]]
+    assert ours[6] != ours[8]
 
 
 def test_without_a_main_method_there_is_no_least_time() -> None:
     header, lines = tables.accuracy(by_world(FIXED)["house"])
     assert "Least-Time (- s) [95 %]" in header
-    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-"]]
+    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-", "-"]]
 
 
 def test_when_a_method_arrives() -> None:
