@@ -106,7 +106,7 @@ def play(policy: Policy, bench: GpuBench) -> list[Episode]:
     rng, fixed = np.random.default_rng(0), (bench.observation, bench.observation)
     histories = [random_ids(rng, bench.system, bench.vocab)] * bench.episodes
     played: list[list[Turn]] = [[] for _ in histories]
-    ends = [0] * bench.episodes
+    ends, start = [0] * bench.episodes, time.perf_counter()
     for number, turn in enumerate(
         made_up_turns(rng, bench.turns, histories, bench.vocab, fixed, (bench.response, bench.response))
     ):
@@ -128,6 +128,7 @@ def play(policy: Policy, bench: GpuBench) -> list[Episode]:
             )
             ends[row] = len(prompt) + len(answer.ids)
             turn.answers.append(answer.ids)
+        print(f"  turn {number + 1} of {bench.turns} after {time.perf_counter() - start:.1f} s", flush=True)
     return [
         Episode(
             task=Task(env_id="bench", task_id=f"episode{row}", sha256="made up", split="train", category="made up"),
@@ -243,6 +244,7 @@ def measure(bench: GpuBench) -> StepFigures:
     tokens = sum(len(episode.segments[0]) for episode in episodes)
     sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
     phases = {"rollout": Phase(seconds=seconds, peak=peak, tokens=sampled)}
+    print(f"  rollout: {seconds:.2f} s", flush=True)
     fed, gap, served_gap = engine.fed_tokens, _gap(student, episodes[:2], bench), None
     del engine
     if bench.policy_server:
@@ -254,7 +256,9 @@ def measure(bench: GpuBench) -> StepFigures:
     # the first step is not timed: it loads kernels and allocates the optimizer's state
     update(episodes[:1], score(episodes[:1]))
     targets, scored = _timed(bench, lambda: score(episodes))
+    print(f"  teacher: {scored[0]:.2f} s", flush=True)
     result, updated = _timed(bench, lambda: update(episodes, targets))
+    print(f"  update: {updated[0]:.2f} s", flush=True)
     for name, shape, passes, (seconds, peak) in (
         ("teacher", bench.teacher, 1, scored),
         ("update", bench.student, 3, updated),
@@ -367,6 +371,8 @@ def _gap(student: Any, episodes: Sequence[Episode], bench: GpuBench) -> float:
 
 GAP = {"bfloat16": 0.06, "float32": 1e-4}
 """Most nats between a log-probability at sampling and the trainer's."""
+LIBRARIES = 0.2e9
+"""Bytes that cuBLAS keeps whatever the model is; models of the smallest shapes take less than that in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +397,9 @@ def checks(found: StepFigures, bench: GpuBench, plan: Estimate | None) -> list[C
         listed.append(Check("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
     if plan is not None:
         peak = max(phase.peak for name, phase in found.phases.items() if name != "rollout, server")
-        held = f"{peak / 1e9:.1f} of {plan.peak / 1e9:.1f} GB"
-        listed.append(Check("memory is at most what is planned", peak <= plan.peak, held))
+        planned_peak = plan.peak + LIBRARIES
+        held = f"{peak / 1e9:.1f} of {planned_peak / 1e9:.1f} GB"
+        listed.append(Check("memory is at most what is planned", peak <= planned_peak, held))
     return listed
 
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 from sglang_model import ModelServer  # noqa: E402
 
 from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.bench_gpu import GpuBench, Phase, StepFigures, checks, main, planned, table_rows  # noqa: E402
+from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows  # noqa: E402
 from turngym.trainers.plan import (  # noqa: E402
     chip_named,
     shape_named,
@@ -64,7 +64,11 @@ def test_the_whole_path_on_a_cpu_and_a_server_beside_it(tmp_path: Path, capsys: 
     assert again["phases"]["rollout, server"]["seconds"] > 0
     assert 0 < again["served_gap"] < 1e-3
     assert (again["tokens"], again["gap"]) == (step["tokens"], pytest.approx(step["gap"], abs=1e-5))
-    assert "rollout, server" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rollout, server" in said
+    # a step of the default sizes takes minutes: each of its turns and phases says when it is done
+    assert "turn 2 of 2 after" in said
+    assert all(f"  {phase}: " in said for phase in ("rollout", "teacher", "update"))
 
 
 def test_a_server_without_its_folder_and_a_gpu_that_is_not_there() -> None:
@@ -88,7 +92,7 @@ def test_every_check_can_fail() -> None:
     good, bench = figures(), GpuBench()
     plan = planned(bench)
     assert all(check.holds for check in checks(good, bench, plan))
-    full = {**good.phases, "update": Phase(seconds=20.0, peak=plan.peak + 1, tokens=1, flops=1.0)}
+    full = {**good.phases, "update": Phase(seconds=20.0, peak=plan.peak + LIBRARIES + 1, tokens=1, flops=1.0)}
     bad = {
         "gap": figures(gap=0.07),
         "no number": figures(gap=float("nan")),
