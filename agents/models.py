@@ -17,12 +17,28 @@ from turngym.envs.core.settings import FILE, SettingsError, read_toml
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a LoRA adapter, as peft writes them."""
 DTYPES = ("float32", "bfloat16", "float16")
-PRIMITIVE_CACHES, PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
-"""Variables with the number of bfloat16 products that oneDNN and torch keep prepared, 1,024 by default. Each shape is a
-product of its own, and every batch has new lengths: with SmolLM2-135M's matrices a step of training added 80 to 100 MB
-that no tensor held. A pass through a model, whose layers are alike, needs fewer than 128. They are read once, at the
-first such product of a process."""
+TORCH_VARIABLES = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "128",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+}
+"""Environment variables that torch reads once in a process, at the first product of their kind.
+
+The first two: bfloat16 products that oneDNN and torch keep prepared on a CPU, 1,024 by default. Each shape is a product
+of its own, and every batch has new lengths: with SmolLM2-135M's matrices a step of training added 80 to 100 MB that no
+tensor held. A pass through a model, whose layers are alike, needs fewer than 128.
+
+The third: on Hopper and Blackwell GPUs torch with cuDNN above 9.15 prefers cuDNN's attention, which makes and keeps a
+plan for every new length. While tokens are sampled, every token has a new length (docs/benchmarks.md, "On a GPU").
+https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+"""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def set_torch_variables() -> None:
+    """Set those `TORCH_VARIABLES` that the user has not set."""
+    for name, value in TORCH_VARIABLES.items():
+        os.environ.setdefault(name, value)
 
 
 def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:
@@ -54,8 +70,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         ChangedFileError: a file is not as turngym wrote it.
     """
     path = find_model(folder)
-    for name in PRIMITIVE_CACHES:
-        os.environ.setdefault(name, PRIMITIVES)
+    set_torch_variables()
     try:
         import torch
         from transformers import AutoModelForCausalLM

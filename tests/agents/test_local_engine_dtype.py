@@ -24,7 +24,7 @@ from turngym.agents.local_engine.engine import (  # noqa: E402
     unpack_engine,
 )
 from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
-from turngym.agents.models import PRIMITIVE_CACHES, load_policy  # noqa: E402
+from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
@@ -188,6 +188,20 @@ print(used[1] - used[0])
 def test_products_of_ever_new_lengths_do_not_pile_up() -> None:
     """400 lengths more: 260 MB with the 1,024 products that oneDNN and torch keep by default."""
     command = [sys.executable, "-c", GROWTH, str(load_world("alfworld").checkpoint("student"))]
-    clean = {name: value for name, value in os.environ.items() if name not in PRIMITIVE_CACHES}
+    clean = {name: value for name, value in os.environ.items() if name not in TORCH_VARIABLES}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 30e6
+
+
+def test_the_variables_of_torch_are_set_where_the_user_has_not_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the engine, too: its model may come from elsewhere."""
+    first, *rest = TORCH_VARIABLES
+    monkeypatch.setenv(first, "7")
+    for name in rest:
+        monkeypatch.delenv(name, raising=False)
+    model, _ = load_policy(load_world("alfworld").checkpoint("student"))
+    assert {name: os.environ[name] for name in TORCH_VARIABLES} == {**TORCH_VARIABLES, first: "7"}
+    for name in rest:
+        monkeypatch.delenv(name)
+    LocalEngine(model)
+    assert {name: os.environ[name] for name in TORCH_VARIABLES} == {**TORCH_VARIABLES, first: "7"}
