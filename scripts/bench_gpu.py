@@ -282,10 +282,11 @@ def make_student(bench: GpuBench) -> Any:
     """Makes a student of random weights and saves it to `bench.save`, or loads the one that is there."""
     import torch
 
-    from turngym.agents.models import load_model, load_policy
+    from turngym.agents.models import load_model, load_policy, set_torch_variables
     from turngym.agents.worlds import load_world
     from turngym.trainers.plan import random_model
 
+    set_torch_variables()
     if bench.save is not None and (bench.save / "config.json").exists():
         return load_model(bench.save, dtype="float32", device=bench.device)
     student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)

@@ -45,7 +45,6 @@ from turngym.agents.local_engine.model import (
     prefill,
 )
 from turngym.agents.local_engine.sampling import check_sampling, draw, greedy, uniforms
-from turngym.agents.models import set_torch_variables
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, Watch
@@ -125,7 +124,6 @@ class LocalEngine:
         dtype: str | None = None,
         policy_version: int = 0,
     ) -> None:
-        set_torch_variables()
         self._model = CausalModel(model, dtype)
         self._dtype = dtype
         self.max_length = context_limit(self._model, max_length)

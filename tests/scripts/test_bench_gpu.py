@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,14 @@ def figures(**changes: Any) -> StepFigures:
 
 
 @pytest.mark.long
-def test_the_whole_path_on_a_cpu_and_a_server_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_path_on_a_cpu_and_a_server_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, out = tmp_path / "student", tmp_path / "gpu.json"
+    monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", raising=False)
     assert main([*TINY, "--save", str(folder), "--json", str(out)]) == 0
+    # as in a training, whose models are loaded from folders
+    assert os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
     found = json.loads(out.read_text())
     step = found["step"]
     assert (step["tokens"], step["phases"]["rollout"]["tokens"], step["served_gap"]) == (2 * (80 + 2 * 15), 20, None)
