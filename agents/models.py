@@ -264,15 +264,17 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
     return found
 
 
-def trained_on(folder: str | Path) -> str | None:
-    """The environment of the run that a model is a checkpoint of, by the run's config.toml; None if not known."""
+def trained_on(folder: str | Path) -> tuple[str, ...]:
+    """The environments of the run that a model is a checkpoint of, by the run's config.toml; none if not known."""
     path = Path(folder).resolve()
     # RUN/checkpoints/step_000100/model
     config = next((found for parent in path.parents[:3] if (found := parent / FILE).is_file()), None)
     if config is None or not path.is_relative_to(config.parent / "checkpoints"):
-        return None
+        return ()
     try:
-        env = read_toml(config).get("env")
+        settings = read_toml(config)
     except SettingsError:
-        return None
-    return env.rpartition(":")[2] if isinstance(env, str) else None
+        return ()
+    # each of `also` is an environment and its settings, with commas between them
+    named = [settings.get("env"), *(str(text).partition(",")[0] for text in settings.get("also", ()))]
+    return tuple(env.rpartition(":")[2] for env in named if isinstance(env, str))

@@ -191,9 +191,10 @@ def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples
 
 def _warn_of_transfer(folder: str, env_id: str) -> None:
     trained = trained_on(folder)
-    if trained is not None and trained != env_id:
+    if trained and env_id not in trained:
+        names = ", ".join(trained)
         warnings.warn(
-            f"model:{folder} was trained on {trained} and plays {env_id} here: a result of transfer, if that is meant",
+            f"model:{folder} was trained on {names} and plays {env_id} here: a result of transfer, if that is meant",
             stacklevel=2,
         )
 

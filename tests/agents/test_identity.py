@@ -105,21 +105,24 @@ def test_another_precision_is_refused(tmp_path: Path) -> None:
     assert evaluate(PANEL, model, out=tmp_path, **FEW).resumed == 2
 
 
-def checkpoint(run: Path, env: str) -> Path:
-    """The embedded student as the checkpoint of a run on `env`."""
+def checkpoint(run: Path, env: str, also: str = "") -> Path:
+    """The embedded student as the checkpoint of a run on `env`, and in another environment beside it."""
     folder = run / "checkpoints" / "step_000001" / "model"
     folder.mkdir(parents=True)
     for path in load_world("alfworld").checkpoint("student").iterdir():
         (folder / path.name).symlink_to(path)
-    (run / "config.toml").write_text(f'env = "{env}"\n')
+    (run / "config.toml").write_text(f'env = "{env}"\n' + (f'also = ["{also}"]\n' if also else ""))
     return folder
 
 
 def test_a_model_trained_for_another_environment_is_said(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("torch")
     other, same = checkpoint(tmp_path / "a", "turngym/WebShop-v0"), checkpoint(tmp_path / "b", f"mine:{ALFWORLD}")
-    assert (trained_on(other), trained_on(same), trained_on(tmp_path)) == ("turngym/WebShop-v0", ALFWORLD, None)
-    identity(agent=f"model:{same}")
+    assert (trained_on(other), trained_on(same), trained_on(tmp_path)) == (("turngym/WebShop-v0",), (ALFWORLD,), ())
+    both = checkpoint(tmp_path / "c", "turngym/WebShop-v0", also=f"mine:{ALFWORLD},split=train,env.config=tiny")
+    assert trained_on(both) == ("turngym/WebShop-v0", ALFWORLD)
+    for model in (same, both):
+        identity(agent=f"model:{model}")
     assert not recwarn.list
     with pytest.warns(UserWarning, match=r"was trained on turngym/WebShop-v0 and plays turngym/ALFWorld-v0 here"):
         identity(agent=f"model:{other}")
