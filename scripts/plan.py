@@ -79,9 +79,10 @@ def notes(options: PlanOptions) -> list[str]:
         f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
-        f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
-        "and no waiting for the environments or the network: measure yours with `turngym bench gpu` and `turngym "
-        "bench rollout`, and say --compute-share and --decode-share.",
+        f"Times assume {work.compute_share:.0%} of the chip's operations, {work.decode_share:.0%} of its bandwidth, "
+        f"{work.start_us:g} microseconds to start an operation, and no waiting for the environments or the network: "
+        "measure yours with `turngym bench gpu` and `turngym bench rollout`, and say --compute-share, --decode-share "
+        "and --start-us.",
         *_ahead(options),
         "to play: the student's weights before it plays. update: weights for each pass, gradients back. top K: 50 ids "
         "a sampled token. to a server: what each engine that plays gets instead of its own rollout.",
@@ -89,11 +90,18 @@ def notes(options: PlanOptions) -> list[str]:
 
 
 def _ahead(options: PlanOptions) -> list[str]:
-    """Seconds of a step in which playing and learning overlap."""
+    """Seconds of a step in which servers play while the trainer learns."""
     chip, student = chip_named(options.chip), _shape(options.student)
     teacher = None if options.teacher is None else _shape(options.teacher)
-    found = [(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]
-    said = [f"{gpus}: {ahead_seconds(one):.1f} instead of {one.step_s:.1f}" for gpus, one in found if one.fits]
+    # servers record a token's operations once and start them together (CUDA graphs)
+    served = replace(options.work, start_us=0.0)
+    found = [
+        (gpus, *(estimate(student, teacher, chip, gpus, work) for work in (options.work, served)))
+        for gpus in options.gpus
+    ]
+    said = [
+        f"{gpus}: {ahead_seconds(there):.1f} instead of {here.step_s:.1f}" for gpus, here, there in found if here.fits
+    ]
     return [
         "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
         f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(said)}."

@@ -345,6 +345,8 @@ class Workload:
     """Of the chip's peak that forward and backward passes reach."""
     decode_share: float = 0.5
     """Of the memory's bandwidth that decoding reaches."""
+    start_us: float = 15.0
+    """Microseconds for Python and torch to start one operation of the local engine; 0 if a server plays."""
     reserve: float = 0.1
     """Of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
@@ -357,6 +359,8 @@ class Workload:
         for name in ("compute_share", "decode_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise TurngymError(f"{name} is {getattr(self, name)}; valid: above 0, at most 1")
+        if not 0 <= self.start_us < math.inf:
+            raise TurngymError(f"start_us is {self.start_us}; valid: at least 0")
         if not 0 <= self.reserve < 1:
             raise TurngymError(f"reserve is {self.reserve}; valid: at least 0, below 1")
 
@@ -515,6 +519,11 @@ def _forward_flops(shape: ModelShape, work: Workload) -> float:
     return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
 
 
+OPERATIONS = 23
+"""Operations that compute something in a layer of `agents.local_engine.decoder`, for a token of all rows; 18 in models
+below 1 GB, whose products are fused."""
+
+
 def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, at_once: int) -> float:
     """Waves of `at_once` episodes: observations at the compute rate, then token by token at the memory's."""
     if share == 0:
@@ -525,7 +534,9 @@ def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, 
     # every decoded token reads all weights once, and caches that are half full on average
     read = float(BYTES[dtype] * shape.parameters + at_once * shape.episode_bytes(work.length // 2, dtype))
     compute = at_once * shape.forward_flops(1.0, work.length / 2, 1.0)
-    token_s = max(read / (chip.bandwidth * work.decode_share), compute / rate)
+    # the operations of a layer are started one after the other, however few rows they have
+    started = OPERATIONS * shape.layers * work.start_us * 1e-6
+    token_s = max(read / (chip.bandwidth * work.decode_share), compute / rate, started)
     seen = float(at_once * work.turns * work.observation)
     prefill_s = shape.forward_flops(seen, work.length / 2, 0.0) / rate
     return math.ceil(share / at_once) * (work.turns * work.response * token_s + prefill_s)
