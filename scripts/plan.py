@@ -95,13 +95,10 @@ def _ahead(options: PlanOptions) -> list[str]:
     teacher = None if options.teacher is None else _shape(options.teacher)
     # servers record a token's operations once and start them together (CUDA graphs)
     served = replace(options.work, start_us=0.0)
-    found = [
-        (gpus, *(estimate(student, teacher, chip, gpus, work) for work in (options.work, served)))
-        for gpus in options.gpus
-    ]
-    said = [
-        f"{gpus}: {ahead_seconds(there):.1f} instead of {here.step_s:.1f}" for gpus, here, there in found if here.fits
-    ]
+    said = []
+    for gpus in options.gpus:
+        here, there = (estimate(student, teacher, chip, gpus, work) for work in (options.work, served))
+        said += [f"{gpus}: {ahead_seconds(there):.1f} instead of {here.step_s:.1f}"] if here.fits else []
     return [
         "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
         f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(said)}."
