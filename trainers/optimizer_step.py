@@ -99,9 +99,13 @@ def update(
 
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
     number and order change nothing but rounding. Each of `terms` adds its own gradient for training step `step`.
+    A learning rate of 0 only measures: the loss has no backward pass, which takes most of the time and the memory.
     """
     optimizer.zero_grad(set_to_none=True)
-    loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
+    with torch.set_grad_enabled(lr != 0):
+        loss, columns = accumulate(
+            model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward
+        )
     extra = {term.name: term.backward(model, step, forward.world) for term in terms}
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     # without a limit the norm is still measured
@@ -150,8 +154,9 @@ def accumulate(
             # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
             loss = (weight_n * losses.loss_n).sum()
-            # a sharded model averages gradients over the processes; the batch's gradient is their sum
-            (loss * world.size).backward()
+            if torch.is_grad_enabled():
+                # a sharded model averages gradients over the processes; the batch's gradient is their sum
+                (loss * world.size).backward()
             total += float(loss.detach())
             numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
             found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))

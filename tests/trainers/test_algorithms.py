@@ -181,6 +181,37 @@ def test_temperature_of_the_rollout_is_the_one_that_is_compared(played: float, f
     assert np.abs(columns["logp"] - batch.behavior_logp_N).max() > 0.1
 
 
+def test_a_learning_rate_of_zero_measures_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same loss and columns; nothing moves, and no gradient takes memory."""
+    algorithm, teacher = ALGORITHMS["opd"], LocalScorer(model=toy.tiny(2, 6.0))
+    batch = pack(rollouts(toy.tiny(1)))
+    backward, passes = torch.Tensor.backward, []
+    monkeypatch.setattr(torch.Tensor, "backward", lambda *loss: (passes.append(lr), backward(*loss)))
+    found = {}
+    for lr in (0.0, 0.5):
+        model = toy.tiny(1)
+        targets = algorithm.target_fn(batch, (), Scorers(teacher=teacher, student=LocalScorer(model=model)))
+        before = toy.weight_sum(model)
+        found[lr] = update(
+            model,
+            make_optimizer(model, OptimizerConfig(lr=0.5)),
+            batch,
+            targets=targets,
+            weight_N=algorithm.weight(batch, step=1, total_steps=2),
+            token_loss=algorithm.token_loss,
+            forward=Forward(micro_tokens=40),
+            lr=lr,
+        )
+        assert (toy.weight_sum(model) == before) == (lr == 0)
+    measured, learned = found[0.0], found[0.5]
+    assert len(passes) > 1
+    assert set(passes) == {0.5}
+    assert (measured.loss, measured.skipped) == (learned.loss, False)
+    assert (measured.grad_norm, learned.grad_norm > 0) == (0.0, True)
+    assert measured.columns.keys() == learned.columns.keys()
+    assert all(np.array_equal(column, learned.columns[name]) for name, column in measured.columns.items())
+
+
 def test_gradient_that_is_not_finite_changes_nothing() -> None:
     model = toy.tiny(1)
     batch, algorithm = pack(rollouts(model)), ALGORITHMS["sft"]
