@@ -176,7 +176,7 @@ def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
             learned.append((config.algorithm, config.models.student, config.models.teacher))
         elif words[:2] == ["turngym", "plan"]:
             assert main(words[1:]) == 0
-            assert re.search(r"17\.6 +\S 116\.3", capsys.readouterr().out.replace("│", "|"))
+            assert re.search(r"34\.2 +\S 116\.3", capsys.readouterr().out.replace("│", "|"))
         elif words[:2] == ["turngym", "result"]:
             kinds: dict[str, Any] = {"pack": Pack, "table": Table}
             parsed.append(tyro.cli(kinds[words[2]], args=words[3:]).out.as_posix())
@@ -192,7 +192,7 @@ def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("opd", "tcod", "turnopd", "gigpo", "grpo-student")
     assert parsed == [*(f"out/results/{name}-seed4.result.xz" for name in names), "out/table"]
     said = render(run, steps)
-    assert "19 hours (teacher 3.3, training 11.5, evaluations 4.0); a GPU holds 23 GB" in said
+    assert "31 hours (teacher 3.6, training 23.1, evaluations 4.0); a GPU holds 23 GB" in said
 
 
 def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
