@@ -63,8 +63,9 @@ def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
     finally:
         run.close()
     assert lost
-    assert len(run.deaths) == 1
-    assert "was lost" in run.deaths[0]
+    # on a busy machine Ray may call the other actor unavailable for a while, and it is replaced as well
+    assert run.deaths
+    assert all("was lost" in death for death in run.deaths)
     assert ray.is_initialized()
 
 
