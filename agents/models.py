@@ -275,6 +275,8 @@ def trained_on(folder: str | Path) -> tuple[str, ...]:
         settings = read_toml(config)
     except SettingsError:
         return ()
+    also = settings.get("also")
     # each of `also` is an environment and its settings, with commas between them
-    named = [settings.get("env"), *(str(text).partition(",")[0] for text in settings.get("also", ()))]
+    further = [str(text).partition(",")[0] for text in also] if isinstance(also, list) else []
+    named = [settings.get("env"), *further]
     return tuple(env.rpartition(":")[2] for env in named if isinstance(env, str))

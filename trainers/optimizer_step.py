@@ -99,7 +99,7 @@ def update(
 
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
     number and order change nothing but rounding. Each of `terms` adds its own gradient for training step `step`.
-    A learning rate of 0 only measures: the loss has no backward pass, which takes most of the time and the memory.
+    A learning rate of 0 only measures: the loss has no backward pass, and no activations are kept for one.
     """
     optimizer.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(lr != 0):

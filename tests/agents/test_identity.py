@@ -121,6 +121,9 @@ def test_a_model_trained_for_another_environment_is_said(tmp_path: Path, recwarn
     assert (trained_on(other), trained_on(same), trained_on(tmp_path)) == (("turngym/WebShop-v0",), (ALFWORLD,), ())
     both = checkpoint(tmp_path / "c", "turngym/WebShop-v0", also=f"mine:{ALFWORLD},split=train,env.config=tiny")
     assert trained_on(both) == ("turngym/WebShop-v0", ALFWORLD)
+    # a stranger's file may say anything
+    (tmp_path / "b" / "config.toml").write_text(f'env = "{ALFWORLD}"\nalso = 5\n')
+    assert trained_on(same) == (ALFWORLD,)
     for model in (same, both):
         identity(agent=f"model:{model}")
     assert not recwarn.list
