@@ -3,6 +3,7 @@
 Examples:
     turngym plan --student 1.7B --teacher 8B --chip H100
     turngym plan --student models/smollm2 --teacher None --chip 4090 --gpus 1
+    turngym plan --student 8B --teacher 14B --lora-rank 16 --rollout-dtype bfloat16 --teacher-dtype bfloat16
     turngym plan --config runs/turnopd/config.toml --chip 3090
 """
 
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from turngym.agents.models import base_model
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
@@ -26,7 +28,7 @@ class PlanOptions:
     """Which models on which machines."""
 
     student: str = "1.7B"
-    """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a config.json."""
+    """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a model or an adapter."""
     teacher: str | None = "8B"
     """The same; None for algorithms without a teacher."""
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -67,15 +69,20 @@ def notes(options: PlanOptions) -> list[str]:
     tokens = work.episodes * work.length
     whole = "sharded, too" if work.shard_teacher else "whole on every GPU"
     more = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {whole}"
-    more += "" if work.rollout_dtype == "float32" else "; the copy of the student that plays, whole"
+    copied = work.rollout_dtype != "float32"
+    more += "; the copy of the student that plays, whole" if copied else ""
+    more += "; the merged weights that play, whole" if work.lora_rank and not copied else ""
+    trained = "gradients and AdamW's moments"
+    held = f"float32 weights, {trained} of the student"
+    if work.lora_rank:
+        held = f"float32 weights of the student, adapters of rank {work.lora_rank} with {trained}"
     return [
         f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
         f"{work.response / (work.observation + work.response):.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
         f"{chip.flops / 1e12:.3g} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.3g} in float32, "
         f"{chip.bandwidth / 1e12:.2f} TB/s.",
-        "states: float32 weights, gradients and AdamW's moments of the student, sharded over all GPUs"
-        f"{more}. update, teacher "
-        "and rollout come on top, one after the other; peak is the largest sum.",
+        f"states: {held}, sharded over all GPUs{more}. update, teacher and rollout come on top, one after the other; "
+        "peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
@@ -134,6 +141,7 @@ def of_run(table: Mapping[str, Any]) -> PlanOptions:
     work: dict[str, Any] = {ours: table[theirs] for ours, theirs in named.items() if table.get(theirs) is not None}
     if "autocast" in table:
         work["precision"] = "float32" if table["autocast"] == "off" else "autocast"
+    work["lora_rank"] = table.get("lora", {}).get("rank", 0)
     if not table.get("eval_every", 1):
         work["eval_episodes"] = 0
     elif panel := table.get("panel"):
@@ -154,6 +162,8 @@ def _shape(name: str) -> ModelShape:
     from pathlib import Path
 
     folder = Path(name)
+    while base := base_model(folder):
+        folder = base
     if not (folder / "config.json").is_file():
         return shape_named(name)
     from transformers import AutoConfig

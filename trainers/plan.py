@@ -50,6 +50,11 @@ class LinearShape:
         projections = width * (self.channels + 2 * values + 2 * self.value_heads)
         return projections + self.channels * self.kernel + 2 * self.value_heads + self.value_dim
 
+    def adapted_widths(self, width: int) -> int:
+        """Inputs and outputs of the projections of one layer, all together."""
+        values = self.value_heads * self.value_dim
+        return 5 * width + self.channels + 2 * values + 2 * self.value_heads
+
     def state_bytes(self, dtype: str) -> int:
         """Of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest float32."""
         rule = 4 * self.value_heads * self.key_dim * self.value_dim
@@ -112,6 +117,14 @@ class ModelShape:
             return 0
         around = 3 * self.width * self.mlp + 2 * self.width
         return self.linear.layers * (self.linear.mixer_parameters(self.width) + around)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Of LoRA on every linear layer but the head: rank x (inputs + outputs) of each."""
+        queries = self.query_width * (1 if self.linear is None else 2)  # with a gate as wide as the queries
+        mlp = 3 * (self.width + self.mlp)
+        attention = 4 * self.width + queries + 2 * self.kv_width + self.query_width + mlp
+        between = 0 if self.linear is None else self.linear.layers * (self.linear.adapted_widths(self.width) + mlp)
+        return rank * (self.attention_layers * attention + between)
 
     def kv_bytes(self, dtype: str = "bfloat16") -> int:
         """Of one token's keys and values, all layers that attend."""
@@ -331,6 +344,8 @@ class Workload:
     """Recompute activations."""
     precision: Precision = "autocast"
     """Of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
+    lora_rank: int = 0
+    """Of adapters on every linear layer but the head; 0 trains all weights."""
     slots: int = 64
     """Episodes that a process plays side by side at most."""
     rollout_dtype: Dtype = "float32"
@@ -354,8 +369,9 @@ class Workload:
         for name in ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots"):
             if getattr(self, name) < 1:
                 raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 1")
-        if self.eval_episodes < 0:
-            raise TurngymError(f"eval_episodes is {self.eval_episodes}; valid: at least 0")
+        for name in ("eval_episodes", "lora_rank"):
+            if getattr(self, name) < 0:
+                raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 0")
         for name in ("compute_share", "decode_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise TurngymError(f"{name} is {getattr(self, name)}; valid: above 0, at most 1")
@@ -375,8 +391,8 @@ class Estimate:
     """Bytes per GPU and seconds per step."""
 
     states: float
-    """Weights, gradients and moments of the student's shard, the teacher or its shard, and the copy of the student that
-    plays where it plays in another precision: there all the time."""
+    """Weights, gradients and moments of the student's shard, the teacher or its shard, and what plays beside them (a
+    copy of the student in another precision, its weights with the adapters merged): there all the time."""
     update: float
     """On top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments, which
     torch makes for all parameters at once."""
@@ -408,26 +424,33 @@ class Estimate:
         return self.rollout_s + self.teacher_s + self.update_s
 
 
-def saved_bytes(shape: ModelShape, precision: Precision = "autocast") -> int:
+def saved_bytes(shape: ModelShape, precision: Precision = "autocast", lora_rank: int = 0) -> int:
     """Bytes that one decoder layer saves for its backward pass, per token, without recomputation.
 
-    autocast: 26 D + 12 Q + 6 KV + 8 M; float32: 24 D + 20 Q + 8 KV + 16 M, with D the width, Q and KV the widths of
-    queries and keys, M that of the MLP. To both come the scales of the norms and the sums of attention, which is one
-    fused kernel that saves no scores: 8 + 8 heads + 4 key heads.
+    | | all weights | adapters of rank r |
+    | --- | --- | --- |
+    | autocast | 26 D + 12 Q + 6 KV + 8 M | 18 D + 8 Q + 8 KV + 8 M + 14 r |
+    | float32 | 24 D + 20 Q + 8 KV + 16 M | 16 D + 12 Q + 12 KV + 16 M + 28 r |
+
+    with D the width, Q and KV the widths of queries and keys, M that of the MLP. To all come the scales of the norms
+    and the sums of attention, which is one fused kernel that saves no scores: 8 + 8 heads + 4 key heads. A frozen norm
+    does not keep what it multiplies; an adapter keeps the input of its layer, as the layer's own weight would.
     """
-    d, q, kv, m = shape.width, shape.query_width, shape.kv_width, shape.mlp
+    d, q, kv, m, r = shape.width, shape.query_width, shape.kv_width, shape.mlp, lora_rank
     scales = 8 + 8 * shape.heads + 4 * shape.kv_heads
     if precision == "autocast":
-        return 26 * d + 12 * q + 6 * kv + 8 * m + scales
-    return 24 * d + 20 * q + 8 * kv + 16 * m + scales
+        return (18 * d + 8 * q + 8 * kv + 14 * r if r else 26 * d + 12 * q + 6 * kv) + 8 * m + scales
+    return (16 * d + 12 * q + 12 * kv + 28 * r if r else 24 * d + 20 * q + 8 * kv) + 16 * m + scales
 
 
-def activation_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision) -> float:
+def activation_bytes(
+    shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision, lora_rank: int = 0
+) -> float:
     """Of a forward pass over `tokens` until its backward pass.
 
     With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
     """
-    layer = saved_bytes(shape, precision)
+    layer = saved_bytes(shape, precision, lora_rank)
     kept = shape.layers * 4 * shape.width + layer if checkpointing else shape.layers * layer
     return float(tokens * kept)
 
@@ -445,9 +468,13 @@ def embedding_bytes(shape: ModelShape) -> float:
     return 4.0 * shape.vocab * shape.width
 
 
-def gathered_bytes(shape: ModelShape) -> float:
-    """Of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings."""
-    return 8.0 * shape.layer_parameters + 6.0 * shape.embedding_parameters
+def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
+    """Of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings.
+
+    Frozen weights have no gradient.
+    """
+    gradient = 0 if frozen else 4
+    return (4.0 + gradient) * shape.layer_parameters + (2.0 + gradient) * shape.embedding_parameters
 
 
 def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: Workload) -> Estimate:
@@ -458,10 +485,14 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     """
     if gpus < 1:
         raise TurngymError(f"gpus is {gpus}; valid: at least 1")
-    # 16 bytes: float32 weight, gradient and AdamW's two moments
-    states = 16.0 * student.parameters / gpus
+    adapters = student.adapter_parameters(work.lora_rank)
+    # 16 bytes: float32 weight, gradient and AdamW's two moments; a frozen weight is 4
+    states = (4.0 * student.parameters + 16.0 * adapters if adapters else 16.0 * student.parameters) / gpus
     if work.rollout_dtype != "float32":
         states += BYTES[work.rollout_dtype] * student.parameters
+    elif adapters:
+        # the engine merges the weights that play, beside those that they are made of
+        states += 4.0 * (student.parameters - student.embedding_parameters)
     held, gathered = (0.0, 0.0) if teacher is None else _teacher_bytes(teacher, gpus, work)
     states += held
     # while they play all processes hold all weights; of a single one they are its own
@@ -481,9 +512,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
         teacher_s=0.0
         if teacher is None
         else _forward_flops(teacher, work) / gpus / _operations(chip, work, work.teacher_dtype),
-        # in forward passes: one forward, two for the backward pass, one more where activations are recomputed
-        update_s=(4 if work.checkpointing else 3)
-        * _forward_flops(student, work)
+        update_s=_update_flops(student, work)
         / gpus
         / _operations(chip, work, "float32" if work.precision == "float32" else "bfloat16"),
         eval_s=_rollout_seconds(student, chip, work, evaluated, min(evaluated, work.slots, fitting)),
@@ -498,14 +527,21 @@ def _teacher_bytes(teacher: ModelShape, gpus: int, work: Workload) -> tuple[floa
 
 
 def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
-    tokens = max(work.micro_tokens, work.length)
-    forward = activation_bytes(student, tokens, checkpointing=work.checkpointing, precision=work.precision)
-    # on one GPU nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast keeps
-    alone = 0.0 if work.precision == "float32" else 2.0 * student.parameters
-    gathered = alone if gpus == 1 else gathered_bytes(student)
+    tokens, adapters = max(work.micro_tokens, work.length), student.adapter_parameters(work.lora_rank)
+    forward = activation_bytes(
+        student, tokens, checkpointing=work.checkpointing, precision=work.precision, lora_rank=work.lora_rank
+    )
+    # on one GPU nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast makes of weights
+    copied = student.parameters
+    if adapters and work.checkpointing:
+        # it keeps none of frozen weights, so one layer's and the head's are there at a time
+        copied = student.layer_parameters + student.embedding_parameters
+    alone = 0.0 if work.precision == "float32" else 2.0 * copied
+    gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
     pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
+    embedding = 0.0 if adapters else embedding_bytes(student)
     # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
-    return max(max(pass_, embedding_bytes(student)) + gathered, 4.0 * student.parameters / gpus)
+    return max(max(pass_, embedding) + gathered, 4.0 * (adapters or student.parameters) / gpus)
 
 
 def _operations(chip: Chip, work: Workload, dtype: str) -> float:
@@ -517,6 +553,21 @@ def _forward_flops(shape: ModelShape, work: Workload) -> float:
     tokens = float(work.episodes * work.length)
     # under a causal mask a token sees half of its episode on average
     return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
+
+
+def _update_flops(shape: ModelShape, work: Workload) -> float:
+    """One forward pass, two for the backward pass, one more where activations are recomputed.
+
+    Frozen weights need no gradient of their own, which is one of the backward pass's two, but attention, which has no
+    weights, needs both; adapters are trained as weights are.
+    """
+    forward, tokens = _forward_flops(shape, work), float(work.episodes * work.length)
+    again = 1 if work.checkpointing else 0
+    if not work.lora_rank:
+        return (3 + again) * forward
+    attention = tokens * (shape.forward_flops(1.0, work.length / 2, 0.0) - shape.forward_flops(1.0, 0.0, 0.0))
+    adapters = 2.0 * tokens * shape.adapter_parameters(work.lora_rank)
+    return (2 + again) * forward + attention + (3 + again) * adapters
 
 
 OPERATIONS = 23
@@ -577,18 +628,19 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
     """What one of `gpus` training processes receives in a step of `work`, and what each engine server does.
 
     With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A
-    micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again.
+    micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again (with LoRA
+    the adapters' share alone).
     """
     missing = 1 - 1 / gpus
     weights = 4.0 * student.parameters * missing
     passes = math.ceil(math.ceil(work.episodes / gpus) * work.length / max(work.micro_tokens, work.length))
-    sampled = work.episodes * work.turns * work.response
+    sampled, adapters = work.episodes * work.turns * work.response, student.adapter_parameters(work.lora_rank)
     own_teacher = 0.0
     if teacher is not None and work.shard_teacher:
         own_teacher = float(BYTES[work.teacher_dtype]) * teacher.parameters * missing
     return Traffic(
         to_play=weights,
-        update=3 * passes * weights,
+        update=passes * (2 * weights + (4.0 * adapters * missing if adapters else weights)),
         teacher=own_teacher,
         top_k=0.0 if teacher is None else TOP_K_ENTRY * top_k * sampled * missing,
         episodes=EPISODE_TOKEN * work.episodes * work.length * missing,

@@ -225,7 +225,7 @@ def _pair(norm: Any, fuse: bool, *modules: nn.Linear) -> tuple[Norm, Linear]:
 
 
 def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
-    weights = tuple(_weight(module).t() for module in modules)
+    weights = tuple(merged_weight(module).t() for module in modules)
     biases = tuple(None if module.bias is None else module.bias.detach() for module in modules)
     if not fuse:
         return Linear(weights, biases)
@@ -234,16 +234,19 @@ def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
     return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(given) if given else None,))
 
 
-def _weight(module: Any) -> Tensor:
-    """The weight [out, in] of a linear layer; with a LoRA adapter W + alpha / rank B A, summed in float32."""
-    if not _is_lora(module):
+def merged_weight(module: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """The weight [out, in] of a linear layer; with a LoRA adapter W + alpha / rank B A, summed in float32.
+
+    It is rounded to `dtype`, by default the layer's own.
+    """
+    if not is_lora(module):
         return module.weight.detach()
     weight, (name,) = module.base_layer.weight.detach(), module.active_adapters
     delta = module.lora_B[name].weight.detach().float() @ module.lora_A[name].weight.detach().float()
-    return torch.add(weight.float(), delta, alpha=module.scaling[name]).to(weight.dtype)
+    return torch.add(weight.float(), delta, alpha=module.scaling[name]).to(dtype or weight.dtype)
 
 
-def _is_lora(module: Any) -> bool:
+def is_lora(module: Any) -> bool:
     """Whether `module` is peft's linear layer with one LoRA adapter and nothing else that would change its result."""
     if type(module).__name__ != "Linear" or type(module).__module__ != "peft.tuners.lora.layer":
         return False
@@ -257,10 +260,10 @@ def _is_lora(module: Any) -> bool:
 def _changed(model: Any, kind: str) -> Iterator[str]:
     """Parts that are not as transformers builds them: other adapters, quantized layers, parametrizations, shards."""
     own = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
-    adapters = tuple(f"{name}." for name, module in model.named_modules() if _is_lora(module))
+    adapters = tuple(f"{name}." for name, module in model.named_modules() if is_lora(module))
     for name, module in model.named_modules():
         if f"{name}.".startswith(adapters):
-            continue  # `_weight` reads it
+            continue  # `merged_weight` reads it
         name = name or "the model"
         plain = type(module) in (nn.Linear, nn.Embedding, nn.ModuleList)
         if not plain and not type(module).__module__.startswith(own):

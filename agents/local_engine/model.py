@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
-from turngym.agents.local_engine.decoder import DenseDecoder, Grid
+from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
 from turngym.envs.core.errors import TurngymError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,6 +35,7 @@ def named_dtype(name: str) -> torch.dtype:
 def cast_copy(model: Any, dtype: torch.dtype) -> Any:
     """A copy of `model` with its floating-point parameters in `dtype`, frozen and in evaluation mode.
 
+    LoRA adapters are merged into it: a layer's weight and adapter become one plain layer, rounded once.
     Buffers keep their precision: they hold the frequencies of positions, and bfloat16 cannot tell positions of a long
     history apart. Parameters that transformers keeps in float32 when it loads a model in `dtype` stay float32.
     """
@@ -46,14 +48,35 @@ def cast_copy(model: Any, dtype: torch.dtype) -> Any:
         wanted = dtype if parameter.is_floating_point() and not kept & set(name.split(".")) else parameter.dtype
         # deepcopy uses these in place of the parameters, so a copy in the old precision never exists
         memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted, copy=True), requires_grad=False)
-    return copy.deepcopy(model, memo).eval()
+    copied = copy.deepcopy(model, memo).eval()
+    adapters = _adapters(model)
+    for name in adapters:
+        copied.set_submodule(name, copied.get_submodule(name).base_layer)
+    if adapters:
+        follow(copied, model)
+    return copied
 
 
 @torch.no_grad()
 def follow(copied: Any, source: Any) -> None:
     """Copy the current weights of `source` into `copied`, a `cast_copy` of it."""
-    for mine, theirs in zip(copied.parameters(), source.parameters(), strict=True):
-        mine.copy_(theirs)
+    adapters = _adapters(source)
+    given = dict(source.named_parameters())
+    for name, mine in copied.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        if layer not in adapters:
+            mine.copy_(given[name])
+        elif kind == "weight":
+            mine.copy_(merged_weight(adapters[layer], mine.dtype))
+        else:
+            mine.copy_(adapters[layer].base_layer.bias)
+
+
+def _adapters(model: Any) -> dict[str, Any]:
+    """Layers with LoRA whose weight no other module uses, as the embedding uses that of a tied head."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    lora = {name: module for name, module in model.named_modules() if is_lora(module)}
+    return {name: module for name, module in lora.items() if uses[id(module.base_layer.weight)] == 1}
 
 
 class EngineError(TurngymError):

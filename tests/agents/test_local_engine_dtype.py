@@ -30,6 +30,7 @@ from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, RolloutRequest, Sampling  # noqa: E402
+from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts  # noqa: E402
 from turngym.trainers.train_config import PlayConfig, RolloutConfig  # noqa: E402  # noqa: E402
@@ -125,6 +126,67 @@ def test_what_a_copy_changes_and_what_not() -> None:
     assert float(made.lm_head.weight.float().abs().max()) < 0.5
     follow(made, model)
     assert float(made.lm_head.weight.float().min()) == 0.5
+
+
+def biased(**changes: Any) -> Any:
+    return tiny("Qwen2", hidden_size=64, intermediate_size=96, initializer_range=0.06, **changes)
+
+
+def adapted(*targets: str, **changes: Any) -> Any:
+    """A model with adapters that change it."""
+    pytest.importorskip("peft", reason="needs turngym[lora]")
+    model = biased(**changes)
+    add_adapters(model, LoraConfig(rank=4, targets=targets))
+    disturb(model, 0)
+    return model
+
+
+def disturb(model: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.1)
+
+
+def test_a_copy_has_adapters_merged_and_rounded_once() -> None:
+    """As the trained model is when it is saved; queries, keys and values have biases here."""
+    model = adapted()
+    made = cast_copy(model, torch.bfloat16)
+    for seed in (1, 2):
+        disturb(model, seed)
+        follow(made, model)
+        plain = merged(model, model.state_dict())
+        assert set(plain) == set(made.state_dict())
+        for name, weight in made.state_dict().items():
+            assert torch.equal(weight, plain[name].to(torch.bfloat16)), name
+
+
+def test_an_adapted_student_plays_in_bfloat16_as_the_merged_model_does() -> None:
+    model = adapted()
+    plain = biased()
+    engine = LocalEngine(model, dtype="bfloat16")
+    for seed in (1, 2):
+        disturb(model, seed)
+        plain.load_state_dict(merged(model, model.state_dict()))
+        for (_, one), (_, other) in zip(
+            play(engine, **SIZE), play(LocalEngine(plain, dtype="bfloat16"), **SIZE), strict=True
+        ):
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_an_adapter_of_a_tied_head_leaves_the_embedding_alone() -> None:
+    model = adapted("lm_head", "q_proj", tie_word_embeddings=True)
+    assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
+    made = cast_copy(model, torch.bfloat16)
+    assert torch.equal(made.model.embed_tokens.weight, model.model.embed_tokens.weight.bfloat16())
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert float((made(ids).logits - model(ids).logits).abs().max()) < TOLERANCE
+        follow(made, model)
+        assert float((made(ids).logits - model(ids).logits).abs().max()) < TOLERANCE
+        disturb(model, 1)
+        assert float((made(ids).logits - model(ids).logits).abs().max()) > 5 * TOLERANCE
 
 
 def test_an_unknown_precision_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
+from turngym.trainers.plan import SHAPES, config_of
 
 WIDE = (
     ["run", *(f"column number {n}" for n in range(9))],
@@ -85,6 +87,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     pytest.importorskip("torch")
     table = {"student": "tiny", "episodes": 6, "max_turns": 7, "max_new_tokens": 8, "slots": 9, "autocast": "off"}
     table |= {"gradient_checkpointing": False, "panel": "alfworld-quickstart", "eval_limit": 5, "eval_samples": 3}
+    table |= {"lora": {"rank": 4}}
     asked = plan.of_run(table)
     assert (asked.student, asked.teacher, asked.work.precision, asked.work.checkpointing) == (
         "tiny",
@@ -93,7 +96,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
         False,
     )
     assert (asked.work.episodes, asked.work.turns, asked.work.response, asked.work.slots) == (6, 7, 8, 9)
-    assert asked.work.eval_episodes == 15
+    assert (asked.work.eval_episodes, asked.work.lora_rank) == (15, 4)
     (tmp_path / "config.toml").write_text('student = "tiny"\nepisodes = 6\n[optimizer]\nlr = 1.0\n')
     words = ["plan", "--config", str(tmp_path / "config.toml"), "--turns", "3", "--gpus", "1"]
     assert main(words) == 0
@@ -102,6 +105,16 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     assert "6 episodes of 750 tokens" in text
     assert main([*words, "--batch-size", "3"]) == 2
     assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
+
+
+def test_plan_takes_an_adapter_for_its_base(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    config_of(SHAPES["0.6B"]).save_pretrained(base)
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    named, found = (plan.PlanOptions(student=name, teacher=None, gpus=(1,)) for name in ("0.6B", str(adapter)))
+    assert plan.plan_table(found) == plan.plan_table(named)
 
 
 def test_the_table_of_a_result_reads_the_same_in_python_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from turngym.agents.local_engine import decoder  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.envs.core.errors import ModelError, TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
+from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
 from turngym.trainers.plan import (  # noqa: E402
     CHIPS,
     OPERATIONS,
@@ -35,6 +37,7 @@ from turngym.trainers.plan import (  # noqa: E402
     saved_bytes,
     shape_named,
     shape_of,
+    traffic,
 )
 
 SMALL = ModelShape(layers=2, width=64, heads=4, kv_heads=2, head_dim=24, mlp=160, vocab=50, tied=True)
@@ -64,9 +67,27 @@ def test_known_sizes() -> None:
         shape_named("7B")
 
 
-def saved_by_the_model(shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision) -> int:
+def student(shape: ModelShape, lora_rank: int) -> Any:
+    """A model to train, with adapters if it is to have some."""
+    model = random_model(shape, dtype=torch.float32)
+    if lora_rank:
+        pytest.importorskip("peft", reason="needs turngym[lora]")
+        add_adapters(model, LoraConfig(rank=lora_rank))
+    return model
+
+
+@pytest.mark.parametrize("shape", [SMALL, OTHER, HYBRID, replace(SMALL, tied=False)])
+def test_adapters_are_counted_exactly(shape: ModelShape) -> None:
+    learn = (parameter.numel() for parameter in student(shape, 8).parameters() if parameter.requires_grad)
+    assert sum(learn) == shape.adapter_parameters(8)
+    assert shape.adapter_parameters(0) == 0
+
+
+def saved_by_the_model(
+    shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision, lora_rank: int = 0
+) -> int:
     """Bytes of activations that torch holds between forward and backward, weights and their copies not counted."""
-    model: Any = random_model(shape, dtype=torch.float32)
+    model = student(shape, lora_rank)
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     held: dict[int, int] = {}
 
@@ -86,14 +107,41 @@ def saved_by_the_model(shape: ModelShape, tokens: int, *, checkpointing: bool, p
     return sum(held.values())
 
 
+@pytest.mark.parametrize("lora_rank", [0, 5])
 @pytest.mark.parametrize("precision", ["autocast", "float32"])
 @pytest.mark.parametrize("shape", [SMALL, OTHER])
-def test_saved_activations_are_counted_exactly(shape: ModelShape, precision: Precision) -> None:
+def test_saved_activations_are_counted_exactly(shape: ModelShape, precision: Precision, lora_rank: int) -> None:
     """Two more layers save what the formula says, to the byte."""
     deep, tokens = replace(shape, layers=4), 101
-    two = saved_by_the_model(shape, tokens, checkpointing=False, precision=precision)
-    four = saved_by_the_model(deep, tokens, checkpointing=False, precision=precision)
-    assert (four - two) / 2 == tokens * saved_bytes(shape, precision)
+    two = saved_by_the_model(shape, tokens, checkpointing=False, precision=precision, lora_rank=lora_rank)
+    four = saved_by_the_model(deep, tokens, checkpointing=False, precision=precision, lora_rank=lora_rank)
+    assert (four - two) / 2 == tokens * saved_bytes(shape, precision, lora_rank)
+
+
+def products(shape: ModelShape, tokens: int, lora_rank: int) -> int:
+    """Operations of the matrix products of one forward and backward pass, attention's own not counted."""
+    model = student(shape, lora_rank)
+    with FlopCounterMode(display=False) as counted:
+        model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False).logits.sum().backward()
+    return sum(count for kind, count in counted.get_flop_counts()["Global"].items() if "attention" not in str(kind))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 5])
+def test_operations_of_an_update_are_counted(lora_rank: int) -> None:
+    """Two more layers cost what the update's formula says for them, less what attention itself costs."""
+    work = Workload(
+        episodes=1, turns=1, observation=100, response=1, checkpointing=False, precision="float32", lora_rank=lora_rank
+    )
+    chip = replace(CHIPS["H100"], flops32=1.0)
+    by_formula, by_torch = [], []
+    for layers in (2, 4):
+        shape = replace(SMALL, layers=layers)
+        seconds = estimate(shape, None, chip, 1, replace(work, compute_share=1.0)).update_s
+        attention = 3 * 101 * layers * 4 * shape.query_width * 101 / 2
+        norms = (2 if lora_rank else 3) * 101 * layers * 2 * (2 * shape.width + 2 * shape.head_dim)
+        by_formula.append(seconds - attention - norms)
+        by_torch.append(products(shape, 101, lora_rank))
+    assert by_torch[1] - by_torch[0] == pytest.approx(by_formula[1] - by_formula[0], rel=1e-6)
 
 
 def test_recomputation_keeps_each_layers_input() -> None:
@@ -133,6 +181,25 @@ def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
     )
     plain = replace(few, precision="float32")
     assert estimate(shape, None, CHIPS["H100"], 1, plain).update == pytest.approx(4 * 1_720_574_976)
+
+
+def test_adapters_by_hand() -> None:
+    """Rank 16 on 1.7B: 17.4 million numbers learn, no gradient of a frozen weight is held, gathered or sent."""
+    shape, frozen, adapters = SHAPES["1.7B"], 1_720_574_976, 17_432_576
+    work = Workload(lora_rank=16, rollout_dtype="bfloat16", head_chunk=1000)
+    found = estimate(shape, None, CHIPS["H100"], 8, work)
+    assert found.states == pytest.approx((4 * frozen + 16 * adapters) / 8 + 2 * frozen)
+    merged = estimate(shape, None, CHIPS["H100"], 8, replace(work, rollout_dtype="float32"))
+    assert merged.states == pytest.approx((4 * frozen + 16 * adapters) / 8 + 4 * (frozen - 151_936 * 2048))
+    kept = activation_bytes(shape, 8192, checkpointing=True, precision="autocast", lora_rank=16)
+    logits = 8 * 1000 * 151_936
+    assert found.update == pytest.approx(kept + logits + 4 * shape.layer_parameters + 2 * 151_936 * 2048)
+    one = estimate(shape, None, CHIPS["H100"], 1, work)
+    assert one.update == pytest.approx(kept + logits + 2 * (shape.layer_parameters + 151_936 * 2048))
+    passes, missing = math.ceil(8 * 7500 / 8192), 7 / 8
+    moved = traffic(shape, None, 8, work)
+    assert moved.update == pytest.approx(passes * missing * (2 * 4 * frozen + 4 * adapters))
+    assert moved.to_server == 2 * frozen  # merged
 
 
 def test_evaluations_are_divided_as_the_episodes_of_a_step_are() -> None:
@@ -265,6 +332,7 @@ def test_what_does_not_fit_is_said() -> None:
     [
         ({"slots": 0}, "slots is 0; valid: at least 1"),
         ({"eval_episodes": -1}, "eval_episodes is -1; valid: at least 0"),
+        ({"lora_rank": -1}, "lora_rank is -1; valid: at least 0"),
         ({"turns": 0}, "turns is 0; valid: at least 1"),
         ({"compute_share": 1.5}, "compute_share is 1.5; valid: above 0, at most 1"),
         ({"start_us": -1.0}, "start_us is -1.0; valid: at least 0"),
