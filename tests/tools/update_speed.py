@@ -9,13 +9,15 @@ phase, and the same rows and labels through transformers' `model(ids, attention_
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -25,6 +27,10 @@ from turngym.scripts import train
 from turngym.trainers import optimizer_step
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.models import length_batches, pad
+
+RUN = """--steps 1 --seed 1 --eval-every 0 --episodes 8 --max-turns 24 --noise 0 0.3 --mistakes 0.5 --lora.rank 16
+--threads 1 --env turngym/ALFWorld-v0 --split generated --env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
+"""The training whose update is measured."""
 
 PHASES = {"attention": ("attention",), "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn")}
 """Of the backward pass and the forward pass together, by parts of the operators' names; the rest is one more."""
@@ -94,12 +100,12 @@ def phases(run: Callable[[], Any]) -> None:
     print(f"  everything else: {1 - named / whole:.0%}")
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--autocast", default="off", choices=("off", "bfloat16"))
     parser.add_argument("--micro-tokens", type=int, default=2048)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     dtype = torch.float32 if options.autocast == "off" else torch.bfloat16
     one, other = torch.randn(2048, 576).to(dtype), torch.randn(576, 1536).to(dtype)
@@ -117,34 +123,11 @@ def main() -> int:
         print(f"transformers / turngym: {theirs / ours:.2f}")
         return accumulate(model, batch, **how)
 
-    optimizer_step.accumulate = measured
-    with tempfile.TemporaryDirectory() as out:
-        words = [
-            "sft",
-            "--student",
-            options.model,
-            "--out",
-            f"{out}/run",
-            "--steps",
-            "1",
-            "--seed",
-            "1",
-            "--eval-every",
-            "0",
-        ]
-        words += ["--env", "turngym/ALFWorld-v0", "--split", "generated", "--max-turns", "24", "--episodes", "8"]
-        words += [
-            "--env-kwargs",
-            '{"config": "small", "on_invalid": "noop"}',
-            "--noise",
-            "0",
-            "0.3",
-            "--mistakes",
-            "0.5",
-        ]
-        words += ["--lora.rank", "16", "--threads", "1", "--autocast", options.autocast]
-        return train.main([*words, "--micro-tokens", str(options.micro_tokens)])
+    with tempfile.TemporaryDirectory() as out, mock.patch.object(optimizer_step, "accumulate", measured):
+        words = shlex.split(f"sft --out {out}/run {RUN} --autocast {options.autocast}")
+        words += ["--micro-tokens", str(options.micro_tokens), "--student", options.model]
+        return train.main(words)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
