@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -67,8 +68,24 @@ class TranscriptWriter(ResponseWriter):
         return Reply(text=text, finish="scripted", origin=origin)
 
 
+@dataclass(slots=True)
+class Together:
+    """Rows that were submitted together. A failure before the endpoint's first answer is judged when all rows are
+    known: if all failed, the endpoint is wrong; if one has an answer, the others are failed episodes."""
+
+    open: int
+    """Rows of which nothing is known."""
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is known whether the endpoint works."""
+
+    def one_less(self, works: bool) -> None:
+        self.open -= 1
+        if works or not self.open:
+            self.known.set()
+
+
 class EndpointAgent:
-    """Asks the endpoint about all waiting conversations at the same time.
+    """A `ConcurrentAgent` that asks the endpoint: one request for each waiting conversation.
 
     A request that fails for good ends its episode as `error_engine`, one without an answer by the deadline as
     `error_timeout`; a full context ends it as `truncated_tokens`. Failures before the first answer are raised instead,
@@ -148,9 +165,17 @@ class EndpointAgent:
         return {**self.__dict__, "_started": None}
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        """One request for each waiting conversation."""
-        if not waiting:
-            return []
+        """The answers to all of `waiting`, once the last of them is there."""
+        futures = self.submit(waiting)
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def submit(self, waiting: Sequence[Conversation]) -> list[Future[Reply]]:
+        """Send one request for each waiting conversation; at most `parallel` are under way, the others queue."""
         for conversation in waiting:
             theirs = None if conversation.channel is None else conversation.channel.name
             if theirs != self.channel.name:
@@ -160,19 +185,8 @@ class EndpointAgent:
                 )
             transcript_of(conversation, self._memory, self._examples)
         loop, client = self._open()
-
-        async def ask_all() -> list[Answer | EndpointError]:
-            return await asyncio.gather(*(self._ask(client, conversation) for conversation in waiting))
-
-        results = loop.run(ask_all())
-        failures = [result for result in results if isinstance(result, EndpointError)]
-        if len(failures) == len(results) and not client.worked:
-            failure = failures[0]
-            if isinstance(failure, ContextOverflow):
-                hint = "The first prompt alone fills the context, or --max-context is too small"
-                failure = EndpointError(f"{failure}. {hint}")
-            raise failure
-        return [self._reply(conversation, result) for conversation, result in zip(waiting, results, strict=True)]
+        together = Together(len(waiting))
+        return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         """Forget the messages of `conversation`."""
@@ -193,6 +207,21 @@ class EndpointAgent:
             weakref.finalize(self, _close, loop, client)
             self._started = loop, client
         return self._started
+
+    async def _answer(self, client: EndpointClient, conversation: Conversation, together: Together) -> Reply:
+        """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `together`."""
+        try:
+            result = await self._ask(client, conversation)
+        finally:
+            together.one_less(client.worked)
+        if isinstance(result, EndpointError):
+            await together.known.wait()
+            if not client.worked and isinstance(result, ContextOverflow):
+                hint = "The first prompt alone fills the context, or --max-context is too small"
+                raise EndpointError(f"{result}. {hint}")
+            if not client.worked:
+                raise result
+        return self._reply(conversation, result)
 
     async def _ask(self, client: EndpointClient, conversation: Conversation) -> Answer | EndpointError:
         """The answer, requested with fewer tokens if history and answer together do not fit the context."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from turngym.agents.executor.child import ExecutorError
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import LocalWorkers, Workers
 from turngym.agents.executor.ray_cluster import RayWorkers
-from turngym.agents.playing.agent import Agent, Conversation, Reply
+from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.episode import Episode
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -74,9 +76,15 @@ class _CancellableAgent:
 
     def __init__(self, agent: Agent, cancelled: threading.Event) -> None:
         self.name, self.writer, self.release = agent.name, agent.writer, agent.release
-        self._agent, self._cancelled = agent, cancelled
+        self._cancelled = cancelled
+        self.respond = self._unless_cancelled(agent.respond)
+        if isinstance(agent, ConcurrentAgent):
+            self.submit = self._unless_cancelled(agent.submit)
 
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        if self._cancelled.is_set():
-            raise ExecutorError("the rollout was cancelled")
-        return self._agent.respond(waiting)
+    def _unless_cancelled(self, answer: Callable[[Sequence[Conversation]], T]) -> Callable[[Sequence[Conversation]], T]:
+        def checked(waiting: Sequence[Conversation]) -> T:
+            if self._cancelled.is_set():
+                raise ExecutorError("the rollout was cancelled")
+            return answer(waiting)
+
+        return checked

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,22 @@ class Agent(Protocol):
 
     def release(self, conversation: Conversation) -> None:
         """Forget what is kept for `conversation`, which is over."""
+
+
+@runtime_checkable
+class ConcurrentAgent(Agent, Protocol):
+    """An agent that waits for somebody else (a server, a person) and can answer other conversations meanwhile.
+
+    Rollouts ask it through `submit`: every conversation goes on as soon as its own answer is there, and none waits for
+    the slowest. Agents that compute their answers do better with batches, through `respond` alone.
+    """
+
+    def submit(self, waiting: Sequence[Conversation]) -> list[Future[Reply]]:
+        """Begin to answer; one future per conversation, in order, whose result is what `respond` would have returned.
+
+        Called from one thread, again and again, while earlier answers are outstanding. A conversation is not touched
+        by anybody else until its future is done. A future that is cancelled is no longer wanted.
+        """
 
 
 @dataclass(frozen=True, slots=True)

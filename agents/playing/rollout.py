@@ -1,23 +1,26 @@
-"""How episodes are played: many independent jobs over a pool of environments, with responses generated in batches.
+"""How episodes are played: many independent jobs over a pool of environments, answered in batches or each by itself.
 
 `Job` describes one episode, `EpisodeRunner` is the episode while it is played, `Rollout` plays many at the same time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 
-from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed, system_message
+from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation, Reply, reset_seed, system_message
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
@@ -31,6 +34,8 @@ MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
 SLOTS = 64
 """Default number of episodes that are played at the same time."""
+LISTEN = 1.0
+"""Seconds that a round waits for the first answer of a `ConcurrentAgent`. Workers give a sign of life in between."""
 STATES = "states"
 """In `meta` of an episode whose job asked for it: the hash of the environment's state before each turn."""
 
@@ -336,8 +341,10 @@ class PlayJobs(Protocol):
 class Rollout:
     """Plays jobs in `slots` environments. Episodes depend on their job alone, not on slots, order or batch.
 
-    In every round all waiting conversations are answered together, then each environment takes its step. Finished
-    episodes leave and the next jobs take their places. Environments are made when first needed and reused.
+    In every round all waiting conversations are answered together, then each environment takes its step. With a
+    `ConcurrentAgent` a round is the conversations whose answers are there by now: the others stay under way, and none
+    is waited for. Finished episodes leave and the next jobs take their places. Environments are made when first needed
+    and reused.
 
     How an episode ends, besides `completed`:
 
@@ -369,6 +376,7 @@ class Rollout:
             raise AgentError(f"max_turns is {max_turns}; the depth cap must be at least 1, or None for no cap")
         self._make_env = make_env
         self._agent = agent
+        self._submit = agent.submit if isinstance(agent, ConcurrentAgent) else None
         self._slots = slots
         self._max_turns = max_turns
         self._on_episode = on_episode
@@ -377,6 +385,10 @@ class Rollout:
         self._calls = TimedCalls(step_timeout, "the environment's step or reset")
         self._idle: list[Any] = []
         self._active: list[EpisodeRunner] = []
+        self._asked: dict[int, Future[Reply]] = {}
+        """Answers of a `ConcurrentAgent` that are under way, by the episode's number."""
+        self._arrived: SimpleQueue[tuple[int, float]] = SimpleQueue()
+        """Numbers of episodes whose answers are there, and the seconds that each took."""
 
     def run(self, jobs: Sequence[Job]) -> list[Episode]:
         """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
@@ -391,17 +403,17 @@ class Rollout:
         return [done[number] for number in range(len(jobs))]
 
     def advance(self, waiting: deque[tuple[int, Job]]) -> list[tuple[int, Episode]]:
-        """Begin as many jobs of `waiting` as fit (taken from the left) and play one round of all active episodes.
+        """Begin as many jobs of `waiting` as fit (taken from the left) and play one round.
 
-        Returns the numbers and episodes that finished. Numbers must differ among all active episodes. After an
-        exception only `abandon` may be called.
+        Returns the numbers and episodes that finished: none, after `LISTEN` seconds, if no answer has come. Numbers
+        must differ among all active episodes. After an exception only `abandon` may be called.
         """
         done: list[tuple[int, Episode]] = []
         begun = [waiting.popleft() for _ in range(min(len(waiting), self._slots - len(self._active)))]
         if begun:
             self._begin(begun, done)
         if self._active:
-            self._active = self._round(self._active, done)
+            self._round(done)
         return done
 
     @property
@@ -411,6 +423,10 @@ class Rollout:
 
     def abandon(self) -> None:
         """Give up every episode in progress and close every environment."""
+        for future in self._asked.values():
+            future.cancel()
+        # answers that come nevertheless are of a queue that nobody reads
+        self._asked, self._arrived = {}, SimpleQueue()
         # it is unknown which environments already went back to the pool, so none may be used again
         for runner in self._active:
             self._agent.release(runner.conversation)
@@ -458,20 +474,19 @@ class Rollout:
             self._finish(episode, done, number)
         self._discard(failed)
 
-    def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
-        """Play one turn of every active episode; returns those that go on."""
+    def _round(self, done: list[tuple[int, Episode]]) -> None:
+        """Play one turn of every active episode whose answer is there."""
+        active = self._active
         limits = [limit for limit in (self._max_turns, guard_of(active[0].env).max_turns) if limit is not None]
         ACTIVITY.playing, ACTIVITY.limit = len(active), min(limits, default=None)
         ACTIVITY.deepest = max(runner.conversation.turn for runner in active)
-        replies = self._answer(active)
-        going = [(runner, reply) for runner, reply in zip(active, replies, strict=True) if reply.ends is None]
+        replies = self._answers()
+        going = [(runner, reply) for runner, reply in replies if reply.ends is None]
         stepped = iter(self._calls.run([partial(runner.step, reply.text) for runner, reply in going]))
-        continuing: list[EpisodeRunner] = []
-        for runner, reply in zip(active, replies, strict=True):
+        for runner, reply in replies:
             outcome = None if reply.ends is not None else next(stepped)
             runner.take(reply, outcome, self._max_turns)
             if runner.status is None:
-                continuing.append(runner)
                 continue
             self._agent.release(runner.conversation)
             if runner.status is Status.ERROR_ENV:
@@ -480,34 +495,70 @@ class Rollout:
             elif outcome is None or outcome.error is None:
                 self._idle.append(runner.env)
             self._finish(runner.episode(self._meta), done, runner.number)
-        ACTIVITY.playing = len(continuing)
-        return continuing
+        self._active = [runner for runner in active if runner.status is None]
+        ACTIVITY.playing = len(self._active)
 
-    def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
-        """A reply for each active episode: the next turn of its demonstration, or the agent's."""
-        waiting = [runner for runner in active if runner.conversation.turn >= len(runner.job.demonstration)]
-        for runner in waiting:
-            first = runner.conversation.turn == len(runner.job.demonstration)
-            runner.conversation.begun = runner.job.begun if first else ()
+    def _answers(self) -> list[tuple[EpisodeRunner, Reply]]:
+        """The replies that are there, in the order of the active episodes: turns of demonstrations and the agent's."""
+        replies: dict[int, Reply] = {}
+        waiting = []
+        for runner in self._active:
+            turn, shown = runner.conversation.turn, runner.job.demonstration
+            if turn < len(shown):
+                replies[runner.number] = self._demonstrated(runner.conversation, shown[turn])
+            elif runner.number not in self._asked:
+                runner.conversation.begun = runner.job.begun if turn == len(shown) else ()
+                waiting.append(runner)
+        if self._submit is None:
+            replies |= self._respond(waiting)
+        else:
+            replies |= self._ask(waiting, wait=not replies)
+        return [(runner, replies[runner.number]) for runner in self._active if runner.number in replies]
+
+    def _demonstrated(self, conversation: Conversation, shown: str | Shown) -> Reply:
+        writer = self._agent.writer
+        if isinstance(shown, str):
+            return writer.write(conversation, shown, "demonstration")
+        return writer.show(conversation, shown)
+
+    def _respond(self, waiting: Sequence[EpisodeRunner]) -> dict[int, Reply]:
+        """The agent's replies to all of `waiting`, by number."""
         start = time.perf_counter()
-        generated = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
-        if len(generated) != len(waiting):
-            raise AgentError(f"agent {self._agent.name!r} answered {len(generated)} of {len(waiting)} conversations")
-        answers = iter(generated)
+        found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
+        self._check_count(len(found), len(waiting))
         seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
-        replies = []
-        for runner in active:
-            turn = runner.conversation.turn
-            if turn >= len(runner.job.demonstration):
-                runner.timings["generate"] += seconds_each
-                replies.append(next(answers))
-                continue
-            shown, writer = runner.job.demonstration[turn], self._agent.writer
-            if isinstance(shown, str):
-                replies.append(writer.write(runner.conversation, shown, "demonstration"))
-            else:
-                replies.append(writer.show(runner.conversation, shown))
+        for runner in waiting:
+            runner.timings["generate"] += seconds_each
+        return {runner.number: reply for runner, reply in zip(waiting, found, strict=True)}
+
+    def _ask(self, waiting: Sequence[EpisodeRunner], *, wait: bool) -> dict[int, Reply]:
+        """Ask about `waiting`, and return what has arrived, whoever asked; with `wait` there is one at least, or
+        `LISTEN` seconds have passed."""
+        assert self._submit is not None
+        start, arrived = time.perf_counter(), self._arrived
+        futures = self._submit([runner.conversation for runner in waiting]) if waiting else []
+        self._asked |= {runner.number: future for runner, future in zip(waiting, futures, strict=False)}
+        self._check_count(len(futures), len(waiting))
+        for number in [runner.number for runner in waiting]:
+            note = lambda _, number=number: arrived.put((number, time.perf_counter() - start))  # noqa: E731
+            self._asked[number].add_done_callback(note)
+        seconds: dict[int, float] = {}
+        with contextlib.suppress(Empty):
+            # one by one: an answer that comes later than the first belongs to the next round, and nobody waits for it
+            while True:
+                number, took = arrived.get(timeout=LISTEN) if wait and not seconds else arrived.get_nowait()
+                seconds[number] = took
+        runners = {runner.number: runner for runner in self._active}
+        replies = {}
+        for number, took in seconds.items():
+            runners[number].timings["generate"] += took
+            # raises what the agent raised
+            replies[number] = self._asked.pop(number).result()
         return replies
+
+    def _check_count(self, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise AgentError(f"agent {self._agent.name!r} answered {found} of {wanted} conversations")
 
     def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
         done.append((number, episode))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 import pickle
 
-from openai_fake import FakeOpenAI, Fault, error, served
+from openai_fake import FakeOpenAI, Fault, door, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, EndpointOptions
@@ -76,6 +78,79 @@ def test_episodes_are_the_same_whatever_is_asked_at_once(serve: Any, make_doors:
     assert sum(tries) > 20  # and doors that do not open next cost turns
     other = rollout([Job(task_id="doors/4", seed=8)], make, agent_for(make, fake.url))
     assert fake.requests[-len(other[0].turns)]["seed"] != fake.requests[3]["seed"]
+
+
+def test_a_slow_answer_holds_up_nobody_else(serve: Any, make_doors: Any) -> None:
+    """Two slots: the first episode's first answer comes after all others have ended, and they took turns beside it."""
+    others_over = threading.Event()
+
+    def message(body: Any) -> dict[str, Any]:
+        if body["messages"][1]["content"] == "You see 1 doors.":
+            assert others_over.wait(60)
+        return {"content": door(body)}
+
+    fake, make, ended = serve(message=message), make_doors(), []
+
+    def note(episode: Episode) -> None:
+        ended.append(episode.task.task_id)
+        if len(ended) == 5:
+            others_over.set()
+
+    batch = [Job(task_id=f"doors/{n}", seed=7) for n in range(1, 7)]
+    found = rollout(batch, make, agent_for(make, fake.url, parallel=2), slots=2, on_episode=note)
+    assert ended == [f"doors/{n}" for n in (2, 3, 4, 5, 6, 1)]
+    assert fake.most_at_once == 2
+    assert [e.task.task_id for e in found] == [job.task_id for job in batch]
+    assert found[0].timings["generate"] > 0.9 * sum(e.timings["generate"] for e in found[1:])
+    quick = serve()
+    alone = rollout(batch, make, agent_for(make, quick.url, parallel=1), slots=1)
+    assert (said(alone), quick.most_at_once) == (said(found), 1)
+
+
+def test_a_request_that_is_sent_again_holds_up_nobody_else(serve: Any, make_doors: Any) -> None:
+    down = lambda n, body: Fault(status=500) if len(body["messages"]) == 4 and body["seed"] in bad else None  # noqa: E731
+    bad: list[int] = []
+    fake, make = serve(fault=down), make_doors()
+    agent = agent_for(make, fake.url, request_retries=2)
+    clean = rollout(jobs(), make, agent, slots=4)
+    bad += [body["seed"] for body in fake.requests if len(body["messages"]) == 4][:1]
+    fake.requests.clear()
+    ended: list[Episode] = []
+    found = rollout(jobs(), make, agent, slots=4, on_episode=ended.append)
+    assert ended[-1].status is Status.ERROR_ENGINE
+    assert "(tried 3 times)" in ended[-1].meta["error"]
+    wrong = found.index(ended[-1])
+    assert [e.turns for n, e in enumerate(found) if n != wrong] == [e.turns for n, e in enumerate(clean) if n != wrong]
+
+
+def test_an_interruption_ends_what_is_under_way(serve: Any, make_doors: Any) -> None:
+    """Ctrl-C while every slot waits for the server: finished episodes are kept, requests are given up at once."""
+    asked = threading.Semaphore(0)
+    never = threading.Event()
+
+    def message(body: Any) -> dict[str, Any]:
+        if len(body["messages"]) > 2:
+            asked.release()
+            never.wait(30)
+        return {"content": "<action>open door 1"}
+
+    fake, make, kept = serve(message=message), make_doors(), []
+
+    def interrupt() -> None:
+        for _ in range(2):
+            assert asked.acquire(timeout=30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    agent = agent_for(make, fake.url)
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        rollout([Job(task_id=f"doors/{n}") for n in (1, 2, 3)], make, agent, slots=2, on_episode=kept.append)
+    assert time.monotonic() - start < 10
+    assert [e.task.task_id for e in kept] == ["doors/1"]
+    never.set()
+    again = rollout([Job(task_id="doors/1")], make, agent)
+    assert again[0].success
 
 
 def test_what_is_sent_and_what_is_recorded(serve: Any, make_doors: Any) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from turngym.agents.executor.workers import CancellableRollout
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.agent import Conversation, Reply
+from turngym.agents.playing.rollout import Job, Rollout, rollout
+from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import TextChannel
 from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import Sampling
 
 
@@ -55,6 +62,63 @@ def test_tokens_decode_to_the_whole_conversation(agent: Any, make_doors: Any) ->
         assert turn.observation in agent.renderer.template.decode(ids[slice(*turn.prompt_span)].tolist())
         assert len(turn.logprobs) == turn.response_length
     assert episode.turns[-1].response_span[1] == len(ids)
+
+
+class Patient:
+    """Another's agent: one thread for each conversation. The answers of `doors/1` come when all others have ended."""
+
+    name = "patient"
+
+    def __init__(self) -> None:
+        self.inner, self.threads = ExpertAgent(), ThreadPoolExecutor(8)
+        self.writer, self.release = self.inner.writer, self.inner.release
+        self.last = threading.Event()
+
+    def respond(self, waiting: Any) -> Any:
+        raise AssertionError("a rollout asks for each row")
+
+    def submit(self, waiting: Any) -> Any:
+        return [self.threads.submit(self.one, conversation) for conversation in waiting]
+
+    def one(self, conversation: Conversation) -> Reply:
+        if conversation.task.task_id == "doors/1":
+            assert self.last.wait(60)
+        return self.inner.respond([conversation])[0]
+
+
+def test_an_agent_that_answers_each_row_by_itself(make_doors: Any) -> None:
+    batch = [*jobs(5), Job(task_id="doors/3", sample=9, seed=7, demonstration=("open door 1", "open door 2"))]
+    wanted = rollout(batch, make_doors(), ExpertAgent())
+    agent, ended = Patient(), []
+
+    def note(episode: Episode) -> None:
+        ended.append(episode.task.task_id)
+        if len(ended) == 4:
+            agent.last.set()
+
+    found = CancellableRollout()(batch, make_doors(), agent, slots=3, on_episode=note)
+    assert ended[-2:] == ["doors/1", "doors/1"]
+    assert [(e.task, e.sample, e.turns) for e in found] == [(e.task, e.sample, e.turns) for e in wanted]
+    agent.one = lambda conversation: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        rollout(batch, make_doors(), agent)
+    agent.submit = lambda waiting: []  # type: ignore[method-assign]
+    with pytest.raises(AgentError, match="agent 'patient' answered 0 of 5 conversations"):
+        rollout(batch[:5], make_doors(), agent)
+
+
+def test_a_rollout_gives_signs_of_life_while_nobody_answers(make_doors: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("turngym.agents.playing.rollout.LISTEN", 0.01)
+    agent = Patient()
+    driver = Rollout(make_doors(), agent)
+    waiting = deque(enumerate(jobs(1)))
+    assert driver.advance(waiting) == driver.advance(waiting) == []
+    assert driver.playing == 1
+    agent.last.set()
+    while driver.playing:
+        done = driver.advance(waiting)
+    assert done[0][1].success
+    driver.close()
 
 
 def test_every_ending(agent: Any, make_doors: Any) -> None:

@@ -40,6 +40,7 @@ class FakeOpenAI:
     """Its only model; empty: every name will do."""
     key: str | None = None
     message: Callable[[Body], Body] = lambda body: {"content": door(body)}
+    """May wait, as a slow server does; the request counts as under way."""
     fault: Callable[[int, Body], Fault | None] = lambda number, body: None
     finish: str = "stop"
     usage: bool = True
@@ -97,8 +98,13 @@ def served(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
             fake.at_once += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
         time.sleep(0.002)
-        with fake.lock:  # before the answer: its client may send the next request at once
-            fake.at_once -= 1
+        try:
+            return answer(path, body, headers, number)
+        finally:
+            with fake.lock:  # before the answer is sent: its client may send the next request at once
+                fake.at_once -= 1
+
+    def answer(path: str, body: Body, headers: Mapping[str, str], number: int) -> Answer:
         given = headers.get("Authorization", "")
         if fake.key is not None and given != f"Bearer {fake.key}":
             return Answer(error(f"Incorrect API key provided: {given}", "invalid_api_key"), 401)
