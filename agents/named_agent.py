@@ -17,8 +17,8 @@ from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, describe, renderer_of
 from turngym.agents.rendering.examples import Examples, read_examples
-from turngym.agents.sglang.client import PolicyServer
-from turngym.agents.sglang.open_servers import eval_policy, load_outside
+from turngym.agents.servers.client import PolicyServer
+from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import tyro
 
-from turngym.agents.sglang.open_servers import TOLERANCE
+from turngym.agents.servers.open_servers import TOLERANCE
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.protocols import Policy
@@ -301,8 +301,8 @@ def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
     """The same rollout on the servers, and the gap of their log-probabilities."""
     from transformers import AutoTokenizer
 
-    from turngym.agents.sglang.client import PolicyServer
-    from turngym.agents.sglang.open_servers import eval_policy
+    from turngym.agents.servers.client import PolicyServer
+    from turngym.agents.servers.open_servers import eval_policy
 
     if bench.save is None:
         raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")

@@ -23,7 +23,7 @@ from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import AgentOptions, settings_of
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import print_table

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import AgentOptions, settings_of
 from turngym.agents.playing.environments import EnvOptions
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.tables import print_table
 from turngym.scripts.options import list_presets, parse, say_channel
 

@@ -8,169 +8,20 @@ Examples:
     turngym train --student models/student ... --policy-server http://127.0.0.1:30000 --weight-sync disk
 
 SGLang is installed beside turngym, or in an environment of its own (--python); docs/sglang.md says how. On a CPU the
-real server runs with stand-ins for what only CUDA has (scripts/sglang_cpu.py): for tests and tiny models. SIGTERM
-or Ctrl-C ends it with all that it started.
+real server runs with stand-ins for what only CUDA has (agents/servers/sglang_cpu.py): for tests and tiny models.
+SIGTERM or Ctrl-C ends it with all that it started.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
 
 import tyro
 
-from turngym.agents.access import is_loopback
-from turngym.agents.serving import access_of
-from turngym.agents.sglang.client import ServerError
-from turngym.agents.sglang.fleet import TRIED, model_config
-from turngym.scripts.sglang_launch import KEY, NAMES
-
-# One SGLang server as a child process: start it, wait until it is ready, stop it with all that it started.
-
-TAIL = 25
-"""Lines of the server's output that an error shows."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ServerProcess:
-    """A server in a session of its own, its output in a file."""
-
-    command: Sequence[str]
-    url: str
-    log: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-    _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        """Starts the server and returns at once."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log.touch(mode=0o600)
-        with self.log.open("ab") as file:
-            self._child = subprocess.Popen(
-                list(self.command),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.env},
-                # a process group of its own, which killpg below ends as a whole
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        assert self._child is not None
-        return self._child.pid
-
-    def ended(self) -> int | None:
-        """The exit status, or None while the server runs."""
-        return None if self._child is None else self._child.poll()
-
-    def wait_ready(self, seconds: float) -> None:
-        """Waits until /ready answers with 200.
-
-        Raises ServerError with the end of the output if the server ends before, or is not ready after `seconds`.
-        """
-        import httpx
-
-        end = time.monotonic() + seconds
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while True:
-                status = self.ended()
-                if status is not None:
-                    raise ServerError(f"the server ended with status {status} before it was ready; {self.tail()}")
-                with contextlib.suppress(httpx.TransportError):
-                    if client.get(f"{self.url}/ready").status_code == 200:
-                        return
-                if time.monotonic() > end:
-                    raise ServerError(f"the server was not ready after {seconds:g} s; {self.tail()}")
-                time.sleep(0.5)
-
-    def stop(self, seconds: float = 20.0) -> None:
-        """Sends SIGTERM to the server and all that it started, and SIGKILL after `seconds`."""
-        if self._child is None:
-            return
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(seconds)
-        self.kill()
-
-    def kill(self) -> None:
-        """Sends SIGKILL to the server and all that it started."""
-        if self._child is not None:
-            self._signal(signal.SIGKILL)
-            self._child.wait()
-
-    def tail(self) -> str:
-        """The last lines of the output, for an error message."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        except OSError as error:
-            return f"its output {self.log} cannot be read: {error}"
-        return f"the end of {self.log}:\n" + "\n".join(line[:300] for line in lines)
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stop()
-
-    def _signal(self, number: int) -> None:
-        assert self._child is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, number)
-
-
-CPU, LAUNCH = Path(__file__).with_name("sglang_cpu.py"), Path(__file__).with_name("sglang_launch.py")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServePolicy:
-    """What to serve, and where."""
-
-    model: Annotated[Path, tyro.conf.Positional]
-    """Folder of a Hugging Face causal model with its tokenizer."""
-    host: str = "127.0.0.1"
-    """Address to listen on; another than this one needs a key in TURNGYM_SERVER_KEY, which clients then send."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 30000
-    """Port to listen on."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto: cuda where there is one."""
-    tensor_parallel: int = 1
-    """GPUs that share the weights."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision; auto: the one that the model's config.json names."""
-    context: int | None = None
-    """Most ids of prompt and response, plus 2; by default what the model allows."""
-    memory: float | None = None
-    """Share of the memory for weights and cache; SGLang's own choice by default, 0.1 on a CPU."""
-    cache_tokens: int | None = None
-    """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
-    seeds: bool = True
-    """Take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher that
-    only scores is faster without."""
-    threads: int = 0
-    """cpu: threads of torch; 0 leaves its default."""
-    wait: float = 900.0
-    """Seconds that the server may take until it is ready."""
-    restarts: int = 0
-    """How often a server that ends by itself is started again."""
-    python: str = sys.executable
-    """The Python that has sglang installed."""
-    log: Path | None = None
-    """File for the server's output; by default one in a new folder that only you can read, named at the start."""
-    more: tuple[str, ...] = ()
-    """Further arguments of SGLang, as they stand: --more=--chunked-prefill-size --more=2048."""
+from turngym.agents.model_server import ServePolicy, describe, device, installed, process
 
 
 def main(argv: Sequence[str]) -> int:
@@ -200,96 +51,6 @@ def serve(config: ServePolicy) -> int:
                 return 1
             left -= 1
             print("starting it again", flush=True)
-
-
-def process(config: ServePolicy) -> ServerProcess:
-    """Makes the child process that `config` describes, without starting it.
-
-    Raises ServerError for a folder without a model, a Python without sglang, or a public address without a key.
-    """
-    if not (config.model / "config.json").exists():
-        raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
-    if not is_loopback(config.host) and not os.environ.get(KEY):
-        raise ServerError(f"--host {config.host} opens the model to the network: set a key in {KEY} first")
-    url = f"http://[{config.host}]:{config.port}" if ":" in config.host else f"http://{config.host}:{config.port}"
-    access_of(config.host, config.hosts)
-    if any(word.startswith(("--api-key", "--admin-api-key")) for word in config.more):
-        raise ServerError(f"a key on a command line can be read by everybody on this machine: set it in {KEY}")
-    installed(config.python)
-    # SGLang writes its arguments into its log, the key with them
-    log = config.log or Path(tempfile.mkdtemp(prefix="turngym-sglang-")) / "log"
-    env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
-    if config.threads:
-        env["OMP_NUM_THREADS"] = str(config.threads)
-    return ServerProcess(command=command(config), url=url, log=log, env=env)
-
-
-def command(config: ServePolicy) -> list[str]:
-    """The command line of SGLang; the key is not on it."""
-    on_cpu = device(config) == "cpu"
-    words = [config.python, str(CPU)] if on_cpu else [config.python, str(LAUNCH)]
-    words += ["--model-path", str(config.model.resolve()), "--host", config.host, "--port", str(config.port)]
-    words += ["--dtype", precision(config), "--tp-size", str(config.tensor_parallel)]
-    if config.seeds:
-        words.append("--enable-deterministic-inference")
-    values = {"--context-length": config.context, "--mem-fraction-static": config.memory}
-    values |= {"--max-total-tokens": config.cache_tokens}
-    if on_cpu:
-        values["--mem-fraction-static"] = config.memory or 0.1
-        values["--max-total-tokens"] = config.cache_tokens or 65536
-        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-        words += ["--disable-overlap-schedule", "--cuda-graph-backend-decode=disabled", "--sleep-on-idle"]
-        words += ["--cuda-graph-backend-prefill=disabled"]
-    # nothing here asks for grammars, whose compilers are slow to import
-    words += ["--grammar-backend", "none"]
-    words += [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
-    return words + list(config.more)
-
-
-def precision(config: ServePolicy) -> str:
-    """The name of the precision. SGLang's own `auto` would silently turn float32 into half precision."""
-    if config.dtype != "auto":
-        return config.dtype
-    found = model_config(str(config.model))
-    return str(found.get("dtype") or found.get("torch_dtype") or "auto").removeprefix("torch.")
-
-
-def device(config: ServePolicy) -> str:
-    if config.device != "auto":
-        return config.device
-    try:
-        import torch
-    except ImportError:
-        return "cuda"  # the server's own environment will know
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def installed(python: str) -> str:
-    """The release of SGLang that `python` has. Raises ServerError where it has none."""
-    code = "import importlib.metadata as m; print(m.version('sglang'))"
-    try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerError(f"--python {python} does not run: {error}") from error
-    if found.returncode:
-        raise ServerError(
-            f"{python} has no sglang: install it with pip install 'sglang=={TRIED}' on a machine with GPUs, or as "
-            "docs/sglang.md says on a CPU; or name the Python that has it with --python"
-        )
-    return found.stdout.strip()
-
-
-def describe(url: str) -> str:
-    """Describes the model that the server has loaded, in a line."""
-    from turngym.agents.sglang.fleet import Fleet
-
-    fleet = Fleet(urls=[url]).open()
-    try:
-        info = fleet.servers[0]
-    finally:
-        fleet.close()
-    seeds = "takes seeds" if info.seeded else "ignores seeds"
-    return f"{info.kind} of {info.model}, up to {info.max_length} ids, {seeds}"
 
 
 def _interrupt(*_: object) -> None:

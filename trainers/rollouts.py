@@ -34,8 +34,8 @@ from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe, renderer_of
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
-from turngym.agents.sglang.open_servers import train_policy
-from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.agents.servers.open_servers import train_policy
+from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.sglang.client import TrainServers
-from turngym.agents.sglang.open_servers import teacher_scorer
+from turngym.agents.servers.client import TrainServers
+from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm

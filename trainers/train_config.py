@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.client import TrainServers
+from turngym.agents.servers.client import TrainServers
 from turngym.envs.core.settings import FLAT, from_table
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig

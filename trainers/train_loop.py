@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from turngym.agents.play_plan import PlayPlan
-from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer

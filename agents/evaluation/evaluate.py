@@ -21,7 +21,7 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, preset_name, require_named
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint

@@ -21,7 +21,7 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file

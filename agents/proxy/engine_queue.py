@@ -16,7 +16,7 @@ from typing import Any
 
 from turngym.agents.proxy.config import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.sglang.policy import PartialResponse
+from turngym.agents.servers.policy import PartialResponse
 from turngym.envs.core.protocols import (
     GenerateRequest,
     Generation,

@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="requests need turngym[serve]")
 
 from hostile_server import CALLS, HEAD, MISCHIEF, bomb, hostile_server
 
-from turngym.agents.sglang.client import answer_limit
+from turngym.agents.servers.client import answer_limit
 from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread
 
 SECONDS = 0.4

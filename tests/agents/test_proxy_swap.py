@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.stop_text import StopText  # noqa: E402
-from turngym.agents.sglang.policy import PartialResponse  # noqa: E402
+from turngym.agents.servers.policy import PartialResponse  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 from turngym.trainers.live.serving import Serving  # noqa: E402
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sglang_fake as fake
 
-from turngym.agents.sglang.client import ServerDown, ServerError, SglangSettings, error_text
-from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer
-from turngym.agents.sglang.policy import SglangPolicy
+from turngym.agents.servers.client import ServerDown, ServerError, ServerSettings, error_text
+from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
+from turngym.agents.servers.policy import ServerPolicy
 from turngym.envs.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
@@ -67,7 +67,7 @@ def test_no_server_and_no_sglang_server() -> None:
         server.orders.append(lambda path, body: (404, {"detail": "Not Found"}))
         with pytest.raises(ServerError, match="is this an SGLang server"):
             opened(server)
-    nobody = Fleet(urls=[server.url], settings=SglangSettings(connect_timeout=0.05, backoff=0.01))
+    nobody = Fleet(urls=[server.url], settings=ServerSettings(connect_timeout=0.05, backoff=0.01))
     with pytest.raises(ServerDown, match="tried"):
         nobody.open()
 
@@ -83,7 +83,7 @@ def test_servers_that_differ(pair: tuple[Any, Any]) -> None:
 
 def test_a_session_stays_with_its_server_and_sessions_spread(pair: tuple[Any, Any]) -> None:
     fleet = opened(*pair)
-    policy = SglangPolicy(fleet, vocabulary=VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=VOCABULARY)
     for server in pair:
         server.token_seconds = 0.01
     for turn in range(3):
@@ -95,7 +95,7 @@ def test_a_session_stays_with_its_server_and_sessions_spread(pair: tuple[Any, An
 
 def test_the_other_server_takes_over(pair: tuple[Any, Any]) -> None:
     fleet = opened(*pair)
-    policy = SglangPolicy(fleet, vocabulary=VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=VOCABULARY)
     before = policy.generate([ask(f"s{n}") for n in range(4)])
     pair[0].orders.append(lambda path, body: (0, None))
     after = policy.generate([ask(f"s{n}") for n in range(4)])
@@ -106,7 +106,7 @@ def test_the_other_server_takes_over(pair: tuple[Any, Any]) -> None:
 def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any]) -> None:
     with FakeServer(workers=[server.url for server in pair]) as router:
         fleet = opened(router)
-        policy = SglangPolicy(fleet, vocabulary=VOCABULARY)
+        policy = ServerPolicy(fleet, vocabulary=VOCABULARY)
         policy.generate([ask("a"), ask("b")])
         fleet.call_all("POST", "/pause_generation", {"mode": "retract"})
         fleet.call_all("POST", "/continue_generation", {})
@@ -121,7 +121,7 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
 
 def test_a_router_without_servers() -> None:
     with FakeServer(workers=[]) as router, pytest.raises(ServerError, match="a router without servers"):
-        Fleet(urls=[router.url], settings=SglangSettings(connect_timeout=0.5, backoff=0.01)).open()
+        Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=0.5, backoff=0.01)).open()
 
 
 def test_an_error_is_a_text_or_an_object() -> None:

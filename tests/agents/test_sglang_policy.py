@@ -1,4 +1,4 @@
-"""SglangPolicy against a server that speaks the protocol: what is sent, what comes back, and everything that fails."""
+"""ServerPolicy against a server that speaks the protocol: what is sent, what comes back, and everything that fails."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 import sglang_fake as fake
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.sglang import fleet as retry
-from turngym.agents.sglang.client import (
+from turngym.agents.servers import fleet as retry
+from turngym.agents.servers.client import (
     BadAnswer,
     ServerDown,
     ServerError,
+    ServerSettings,
     ServerTimeout,
-    SglangSettings,
     WrongWeights,
     seed_of,
 )
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.policy import SglangPolicy
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw
@@ -40,9 +40,9 @@ def connect() -> Iterator[Any]:
     """`connect(server, ...)` gives a policy; its connections are closed after the test."""
     fleets = []
 
-    def make(*servers: Any, settings: SglangSettings = QUICK, **more: Any) -> SglangPolicy:
+    def make(*servers: Any, settings: ServerSettings = QUICK, **more: Any) -> ServerPolicy:
         fleets.append(Fleet(urls=[one.url for one in servers], settings=settings).open())
-        return SglangPolicy(fleets[-1], vocabulary=VOCABULARY, **more)
+        return ServerPolicy(fleets[-1], vocabulary=VOCABULARY, **more)
 
     yield make
     for fleet in fleets:
@@ -64,7 +64,7 @@ LONG = next(n for n in range(10_000) if len(by_hand([5, 6], 50, seed_of((n,)))[0
 """A random stream with which the fake server draws 50 ids without an end."""
 
 
-def failure(policy: SglangPolicy, *requests: GenerateRequest) -> Any:
+def failure(policy: ServerPolicy, *requests: GenerateRequest) -> Any:
     with pytest.raises(PartialFailure) as caught:
         policy.generate(requests)
     return caught.value.results
@@ -105,7 +105,7 @@ def test_seeds_are_of_the_stream_alone() -> None:
 def test_a_batch_is_sent_at_once_and_answered_in_order(server: Any, connect: Any) -> None:
     server.token_seconds = 0.005
     requests = [ask(5, 6 + n, stream=(n,), session=str(n)) for n in range(12)]
-    together = connect(server, settings=SglangSettings(parallel=4)).generate(requests)
+    together = connect(server, settings=ServerSettings(parallel=4)).generate(requests)
     assert 1 < server.most <= 4
     for n, found in enumerate(together):
         assert found.ids.tolist() == by_hand([5, 6 + n], 6, seed_of((n,)))[0]
@@ -179,7 +179,7 @@ def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
     server: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "GRACE", 0.2)
-    policy = connect(server, settings=SglangSettings(deadline=0.2, backoff=0.02))
+    policy = connect(server, settings=ServerSettings(deadline=0.2, backoff=0.02))
 
     def hang(path: str, body: Any) -> Any:
         if path == "/generate":
@@ -195,7 +195,7 @@ def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
 
 def test_at_the_deadline_what_was_drawn_is_kept(server: Any, connect: Any) -> None:
     server.token_seconds = 0.1
-    policy = connect(server, settings=SglangSettings(deadline=0.4))
+    policy = connect(server, settings=ServerSettings(deadline=0.4))
     (found,) = policy.generate([ask(5, 6, most=50, stream=(LONG,))])
     ids, logps = by_hand([5, 6], 50, seed_of((LONG,)))
     assert found.finish == "aborted"
@@ -272,7 +272,7 @@ def test_weights_that_change_in_between_are_written_down(server: Any, connect: A
 
 
 def test_a_server_with_other_weights_is_refused(server: Any, connect: Any) -> None:
-    policy = connect(server, settings=SglangSettings(deadline=5.0))
+    policy = connect(server, settings=ServerSettings(deadline=5.0))
     server.weights = "other"
     (error,) = failure(policy, ask(5))
     assert isinstance(error, WrongWeights)

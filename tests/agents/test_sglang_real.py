@@ -26,10 +26,10 @@ from turngym.agents.local_engine.model import CausalModel
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.sglang.client import ServerError, SglangSettings, SyncError
-from turngym.agents.sglang.fleet import Fleet, check_model, check_tokenizer
-from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
-from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
+from turngym.agents.servers.client import ServerError, ServerSettings, SyncError
+from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
+from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
@@ -81,14 +81,14 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def fleet(url: str) -> Iterator[Fleet]:
-    one = Fleet(urls=[url], settings=SglangSettings(deadline=START, backoff=0.1)).open()
+    one = Fleet(urls=[url], settings=ServerSettings(deadline=START, backoff=0.1)).open()
     yield one
     one.close()
 
 
 def engine(fleet: Fleet, model: Any, folder: Path) -> SyncedPolicy:
     sink = DiskSync(fleet=fleet, save=model.save_pretrained, folder=folder)
-    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    policy = ServerPolicy(fleet, vocabulary=model.config.vocab_size)
     return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp)
 
 
@@ -120,7 +120,7 @@ def same_numbers(fleet: Fleet, model: Any) -> float:
     size = model.config.vocab_size
     row = np.random.default_rng(5).integers(0, size, 60).astype(np.int32)
     where = np.arange(1, 60)
-    theirs = SglangScorer(fleet=fleet, vocabulary=size).logprobs([row], [where])[0]
+    theirs = ServerScorer(fleet=fleet, vocabulary=size).logprobs([row], [where])[0]
     return float(np.abs(theirs - LocalScorer(model=model).logprobs([row], [where])[0]).max())
 
 
@@ -143,7 +143,7 @@ def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: An
 
 
 def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
-    from turngym.agents.sglang.client import generate_body, score_body
+    from turngym.agents.servers.client import generate_body, score_body
 
     check = schemas.checker(schemas.load_schema())
     ids = np.array([5, 6, 7], np.int32)
@@ -163,7 +163,7 @@ def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
 def test_rollouts_repeat_and_their_numbers_are_the_models(
     fleet: Fleet, model: Any, tokenizer: Any, make_doors: Any, tmp_path: Path
 ) -> None:
-    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    policy = ServerPolicy(fleet, vocabulary=model.config.vocab_size)
     alone = play(policy, tokenizer, make_doors, slots=1)
     reused = policy.cached_tokens / policy.prompt_tokens
     together = play(policy, tokenizer, make_doors, slots=6)
@@ -188,7 +188,7 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any) -> None:
     random = np.random.default_rng(1)
     ids = [random.integers(0, size, length).astype(np.int32) for length in (3, 70, 300)]
     places = [np.sort(random.choice(np.arange(1, len(row)), min(len(row) - 1, 40), replace=False)) for row in ids]
-    mine, theirs = LocalScorer(model=model), SglangScorer(fleet=fleet, vocabulary=size)
+    mine, theirs = LocalScorer(model=model), ServerScorer(fleet=fleet, vocabulary=size)
     for one, other in zip(mine.logprobs(ids, places), theirs.logprobs(ids, places), strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
     for best, found in zip(mine.topk(ids, places, 20), theirs.topk(ids, places, 20), strict=True):
@@ -201,7 +201,7 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any) -> None:
 
 def test_a_temperature_that_this_release_does_not_know_is_refused(fleet: Fleet, model: Any) -> None:
     """Unknown fields of a request are ignored without a word: the answer is asked whether it has it."""
-    scorer = SglangScorer(fleet=fleet, vocabulary=model.config.vocab_size, temperature=2.0)
+    scorer = ServerScorer(fleet=fleet, vocabulary=model.config.vocab_size, temperature=2.0)
     with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
         scorer.logprobs([np.array([3, 4, 5], np.int32)], [np.array([1, 2])])
 
@@ -219,7 +219,7 @@ def test_new_weights_arrive_while_the_server_serves(
     assert same_numbers(fleet, model) < 1e-4
     shift(model, 1)
     assert same_numbers(fleet, model) > 0.1
-    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    policy = ServerPolicy(fleet, vocabulary=model.config.vocab_size)
     version, mixed = 1, False
     while not mixed and version < 8:  # again, where all was drawn before or after the change
         version += 1
@@ -251,14 +251,14 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
     words += ["--port", str(port), "--prometheus-port", str(free_port("127.0.0.1"))]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as router:
         try:
-            wait = SglangSettings(deadline=START, backoff=0.2, connect_timeout=START)
+            wait = ServerSettings(deadline=START, backoff=0.2, connect_timeout=START)
             through = Fleet(urls=[f"http://127.0.0.1:{port}"], settings=wait).open()
             assert [server.url for server in through.servers] == [url]
             shift(model, 3)
             sink = DiskSync(fleet=through, save=model.save_pretrained, folder=tmp_path / "w", busy="retract")
             sink.publish(4)
             assert same_numbers(through, model) < 1e-4
-            policy = SglangPolicy(through, vocabulary=model.config.vocab_size)
+            policy = ServerPolicy(through, vocabulary=model.config.vocab_size)
             assert {one.policy_version for one in draws(policy, tokenizer, 3, 8)} == {4}
             sink.close()
             through.close()
@@ -281,7 +281,7 @@ def test_a_broadcast_that_a_server_refuses_ends_at_once(fleet: Fleet, model: Any
 def test_what_the_server_breaks_off_is_continued_to_the_same_response(
     fleet: Fleet, url: str, model: Any, tokenizer: Any
 ) -> None:
-    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    policy = ServerPolicy(fleet, vocabulary=model.config.vocab_size)
     whole = draws(policy, tokenizer, 3, 600)
     sent, drawn = policy.prompt_tokens, list[Generation]()
     thread = threading.Thread(target=lambda: drawn.extend(draws(policy, tokenizer, 3, 600)))

@@ -9,9 +9,9 @@ import pytest
 import sglang_fake as fake
 import sglang_schema as schemas
 
-from turngym.agents.sglang.client import generate_body, read_generation, score_body
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
+from turngym.agents.servers.client import generate_body, read_generation, score_body
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 IDS = np.array([5, 6, 7, 8], np.int32)
@@ -82,10 +82,10 @@ def test_the_fake_server_speaks_as_the_schema_does(schema: Any) -> None:
 
     with fake.FakeServer(check=noted) as server:
         fleet = Fleet(urls=[server.url]).open()
-        policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+        policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
         sampling = Sampling(max_new_tokens=6, stop_ids=(3,), stop_text=("zz",))
         policy.generate([GenerateRequest(session="a", prompt_ids=IDS, sampling=sampling, stream=(1,))])
-        scorer = SglangScorer(fleet=fleet, vocabulary=fake.VOCABULARY)
+        scorer = ServerScorer(fleet=fleet, vocabulary=fake.VOCABULARY)
         scorer.logprobs([IDS], [np.array([1, 3])])
         scorer.topk([IDS], [np.array([1, 3])], 4)
         scorer.gather([IDS], [np.array([1, 3])], [np.array([[1, 2], [3, 4]])])

@@ -1,4 +1,4 @@
-"""SglangScorer: every number belongs to the id and the position that it was asked for."""
+"""ServerScorer: every number belongs to the id and the position that it was asked for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import sglang_fake as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.sglang.client import (
+from turngym.agents.servers.client import (
     BadAnswer,
     ServerDown,
     ServerError,
-    SglangSettings,
+    ServerSettings,
     WrongWeights,
     read_scores,
     read_top,
 )
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.policy import SglangScorer
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerScorer
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
 ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32), np.array([4, 4, 4], np.int32)]
@@ -29,10 +29,10 @@ PLACES = [np.array([2, 3, 4]), np.array([1]), np.array([], np.int64)]
 
 
 @pytest.fixture(scope="module")
-def setup() -> Iterator[tuple[Any, SglangScorer]]:
+def setup() -> Iterator[tuple[Any, ServerScorer]]:
     with FakeServer() as server:
-        fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01)).open()
-        yield server, SglangScorer(fleet=fleet, vocabulary=VOCABULARY, block=2)
+        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        yield server, ServerScorer(fleet=fleet, vocabulary=VOCABULARY, block=2)
         fleet.close()
 
 
@@ -72,7 +72,7 @@ def test_the_most_likely_ids(setup: Any) -> None:
 def test_scores_at_another_temperature(setup: Any) -> None:
     """Each kind of question asks for it, and takes no answer that does not say that it has it."""
     server, plain = setup
-    scorer = SglangScorer(fleet=plain.fleet, vocabulary=VOCABULARY, block=2, temperature=2.0)
+    scorer = ServerScorer(fleet=plain.fleet, vocabulary=VOCABULARY, block=2, temperature=2.0)
     support = [np.array([[0, 39, 7]] * 3), np.array([[5, 6, 7]]), np.empty((0, 3), np.int64)]
     asks: list[Any] = [scorer.logprobs, lambda *about: scorer.topk(*about, 3), lambda *a: scorer.gather(*a, support)]
     for ask in asks:
@@ -134,7 +134,7 @@ def test_questions_without_sense_never_leave(setup: Any, call: Any, words: str) 
 
 
 def test_a_likely_id_that_the_student_lacks(setup: Any) -> None:
-    scorer = SglangScorer(fleet=setup[1].fleet, vocabulary=VOCABULARY, shared=10)
+    scorer = ServerScorer(fleet=setup[1].fleet, vocabulary=VOCABULARY, shared=10)
     with pytest.raises(ServerError, match="the student has 10 ids"):
         scorer.topk([ROWS[0]], [PLACES[0]], 10)
 
@@ -166,9 +166,9 @@ def test_a_teacher_that_dies_in_the_middle_of_a_step(setup: Any) -> None:
         np.testing.assert_array_equal(mine, again)
     assert len(server.of("/generate")) > len([row for row in PLACES if len(row)])
     server.orders[:] = [lambda path, body: (0, None) if path == "/generate" else None]
-    fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01, deadline=0.2)).open()
+    fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01, deadline=0.2)).open()
     with pytest.raises(ServerDown, match=r"scoring row \d+: .*\(tried \d+ times\)"):
-        SglangScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
+        ServerScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
     fleet.close()
 
 

@@ -14,11 +14,11 @@ import sglang_fake as fake
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from turngym.agents.sglang import fleet as worker_client
-from turngym.agents.sglang.client import ServerError, SyncError, WrongWeights
-from turngym.agents.sglang.fleet import Fleet, WeightVersions
-from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
+from turngym.agents.servers import fleet as worker_client
+from turngym.agents.servers.client import ServerError, SyncError, WrongWeights
+from turngym.agents.servers.fleet import Fleet, WeightVersions
+from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
 from turngym.envs.core.protocols import GenerateRequest, PartialFailure
 
 FakeServer = fake.FakeServer
@@ -144,7 +144,7 @@ def test_servers_are_held_and_go_on_whatever_happens(servers: Any, fleet: Fleet,
 
 
 def test_a_restarted_server_gets_the_newest_weights_again(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
-    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
     sink.publish(4)
     name = fleet.versions.current
@@ -160,7 +160,7 @@ def test_a_restarted_server_gets_the_newest_weights_again(servers: Any, fleet: F
 def test_a_restarted_server_reads_the_weights_once_for_all_its_requests(tmp_path: Path) -> None:
     with FakeServer() as server:
         fleet = Fleet(urls=[server.url], settings=QUICK).open()
-        policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+        policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
         DiskSync(fleet=fleet, save=write, folder=tmp_path).publish(4)
         for restarts in (1, 2):
             server.weights = "default"
@@ -186,7 +186,7 @@ def test_the_model_is_sent_before_the_first_request_and_after_each_change(
     servers: Any, fleet: Fleet, tmp_path: Path
 ) -> None:
     stamp, firsts = [0], []
-    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
     synced = SyncedPolicy(policy=policy, sink=sink, stamp=lambda: stamp[0], first=lambda: firsts.append(1))
     assert synced.generate([ask()])[0].policy_version == 0
@@ -296,7 +296,7 @@ def test_a_transfer_that_fails_half_way_leaves_weights_that_nobody_uses(servers:
     for server in servers:
         assert server.weights.endswith("-incomplete")
     fleet.repair = None
-    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
     with pytest.raises(PartialFailure, match="incomplete"):
         policy.generate([ask()])
     for server in servers:
@@ -331,7 +331,7 @@ def test_weights_that_come_while_ids_are_drawn(servers: Any, tmp_path: Path) -> 
     server = servers[0]
     fleet = Fleet(urls=[server.url], settings=QUICK).open()
     server.token_seconds = 0.05
-    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+    policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path, busy="retract")
     sink.publish(1)
     found: list[Any] = []
@@ -353,7 +353,7 @@ def test_workers_are_clients_that_know_the_weights(fleet: Fleet, servers: Any, t
     """What an executor sends to a worker process, opened here."""
     from turngym.agents.executor.processes import pack, unpack
 
-    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY, max_length=40)
+    policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY, max_length=40)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
     synced = SyncedPolicy(policy=policy, sink=sink, stamp=lambda: 0)
     synced.weights_changed(3)

@@ -21,7 +21,7 @@ from sglang_server import served_policy
 from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.live.run import build

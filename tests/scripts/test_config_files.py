@@ -12,7 +12,7 @@ from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
-from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError
 from turngym.envs.core.trace import read_trace

@@ -13,8 +13,8 @@ import sglang_fake as fake
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from turngym.agents.sglang.client import PolicyServer, ServerError, TrainServers
-from turngym.agents.sglang.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.agents.servers.client import PolicyServer, ServerError, TrainServers
+from turngym.agents.servers.open_servers import eval_policy, teacher_scorer, train_policy
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.trainers.scorer import ModelWeights
 

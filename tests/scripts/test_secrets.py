@@ -18,7 +18,7 @@ from openai_fake import FakeOpenAI, served
 import turngym
 from turngym.agents import evaluate
 from turngym.agents.options import JudgeOptions
-from turngym.agents.sglang.client import TrainServers
+from turngym.agents.servers.client import TrainServers
 from turngym.agents.worlds import load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder

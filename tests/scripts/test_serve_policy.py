@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.sglang.client import ServerError
-from turngym.agents.sglang.weights import free_port
+from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
+from turngym.agents.servers.client import ServerError
+from turngym.agents.servers.sglang_launch import KEY, LocalOnly, load_access
+from turngym.agents.servers.weights import free_port
 from turngym.scripts.main import main
-from turngym.scripts.serve_policy import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
-from turngym.scripts.sglang_launch import KEY, LocalOnly, load_access
 
 CHILD = """
 import http.server, subprocess, sys, time
@@ -76,7 +76,7 @@ def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_log_is_in_a_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("turngym.scripts.serve_policy.installed", lambda python: "0")
+    monkeypatch.setattr("turngym.agents.model_server.installed", lambda python: "0")
     one, other = (process(ServePolicy(model=folder, device="cpu", hosts=("gpu7",))) for _ in range(2))
     assert one.log != other.log
     assert one.log.parent.stat().st_mode & 0o777 == 0o700

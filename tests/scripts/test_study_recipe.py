@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tyro
 
+from turngym.agents.model_server import ServePolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.scripts import train
@@ -19,7 +20,6 @@ from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
 from turngym.scripts.report import Options as ReportOptions
 from turngym.scripts.result import Pack, Table
-from turngym.scripts.serve_policy import ServePolicy
 from turngym.scripts.study import recipe as verb
 from turngym.scripts.study.recipe import RECIPES, Step, paper_steps, render
 

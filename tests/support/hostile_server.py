@@ -17,7 +17,7 @@ import numpy as np
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.options import JudgeOptions
-from turngym.agents.sglang.client import Connection, ServerError, SglangSettings
+from turngym.agents.servers.client import Connection, ServerError, ServerSettings
 from turngym.envs.core.protocols import JudgeRequest
 from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import RetrieverUnavailable
@@ -168,7 +168,7 @@ def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
 
 def ask_server(url: str, loop: LoopThread, seconds: float) -> str:
     """A teacher that scores or a server that plays: both are asked through one `Connection`."""
-    connection = Connection(url=url, settings=SglangSettings(deadline=seconds))
+    connection = Connection(url=url, settings=ServerSettings(deadline=seconds))
     try:
         loop.run(connection.request("POST", "/generate", {"task 1": 1}, timeout=seconds))
     except ServerError as error:

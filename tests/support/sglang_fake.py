@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from servers import Answer, JsonServer
 
-from turngym.agents.sglang.client import SglangSettings
+from turngym.agents.servers.client import ServerSettings
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 VOCABULARY = 40
 END = 1
-QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK = ServerSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 """A client's settings for servers on this machine."""
 Reply = tuple[int, Any]
 

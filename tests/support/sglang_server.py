@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.sglang.client import ServerError
-from turngym.agents.sglang.weights import free_port
-from turngym.scripts.serve_policy import installed
+from turngym.agents.model_server import installed
+from turngym.agents.servers.client import ServerError
+from turngym.agents.servers.weights import free_port
 
 PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
 START = 540.0

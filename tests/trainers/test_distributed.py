@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from thread_world import in_world
 from tiny_runs import untimed
 
-from turngym.agents.sglang.fleet import WeightVersions
-from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.agents.servers.fleet import WeightVersions
+from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.scripts.train import parse

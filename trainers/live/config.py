@@ -11,7 +11,7 @@ import tyro
 from turngym.agents.options import JudgeOptions
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.client import TrainServers
+from turngym.agents.servers.client import TrainServers
 from turngym.trainers.algorithms.opd import OpdConfig
 from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
 from turngym.trainers.algorithms.prm_opd import PrmOpdConfig

@@ -14,7 +14,7 @@ from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.config import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
-from turngym.agents.sglang.open_servers import eval_policy, train_policy
+from turngym.agents.servers.open_servers import eval_policy, train_policy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import WeightSource
 from turngym.trainers.live.config import ServeProxy

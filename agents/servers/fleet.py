@@ -21,12 +21,12 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from turngym.agents.sglang.client import (
+from turngym.agents.servers.client import (
     Connection,
     ServerDown,
     ServerError,
+    ServerSettings,
     ServerTimeout,
-    SglangSettings,
     VersionSpan,
     WrongWeights,
     next_pause,
@@ -207,7 +207,7 @@ class Fleet:
     """
 
     urls: Sequence[str]
-    settings: SglangSettings = field(default_factory=SglangSettings)
+    settings: ServerSettings = field(default_factory=ServerSettings)
     versions: WeightVersions = field(default_factory=WeightVersions)
     servers: list[ServerInfo] = field(default_factory=list, init=False)
     repair: Callable[[str], None] | None = field(default=None, init=False)
@@ -500,7 +500,7 @@ _FLEETS: dict[tuple[Any, ...], Fleet] = {}
 """Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
 
 
-def shared_fleet(urls: Sequence[str], settings: SglangSettings, versions: WeightVersions) -> Fleet:
+def shared_fleet(urls: Sequence[str], settings: ServerSettings, versions: WeightVersions) -> Fleet:
     """This process's fleet of `urls`, opened once; `versions` replaces its record of the servers' weights."""
     key = (*urls, settings)
     if key not in _FLEETS:

@@ -41,7 +41,7 @@ class LocalOnly:
 
 def load_access() -> Any:
     """The module `agents/access.py`, loaded by its path."""
-    path = Path(__file__).resolve().parents[1] / "agents" / "access.py"
+    path = Path(__file__).resolve().parents[1] / "access.py"
     spec = importlib.util.spec_from_file_location("turngym_access", path)
     assert spec is not None
     assert spec.loader is not None
@@ -75,6 +75,6 @@ def launch(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # this folder's modules are named for what they serve; `mcp` and `retrieval` are packages of others as well
+    # this folder's modules have names that packages of others have, too (`client`)
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
     launch(sys.argv[1:])

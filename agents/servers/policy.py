@@ -1,8 +1,8 @@
-"""A student and a teacher on SGLang servers: `SglangPolicy` generates, `SglangScorer` scores given ids.
+"""A student and a teacher on SGLang servers: `ServerPolicy` generates, `ServerScorer` scores given ids.
 
 1. `PartialResponse`: a response that is generated in parts, because new weights interrupted it.
-2. `SglangPolicy`: one request to /generate per response. It records which weights sampled each id.
-3. `SglangScorer`: log-probabilities of given ids, of chosen ids and of the most likely ids.
+2. `ServerPolicy`: one request to /generate per response. It records which weights sampled each id.
+3. `ServerScorer`: log-probabilities of given ids, of chosen ids and of the most likely ids.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.sglang.client import (
+from turngym.agents.servers.client import (
     ServerError,
-    SglangSettings,
+    ServerSettings,
     check_ids,
     check_request,
     check_temperature,
@@ -29,7 +29,7 @@ from turngym.agents.sglang.client import (
     score_body,
     seed_of,
 )
-from turngym.agents.sglang.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
+from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 
@@ -97,7 +97,7 @@ def make_generation(
     return Generation(ids=ids, logprobs=logprobs, finish=finish, policy_version=oldest, version_spans=tuple(merged))
 
 
-class SglangPolicy:
+class ServerPolicy:
     """Implements `Policy` over a fleet: one request to /generate per response; the servers batch them.
 
     Token ids go in and out. Temperature, stop ids, stop texts and random seeds are sent with each request. A server
@@ -213,10 +213,10 @@ class SglangPolicy:
 
 
 def connect_policy(
-    urls: Sequence[str], settings: SglangSettings, versions: WeightVersions, options: Mapping[str, Any]
-) -> SglangPolicy:
+    urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, options: Mapping[str, Any]
+) -> ServerPolicy:
     """In a worker process: a policy on the servers at `urls`, whose weights are known to be `versions`."""
-    return SglangPolicy(shared_fleet(urls, settings, versions), **options)
+    return ServerPolicy(shared_fleet(urls, settings, versions), **options)
 
 
 Ids = Sequence[NDArray[np.int32]]
@@ -226,7 +226,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
-class SglangScorer:
+class ServerScorer:
     """Implements `Scorer` over a fleet, and scores chosen ids (`gather`): one request per row; the servers batch them.
 
     Scores are log-softmax over the model's whole vocabulary, at `temperature`. Position 0 has no score. There are no

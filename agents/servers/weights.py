@@ -18,9 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.sglang.client import Busy, ServerError, SyncError
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.policy import SglangPolicy
+from turngym.agents.servers.client import Busy, ServerError, SyncError
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
 
 # torch is imported where a broadcast needs it: evaluation on servers works without it
@@ -374,7 +374,7 @@ class SyncedPolicy:
     be generated before its first call.
     """
 
-    policy: SglangPolicy
+    policy: ServerPolicy
     sink: WeightSink
     stamp: Callable[[], int] | None
     """A number that changes when the model's weights change, whatever version was announced."""

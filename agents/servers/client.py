@@ -291,7 +291,7 @@ def _spans(meta: Mapping[str, Any], count: int, where: str) -> tuple[VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangSettings:
+class ServerSettings:
     """Limits of one client, for each server."""
 
     parallel: int = 64
@@ -352,7 +352,7 @@ class Connection:
     """
 
     url: str
-    settings: SglangSettings
+    settings: ServerSettings
     clock: Callable[[], float] = time.monotonic
     _http: HttpClient = field(init=False)
 

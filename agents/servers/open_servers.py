@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.sglang.client import PolicyServer, ServerError, SglangSettings, TrainServers
-from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
-from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
-from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy
+from turngym.agents.servers.client import PolicyServer, ServerError, ServerSettings, TrainServers
+from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
+from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
@@ -23,7 +23,7 @@ TOLERANCE = {"float32": 1e-3, "auto": 0.5}
 """Most that a server's log-probabilities may differ from ours, by its precision; 0.5 for a half precision."""
 
 
-def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> SglangPolicy:
+def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
     """Servers that play with the weights of `folder`, which are not loaded here.
 
     Raises ServerError if a server has another model, vocabulary or weights.
@@ -88,7 +88,7 @@ def train_policy(
 
 def teacher_scorer(
     options: TrainServers, folder: Path | None, tokenizer: Any, student_size: int, temperature: float
-) -> tuple[SglangScorer, int]:
+) -> tuple[ServerScorer, int]:
     """A teacher on servers, and the number of ids that it shares with the student.
 
     Raises ServerError if its vocabulary is not the student's, or it cannot score at `temperature`.
@@ -101,7 +101,7 @@ def teacher_scorer(
         check_tokenizer(fleet, tokenizer, min(len(tokenizer), student_size))
         vocabulary = int(config.get("vocab_size", student_size))
         shared = min(vocabulary, student_size)
-        scorer = SglangScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
+        scorer = ServerScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
         if temperature != 1.0:  # tried now, so that it does not fail after the first rollout
             scorer.logprobs([np.array([0, 1], np.int32)], [np.array([1])])
     return scorer, shared
@@ -125,7 +125,7 @@ def load_outside(folder: str) -> tuple[Any, Any]:
 @contextmanager
 def open_fleet(options: PolicyServer, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
-    settings = SglangSettings(parallel=options.server_parallel, deadline=options.server_deadline)
+    settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
     named = [url.strip() for url in urls.split(",") if url.strip()]
     fleet = Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
     try:
@@ -139,7 +139,7 @@ def check_numbers(fleet: Fleet, ours: Scorer, vocabulary: int, length: int = 48)
     """Raises ServerError unless the servers give some ids the log-probabilities that `ours` gives them."""
     row = np.random.default_rng(0).integers(0, vocabulary, length).astype(np.int32)
     where = np.arange(1, length)
-    theirs = SglangScorer(fleet=fleet, vocabulary=vocabulary).logprobs([row], [where])[0]
+    theirs = ServerScorer(fleet=fleet, vocabulary=vocabulary).logprobs([row], [where])[0]
     mine = ours.logprobs([row], [where])[0]
     # the median, because random ids are so unlikely that in half precision single ones differ by much
     worst = float(np.median(np.abs(theirs - mine)))
@@ -151,7 +151,7 @@ def check_numbers(fleet: Fleet, ours: Scorer, vocabulary: int, length: int = 48)
         )
 
 
-def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length: int | None) -> SglangPolicy:
+def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length: int | None) -> ServerPolicy:
     size = int(config["vocab_size"])
     check_tokenizer(fleet, tokenizer, min(len(tokenizer), size))
     if not all(server.seeded for server in fleet.servers):
@@ -159,4 +159,4 @@ def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length:
             "note: a server ignores seeds (it runs without --enable-deterministic-inference): episodes differ from run "
             "to run; `turngym serve policy` starts one that takes them"
         )
-    return SglangPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopText(tokenizer))
+    return ServerPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopText(tokenizer))
