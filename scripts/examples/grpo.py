@@ -1,6 +1,6 @@
 """GRPO in one loop: eight attempts at each task; what did better than their mean becomes likelier.
 
-    python scripts/examples/grpo.py --steps 24
+    python -m turngym.scripts.examples.grpo --steps 24
 
 The student of the generated household comes along. It wins 31 % of the panel's attempts; 24 steps add about ten points
 and take two to three minutes on two cores.
@@ -30,8 +30,9 @@ from turngym.agents import (
     load_policy,
     load_world,
 )
+from turngym.agents.playing.environments import probe
 from turngym.agents.playing.rollout import Rollout
-from turngym.envs import Channel, Sampling, make_channel
+from turngym.envs import Sampling, make_channel
 from turngym.trainers import RolloutBatch, pack, save_model
 from turngym.trainers.losses import clipped_surrogate
 from turngym.trainers.targets import grpo_advantage
@@ -70,10 +71,8 @@ def main() -> None:
     student, tokenizer = load_policy(world.checkpoint("student"), "cpu")
     chat = ChatSettings.load(world.checkpoint("student"))
     make = env_maker(world.env_id, **world.make, split=world.split, channel=chat.channel)
-    env = make()
-    task_ids = env.unwrapped.task_ids()
-    channel: Channel = make_channel(chat.channel, env.unwrapped.tool)
-    env.close()
+    env = probe(world.env_id, {**world.make, "split": world.split})
+    task_ids, channel = env.task_ids(), make_channel(chat.channel, env.tool)
 
     # The engine samples from the student's weights as they are: it shares them with the optimizer.
     engine = LocalEngine(student, tokenizer=tokenizer)

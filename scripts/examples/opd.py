@@ -1,6 +1,6 @@
 """On-policy distillation in one loop: the student plays, the teacher scores each of its tokens, one update follows.
 
-    python scripts/examples/opd.py --steps 100
+    python -m turngym.scripts.examples.opd --steps 100
 
 The student and the teacher of the generated household come along. The student wins 31 % of the panel's attempts, the
 teacher 74 %, and 100 steps take about four minutes on two cores.
@@ -30,8 +30,9 @@ from turngym.agents import (
     load_policy,
     load_world,
 )
+from turngym.agents.playing.environments import probe
 from turngym.agents.playing.rollout import Rollout
-from turngym.envs import Channel, Sampling, make_channel
+from turngym.envs import Sampling, make_channel
 from turngym.trainers import RolloutBatch, pack, save_model
 from turngym.trainers.token_weights import trajectory_weights
 
@@ -67,10 +68,8 @@ def main() -> None:
     teacher, _ = load_policy(world.checkpoint("teacher"), "cpu")
     chat = ChatSettings.load(world.checkpoint("student"))
     make = env_maker(world.env_id, **world.make, split=world.split, channel=chat.channel)
-    env = make()
-    task_ids = env.unwrapped.task_ids()
-    channel: Channel = make_channel(chat.channel, env.unwrapped.tool)
-    env.close()
+    env = probe(world.env_id, {**world.make, "split": world.split})
+    task_ids, channel = env.task_ids(), make_channel(chat.channel, env.tool)
 
     # The engine samples from the student's weights as they are: it shares them with the optimizer.
     engine = LocalEngine(student, tokenizer=tokenizer)
