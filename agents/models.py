@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
 from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
 
-ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""The files of a LoRA adapter, as peft writes them."""
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
@@ -147,7 +145,7 @@ def base_model(folder: Path) -> Path | None:
     """
     if not (folder / ADAPTER).is_file():
         return None
-    named = _adapter_config(folder).get("base_model_name_or_path")
+    named = adapter_config(folder).get("base_model_name_or_path")
     base = Path(str(named)).expanduser()
     # an adapter may have been trained on top of another
     if not (base / "config.json").is_file() and not (base / ADAPTER).is_file():
@@ -156,46 +154,6 @@ def base_model(folder: Path) -> Path | None:
             "--base FOLDER --out FOLDER` puts it into its base wherever that is"
         )
     return base
-
-
-def merge_adapter(model: Any, folder: Path) -> None:
-    """Add the LoRA adapter in `folder` to the weights of `model`, in place: W + alpha / rank B A.
-
-    Raises ModelError for an adapter that is more than that, or does not fit the model.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    config = _adapter_config(folder)
-    more = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
-    if config.get("peft_type") != "LORA" or (asked := [name for name in more if config.get(name)]):
-        what = config.get("peft_type") if config.get("peft_type") != "LORA" else ", ".join(asked)
-        raise ModelError(f"the adapter in {folder} is more than LoRA ({what}); merge it with peft's merge_and_unload()")
-    try:
-        weights = load_file(folder / ADAPTER_WEIGHTS)
-        scale = float(config["lora_alpha"]) / float(config["r"])
-        names = [name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight")]
-        with torch.no_grad():
-            for name in names:
-                weight = model.get_parameter(f"{name.removeprefix('base_model.model.')}.weight")
-                delta = weights[f"{name}.lora_B.weight"].float() @ weights[f"{name}.lora_A.weight"].float()
-                weight.copy_(weight.float().add_(delta, alpha=scale))
-    except Exception as error:  # readers of damaged files raise anything
-        raise ModelError(
-            f"the adapter in {folder} does not fit its base or is damaged: {_first_line(error)}"
-        ) from error
-    if not names:
-        raise ModelError(f"the adapter in {folder} holds no LoRA weights")
-
-
-def _adapter_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{folder / ADAPTER} cannot be read: {_first_line(error)}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{folder / ADAPTER} holds no object")
-    return config
 
 
 def require_memory(path: Path, numbers: int, dtype: str) -> None:
@@ -258,8 +216,8 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
             with file.open("rb") as opened:
                 found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
     if base := base_model(path):
-        config = _adapter_config(path)
-        found[ADAPTER] = f"{config.get('r')} {config.get('lora_alpha')}"
+        config = adapter_config(path)
+        found[ADAPTER] = " ".join([f"{config.get('r')} {config.get('lora_alpha')}", *more_settings(config)])
         found |= {f"base/{name}": digest for name, digest in file_hashes(base).items()}
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turngym.agents.models import ADAPTER_WEIGHTS
+from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash
 from turngym.trainers.config import ConfigError
@@ -28,7 +28,8 @@ class LoraConfig:
     alpha: int = 32
     """What the adapters compute is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that get one (q_proj v_proj ...); none named: all but the head."""
+    """Names of the layers that get one, linear layers or embeddings (q_proj v_proj ...); none named: all linear layers
+    but the head."""
 
     def __post_init__(self) -> None:
         if self.rank < 0 or self.alpha < 1:
@@ -48,7 +49,7 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
 
     Whoever holds `model` (a rollout engine) runs the adapted weights. `base` names the model in the saved adapter;
     `seed` fixes the random half of the adapters, float32 whatever the model's precision is. Raises ModelError without
-    peft, and for targets that the model lacks.
+    peft, and for targets that the model lacks or that could not be merged exactly.
     """
     try:
         import peft
@@ -68,6 +69,12 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:
         raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
+    for name, layer in _adapted_layers(model):
+        if is_transposed(layer.base_layer) is None:
+            raise ModelError(
+                f"--lora.targets {' '.join(config.targets)}: {name} is a {type(layer.base_layer).__name__}; adapters "
+                "are for linear layers and embeddings"
+            )
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
         # under autocast peft would copy each input to float32 for a product that is taken in bfloat16 all the same
         for module in model.modules():
@@ -85,25 +92,48 @@ def adapted(model: Any) -> bool:
 
 
 def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the ordinary model that computes the same: W + alpha / rank B A; `weights` are the model's own.
+    """The weights of the ordinary model that computes the same (`LowRank.merge`); `weights` are the model's own.
 
-    A model without adapters gives `weights` back. The sum is taken in float32 and rounded once.
+    A model without adapters gives `weights` back.
     """
     if not adapted(model):
         return dict(weights)
-    config = model.peft_config[NAME]
-    plain: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if ".lora_" in name:
-            continue
-        # peft moves the weight of a layer that it wraps from LAYER.weight to LAYER.base_layer.weight
-        layer, marked, rest = name.partition(".base_layer.")
-        up = weights.get(f"{layer}.lora_B.{NAME}.weight") if marked and rest == "weight" else None
-        if up is not None:
-            down = weights[f"{layer}.lora_A.{NAME}.weight"]
-            value = (value.float() + config.lora_alpha / config.r * (up.float() @ down.float())).to(value.dtype)
-        plain[f"{layer}.{rest}" if marked else name] = value
-    return plain
+    learned = {}
+    for name, layer in _adapted_layers(model):
+        embeds = f"{name}.lora_embedding_A.{NAME}" in weights
+        a, b = (f"lora_embedding_{half}.{NAME}" if embeds else f"lora_{half}.{NAME}.weight" for half in "AB")
+        learned[f"{name}.base_layer.weight"] = LowRank(
+            a=weights[f"{name}.{a}"],
+            b=weights[f"{name}.{b}"],
+            scale=layer.scaling[NAME],
+            transposed=bool(is_transposed(layer.base_layer)),
+        )
+    # peft moves the weight of a layer that it wraps from LAYER.weight to LAYER.base_layer.weight
+    return {
+        name.replace(".base_layer.", "."): learned[name].merge(value) if name in learned else value
+        for name, value in weights.items()
+        if ".lora_" not in name
+    }
+
+
+def require_one_model(model: Any) -> None:
+    """Raises ModelError where the merged weights do not fit the plain model: one of two tied layers has an adapter.
+
+    Servers and copies hold one weight for both. A folder says that they are apart.
+    """
+    shared = shared_weights(model)
+    for name, layer in _adapted_layers(model):
+        if id(layer.base_layer.weight) in shared:
+            raise ModelError(
+                f"--lora.targets: {name} shares its weight with another layer, and the two are apart once it has an "
+                "adapter: servers, copies and references that follow the student cannot hold that; leave it out, or "
+                "play in this process"
+            )
+
+
+def _adapted_layers(model: Any) -> list[tuple[str, Any]]:
+    # attention layers have a `scaling`, too, which is a number
+    return [(name, each) for name, each in model.named_modules() if NAME in getattr(each, "lora_dropout", ())]
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -114,5 +144,5 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    save_file({f"base_model.model.{name}": value.contiguous() for name, value in own.items()}, folder / ADAPTER_WEIGHTS)
+    save_file({f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}, folder / ADAPTER_WEIGHTS)
     model.peft_config[NAME].save_pretrained(str(folder))

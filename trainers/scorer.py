@@ -20,7 +20,6 @@ from turngym.envs.core.protocols import Scorer
 from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
-from turngym.trainers.lora import merged
 from turngym.trainers.microbatch import packing_for, passes
 from turngym.trainers.models import (
     VocabularyError,
@@ -250,6 +249,7 @@ def reference_refresh(
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
             "policy (kl_coef above 0)"
         )
+    lora.require_one_model(student)
     return ReferenceRefresh(every=every, reference=reference.model, student=student, rate=rate)
 
 
@@ -258,16 +258,22 @@ def reference_refresh(
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """Implements `WeightSource`: what `model` has now, its adapters merged in."""
+    """Implements `WeightSource`: what `model` has now, its adapters merged in.
+
+    Raises ModelError for adapters whose merged weights a plain model cannot hold.
+    """
 
     model: Any
 
+    def __post_init__(self) -> None:
+        lora.require_one_model(self.model)
+
     def save(self, folder: Path) -> None:
-        save_model(self.model, folder, merged(self.model, self.model.state_dict()))
+        save_model(self.model, folder, lora.merged(self.model, self.model.state_dict()))
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
         # parameters, not the state dict: a head tied to the embedding is then sent once
-        return merged(self.model, dict(self.model.named_parameters())).items()
+        return lora.merged(self.model, dict(self.model.named_parameters())).items()
 
     def scorer(self) -> LocalScorer:
         return LocalScorer(model=self.model)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from turngym.agents.local_engine.cache import KeyGroup, RaggedCache, Step
+from turngym.agents.local_engine.lora_weights import LowRank
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
@@ -241,9 +242,9 @@ def merged_weight(module: Any, dtype: torch.dtype | None = None) -> Tensor:
     """
     if not is_lora(module):
         return module.weight.detach()
-    weight, (name,) = module.base_layer.weight.detach(), module.active_adapters
-    delta = module.lora_B[name].weight.detach().float() @ module.lora_A[name].weight.detach().float()
-    return torch.add(weight.float(), delta, alpha=module.scaling[name]).to(dtype or weight.dtype)
+    (name,) = module.active_adapters
+    learned = LowRank(a=module.lora_A[name].weight, b=module.lora_B[name].weight, scale=module.scaling[name])
+    return learned.merge(module.base_layer.weight, dtype)
 
 
 def is_lora(module: Any) -> bool:

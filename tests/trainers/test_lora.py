@@ -30,7 +30,7 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.run import run_training
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
 from turngym.trainers.world import SINGLE
 
 pytest.importorskip("peft")
@@ -119,7 +119,13 @@ def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> N
     good = json.loads(config.read_text())
     for change, said in (
         ({"base_model_name_or_path": "nowhere"}, "is a LoRA adapter of the model nowhere, which is not there"),
-        ({"use_dora": True}, "is more than LoRA"),
+        ({"use_dora": True}, "magnitude of a layer are not as the settings say"),
+        ({"lora_bias": True}, "bias of a layer are not as the settings say"),
+        ({"r": 5}, "has rank 4, the settings say 5"),
+        ({"alpha_pattern": {"(a+)+b": 3}}, "is no name of layers"),
+        ({"init_lora_weights": "pissa"}, r"is more than LoRA \(init_lora_weights 'pissa'\)"),
+        ({"trainable_token_indices": [1]}, r"is more than LoRA \(trainable_token_indices\)"),
+        ({"something_new": {"a": 1}}, r"is more than LoRA \(something_new\)"),
         ({"peft_type": "IA3"}, r"is more than LoRA \(IA3\)"),
         ({"r": None}, "does not fit its base or is damaged"),
     ):
@@ -129,6 +135,156 @@ def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> N
     config.write_text("[]")
     with pytest.raises(ModelError, match="holds no object"):
         load_model(tmp_path / "adapter")
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    ids = {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=48, n_embd=16, n_layer=2, n_head=4, n_positions=64, **ids)).eval()
+
+
+def qwen2(tied: bool = True) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 48, "initializer_range": 0.3}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, **ids, tie_word_embeddings=tied)).eval()
+
+
+def gemma3() -> Any:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 48, "head_dim": 4, "initializer_range": 0.3}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **ids)).eval()
+
+
+def untied() -> Any:
+    return qwen2(False)
+
+
+KINDS = {
+    "linear": (qwen2, {"target_modules": ["q_proj", "down_proj"]}),
+    "embedding of a tied pair": (qwen2, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "head of a tied pair": (qwen2, {"target_modules": ["q_proj", "lm_head"]}),
+    "both of a tied pair": (qwen2, {"target_modules": ["embed_tokens", "lm_head"]}),
+    "both, kept tied": (qwen2, {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
+    "embedding and head": (untied, {"target_modules": ["embed_tokens", "lm_head"]}),
+    "scaled embedding": (gemma3, {"target_modules": ["embed_tokens", "v_proj"]}),
+    "conv1d": (gpt2, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
+    "conv1d that was not announced": (gpt2, {"target_modules": ["c_fc"]}),
+    "embeddings of ids and positions": (gpt2, {"target_modules": ["wte", "wpe"]}),
+    "whole head": (qwen2, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "whole embedding": (qwen2, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
+    "whole pair": (
+        qwen2,
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "whole norms": (qwen2, {"target_modules": ["q_proj"], "modules_to_save": ["norm", "input_layernorm"]}),
+    "whole block": (qwen2, {"target_modules": ["q_proj"], "modules_to_save": ["mlp"]}),
+    "rslora": (qwen2, {"target_modules": ["q_proj", "lm_head"], "use_rslora": True}),
+    "dora": (qwen2, {"target_modules": ["q_proj", "o_proj"], "use_dora": True}),
+    "dora of an embedding": (untied, {"target_modules": ["embed_tokens"], "use_dora": True}),
+    "dora of a conv1d": (gpt2, {"target_modules": ["c_attn"], "use_dora": True, "fan_in_fan_out": True}),
+    "dora with rslora": (qwen2, {"target_modules": ["q_proj"], "use_dora": True, "use_rslora": True}),
+    "biases of the layers": (qwen2, {"target_modules": ["q_proj", "o_proj"], "bias": "lora_only"}),
+    "all biases": (qwen2, {"target_modules": ["q_proj"], "bias": "all"}),
+    "biases of the adapters": (qwen2, {"target_modules": ["q_proj"], "lora_bias": True}),
+    "ranks and alphas by name": (
+        qwen2,
+        {
+            "target_modules": ["q_proj", "v_proj", "down_proj"],
+            "rank_pattern": {"v_proj": 2, "layers.1.mlp.down_proj": 6},
+            "alpha_pattern": {"v_proj": 32, "model.layers.0.self_attn.q_proj": 3},
+        },
+    ),
+    "one layer": (qwen2, {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
+    "all linear layers": (qwen2, {"target_modules": "all-linear", "init_lora_weights": "gaussian"}),
+    "by expression": (qwen2, {"target_modules": r".*\.1\..*(q|v)_proj", "exclude_modules": ["v_proj"]}),
+}
+"""Adapters as peft makes them: the base and the settings."""
+APART = {"embedding of a tied pair", "head of a tied pair", "both of a tied pair", "both, kept tied", "whole head"}
+APART |= {"scaled embedding", "whole embedding", "whole pair", "rslora", "embeddings of ids and positions"}
+"""Those after which head and embedding have weights of their own."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_adapter_is_merged_into_the_model_that_peft_reads(kind: str, tmp_path: Path) -> None:
+    from peft import LoraConfig as Settings
+    from peft import PeftModel, get_peft_model
+
+    base, settings = KINDS[kind]
+    save_model(base(), tmp_path / "base")
+    made = get_peft_model(base(), Settings(r=4, lora_alpha=8, task_type="CAUSAL_LM", **settings))
+    shaken(made).save_pretrained(str(tmp_path / "adapter"))
+    config = tmp_path / "adapter" / "adapter_config.json"
+    named = json.loads(config.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}
+    config.write_text(json.dumps(named))
+    expected = PeftModel.from_pretrained(base(), str(tmp_path / "adapter")).eval()(IDS).logits
+    assert (expected - base()(IDS).logits).abs().max() > 0.01
+    played = load_model(tmp_path / "adapter")
+    assert torch.allclose(played(IDS).logits, expected, atol=2e-5)
+    assert main(["model", "merge", str(tmp_path / "adapter"), "--out", str(tmp_path / "whole")]) == 0
+    merged_model = load_model(tmp_path / "whole")
+    assert torch.allclose(merged_model(IDS).logits, expected, atol=2e-5)
+    tied = base().config.tie_word_embeddings
+    assert merged_model.config.tie_word_embeddings is (tied and kind not in APART)
+    engine = LocalEngine(played, max_length=64)
+    settled = Sampling(temperature=1.0, max_new_tokens=6)
+    asked = GenerateRequest(session="s", prompt_ids=np.arange(5, dtype=np.int32), sampling=settled, stream=(0, 0, 0))
+    (answer,) = engine.generate([asked])
+    row = np.concatenate([asked.prompt_ids, answer.ids])
+    again = PeftModel.from_pretrained(base(), str(tmp_path / "adapter")).eval()
+    logp = again(torch.from_numpy(row.astype(np.int64))[None]).logits[0, 4:-1].log_softmax(-1)
+    drawn = logp[torch.arange(len(answer.ids)), torch.from_numpy(answer.ids.astype(np.int64))]
+    assert np.allclose(answer.logprobs, drawn.detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("base", "targets"),
+    [(untied, ("q_proj", "embed_tokens", "lm_head")), (gpt2, ("c_attn", "c_proj")), (qwen2, ("q_proj",))],
+)
+def test_trained_layers_of_every_type_are_merged_into_the_plain_model(base: Any, targets: tuple[str, ...]) -> None:
+    model, plain = base(), base()
+    add_adapters(model, LoraConfig(rank=4, alpha=8, targets=targets))
+    shaken(model)
+    plain.load_state_dict(merged(model, model.state_dict()))
+    assert torch.allclose(plain(IDS).logits, model(IDS).logits, atol=2e-5)
+    sent = dict(ModelWeights(model).named_weights())
+    assert sent.keys() == dict(plain.named_parameters()).keys()
+    assert all(torch.equal(sent[name], weight) for name, weight in plain.named_parameters())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_a_layer_of_a_tied_pair_is_trained_and_played_but_not_sent(target: str, tmp_path: Path) -> None:
+    save_model(qwen2(), tmp_path / "base")
+    model = qwen2()
+    add_adapters(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", target)), base=str(tmp_path / "base"))
+    shaken(model)
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    assert torch.allclose(load_model(tmp_path / "adapter")(IDS).logits, model(IDS).logits, atol=2e-5)
+    with pytest.raises(ModelError, match=rf"--lora\.targets: .*{target} shares its weight with another layer"):
+        ModelWeights(model)
+    with pytest.raises(ModelError, match="shares its weight"):
+        reference_refresh(1, LocalScorer(model=qwen2()), model, SINGLE)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_that_cannot_be_merged_is_refused_before_training() -> None:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Lfm2Config(vocab_size=48, num_key_value_heads=2, layer_types=["conv", "full_attention"], **sizes)
+    with pytest.raises(ModelError, match=r"layers\.0\.conv\.conv is a Conv1d; adapters are for linear"):
+        add_adapters(Lfm2ForCausalLM(config), LoraConfig(rank=16, targets=("conv.conv",)))
 
 
 def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
