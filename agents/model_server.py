@@ -21,6 +21,7 @@ from turngym.agents.servers.client import ServerError
 from turngym.agents.servers.fleet import TRIED, Fleet, model_config
 from turngym.agents.servers.sglang_launch import KEY, NAMES
 from turngym.agents.serving import access_of
+from turngym.retrieval.cores import POOLS
 
 TAIL = 25
 """Lines of the server's output that an error shows."""
@@ -178,7 +179,7 @@ def process(config: ServePolicy) -> ServerProcess:
     log = config.log or Path(tempfile.mkdtemp(prefix="turngym-sglang-")) / "log"
     env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
     if config.threads:
-        env["OMP_NUM_THREADS"] = str(config.threads)
+        env |= dict.fromkeys(POOLS, str(config.threads))
     return ServerProcess(command=command(config), url=url, log=log, env=env)
 
 

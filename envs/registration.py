@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -132,12 +133,32 @@ def require_env(env_id: str) -> str:
     return env_id
 
 
+def own_registrations() -> dict[str, Any]:
+    """What this process has registered beyond Gymnasium's environments and ours, by id.
+
+    Another process may not have run the script, or imported the module, that registered them.
+    """
+    found: dict[str, Any] = {}
+    for env_id, spec in gym.registry.items():
+        made_by = spec.entry_point
+        places = (made_by, spec.kwargs.get("env_class", "turngym."))
+        if all(isinstance(place, str) and place.startswith(("gymnasium.", "turngym.")) for place in places):
+            continue
+        if isinstance(made_by, str) and made_by.startswith("__main__:"):
+            # another process has another main program
+            found[env_id] = replace(spec, entry_point=cast(Any, gym.envs.registration.load_env_creator(made_by)))
+        else:
+            found[env_id] = spec
+    return found
+
+
 def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:
     """The class as `module:Name` if that finds it again, so that specs can be written as JSON; else itself."""
     if isinstance(env_class, str):
         if env_class.count(":") != 1:
             raise TurngymError(f"register({env_id!r}): env_class is {env_class!r}; write it as 'package.module:Class'")
-        return env_class
+        # the name of the main program says nothing to another process
+        return _load(env_class) if env_class.startswith("__main__:") else env_class
     if not (isinstance(env_class, type) and issubclass(env_class, TextEnv)):
         raise TurngymError(f"register({env_id!r}): env_class is {env_class!r}; it must be a class that extends TextEnv")
     if getattr(env_class, "env_id", None) != env_id:

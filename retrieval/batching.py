@@ -7,8 +7,6 @@ their own, so that HTTP and searching do not wait for one interpreter lock.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import signal
 import threading
 import time
 from collections import deque
@@ -20,7 +18,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from turngym.retrieval.child_process import ChildProcess
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.cores import threads_each
 
 Found = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
@@ -199,7 +199,7 @@ def _fail(batch: Sequence[Waiting], error: Exception) -> None:
 
 
 Opener = Callable[[], Retriever]
-"""Opens the retriever: importable by name, or a `functools.partial` of something that is."""
+"""Opens the retriever; it is pickled for the children."""
 SMALL = 4
 """Batches of fewer queries are searched in this process, because sending them away costs more than it gains."""
 
@@ -226,7 +226,8 @@ class ProcessRetriever:
         self._lock = threading.Lock()
         self._closed = False
         # the children first, so that they open the index while this process does
-        self._children = [_Child(opener) for _ in range(processes)]
+        self._threads = threads_each(processes)
+        self._children = [_Child(opener, self._threads) for _ in range(processes)]
         try:
             self._here = opener()
         except BaseException:
@@ -273,7 +274,7 @@ class ProcessRetriever:
         with self._lock:
             if self._closed:
                 raise RetrieverUnavailable("this retriever is closed")
-            child = _Child(self._opener)
+            child = _Child(self._opener, self._threads)
             self._children = [*(old for old in self._children if old.usable), child]
         try:
             child.wait_until_ready(self.fingerprint)
@@ -285,14 +286,9 @@ class ProcessRetriever:
 class _Child:
     """One child process and this end of its pipe."""
 
-    def __init__(self, opener: Opener) -> None:
-        # a fork would copy locks that other threads of the server hold at that moment
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(opener, theirs), name="retrieval", daemon=True)
-        self._process.start()
-        # if this process kept the child's end too, the pipe of a dead child would never end
-        theirs.close()
+    def __init__(self, opener: Opener, threads: int) -> None:
+        self._process = ChildProcess(_work, opener, name="turngym-retrieval", threads=threads)
+        self._pipe = self._process.pipe
         self.usable = True
 
     def wait_until_ready(self, fingerprint: str) -> None:
@@ -300,9 +296,7 @@ class _Child:
         try:
             kind, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self.end()
-            ended = f"({self._ended()})"
-            raise RetrievalError(f"the retriever's process ended while it opened the index {ended}") from error
+            raise RetrievalError(f"while it opened the index, the retriever's {self._death()}") from error
         if (kind, value) != ("ready", fingerprint):
             self.end()
             raise RetrievalError(f"the index is now {value}; it was {fingerprint}" if kind == "ready" else value)
@@ -315,8 +309,7 @@ class _Child:
                 raise RetrieverUnavailable(f"the retriever gave no answer in {patience:g} s; its process was ended")
             kind, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self.end()
-            raise RetrieverUnavailable(f"the retriever's process ended during a search ({self._ended()})") from error
+            raise RetrieverUnavailable(f"during a search, the retriever's {self._death()}") from error
         if kind == "found":
             return [
                 [Hit(passage=Passage(id=i, title=t, text=x), score=score) for i, t, x, score in row] for row in value
@@ -326,22 +319,15 @@ class _Child:
     def end(self) -> None:
         """Closes the pipe, which ends an idle child, and kills the process if that does not help."""
         self.usable = False
-        self._pipe.close()
-        self._process.join(0.5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.end(0.5)
 
-    def _ended(self) -> str:
-        return f"exit code {self._process.exitcode}"
+    def _death(self) -> str:
+        self.usable = False
+        return self._process.death()
 
 
-def _work(opener: Opener, pipe: Connection) -> None:
+def _work(pipe: Connection, opener: Opener) -> None:
     """Runs in the child: one search after the other until the pipe closes, as it does if the parent dies."""
-    # a handler of the parent is not for this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Ctrl-C reaches the whole group, but the parent decides when this process ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         retriever = opener()
         pipe.send(("ready", retriever.fingerprint))

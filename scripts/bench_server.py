@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.cores import environment_with_threads
 
 
 class Server:
@@ -18,7 +19,7 @@ class Server:
 
     def __init__(self, command: list[str]) -> None:
         """Starts `python` with the arguments `command` and waits for its line `ready: URL`."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"} if "--threads" in command else None
+        environment = environment_with_threads(1) if "--threads" in command else None
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, text=True, env=environment)
         assert self.process.stdout is not None

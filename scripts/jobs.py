@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.agents.executor.options import SHARE
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import FolderInUseError, locked_file
+from turngym.retrieval.cores import SHARE, environment_with_threads
 
 # --- Jobs
 
@@ -176,7 +176,7 @@ def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
     argv += ["--resume"] if job.begun else []
     # jobs run side by side
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: str(cores)}
+    environment = {**environment_with_threads(1), SHARE: str(cores)}
     with job.log.open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 

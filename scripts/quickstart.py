@@ -17,13 +17,13 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.executor.options import available_cores
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
+from turngym.retrieval.cores import available_cores
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import distill_argv

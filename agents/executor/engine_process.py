@@ -10,7 +10,6 @@ import contextlib
 import copy
 import io
 import os
-import pickle
 import shutil
 import signal
 import tempfile
@@ -21,13 +20,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from turngym.agents.executor.child import GRACE, ChildProcess, picklable
+from turngym.agents.executor.errors import picklable
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
+from turngym.retrieval.child_process import GRACE, ChildProcess
 
 ALIGN = 64
 """Parameters begin at multiples of this many bytes."""
@@ -55,7 +56,7 @@ def skeleton(model: Any) -> bytes:
     }
     buffer = io.BytesIO()
     # deepcopy uses what is in the memo in place of the parameters, so they are not copied
-    torch.save(copy.deepcopy(model, memo), buffer)
+    torch.save(copy.deepcopy(model, memo), buffer, pickle_module=cloudpickle)
     return buffer.getvalue()
 
 
@@ -101,9 +102,8 @@ def _new_file(size: int) -> Path:
     return Path(name)
 
 
-def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
+def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
     """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed."""
-    torch.set_num_threads(threads)
     try:
         engine = LocalEngine(mapped_model(payload, path), **settings)
     except Exception as error:
@@ -190,7 +190,7 @@ class EngineProcess:
         self._end: Any = weakref.finalize(self, self._path.unlink, missing_ok=True)
         try:
             self._payload = skeleton(model)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except Exception as error:
             self._end()
             raise EngineError(f"the model ({type(model).__name__}) cannot be sent to a process: {error}") from error
         self.starts = 0
@@ -250,9 +250,15 @@ class EngineProcess:
 
     def _start(self) -> None:
         settings = {**self._settings, "policy_version": self.policy_version}
-        arguments = (self._threads, self._payload, self._path, settings)
-        ignored = (signal.SIGINT, signal.SIGTERM)
-        self._child = ChildProcess(serve_engine, *arguments, name="turngym-engine", ignored=ignored)
+        self._child = ChildProcess(
+            serve_engine,
+            self._payload,
+            self._path,
+            settings,
+            name="turngym-engine",
+            threads=self._threads,
+            ignored=(signal.SIGINT, signal.SIGTERM),
+        )
         self._end.detach()
         self._end = weakref.finalize(self, _stop, self._child, self._path)
         self.starts += 1

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.cores import available_cores
 
-SHARE = "TURNGYM_CORES"
-"""Environment variable with the number of cores for this process, for programs that start several side by side."""
-QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-"""Files with a Linux container's limit: version 2, then version 1 of control groups."""
 EPISODES = 2000
 """With fewer episodes starting workers does not pay off: it takes each some seconds of processor time, about a third of
 the time in which a tiny model plays so many."""
@@ -24,34 +18,6 @@ PARAMETERS = 64_000_000
 """Larger models keep several cores busy with their matrix products, and every worker holds a copy."""
 WORKERS = 4
 """Most workers that `auto` starts: with more of them each decodes too few episodes at a time."""
-
-
-def available_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """Processor cores that this process may use, at least 1.
-
-    The smallest of its affinity, the container's quota and `TURNGYM_CORES`, divided among the processes that torchrun
-    started on this machine.
-    """
-    # macOS and Windows have no affinity
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share, beside = (environment.get(name, "") for name in (SHARE, "LOCAL_WORLD_SIZE"))
-    limits = [allowed, *_quota(), *([int(share)] if share.isdecimal() else [])]
-    return max(1, min(limits) // max(1, int(beside) if beside.isdecimal() else 1))
-
-
-def _quota() -> list[int]:
-    """The container's limit in whole cores, rounded up; empty without one."""
-    modern, old = QUOTAS
-    try:
-        if modern.exists():
-            quota, period = modern.read_text(encoding="ascii").split()[:2]
-        else:
-            quota = old.read_text(encoding="ascii").strip()
-            period = old.with_name("cpu.cfs_period_us").read_text(encoding="ascii")
-        return [] if int(quota) <= 0 else [-(-int(quota) // int(period))]
-    # there is no such file, or it says `max`
-    except (OSError, ValueError):
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
-from turngym.agents.executor.child import ExecutorError
+from turngym.agents.executor.errors import ExecutorError, UnsendableError
 from turngym.agents.executor.processes import Answer, Load, RolloutSpec, Workers, pack
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.episode import Episode, Status
+from turngym.envs.registration import own_registrations
 
 POLL = 0.25
 """Seconds between checks for a cancelled run or a hung worker."""
@@ -266,7 +267,8 @@ class ParallelRollout:
         options["slots"] = -(-slots // self.workers.count)
         options.setdefault("step_timeout", self.step_timeout)
         with self._lock:
-            spec = RolloutSpec(make_env=make_env, agent=agent, options=options)
+            registered = own_registrations()
+            spec = RolloutSpec(make_env=make_env, agent=agent, options=options, registered=registered)
             data, engines = pack(spec)
             self._free_stale_handles()
             return JobScheduler(
@@ -337,6 +339,7 @@ class ParallelRollout:
         """The workers' number of `engine`; its weights are shared again if they have changed."""
         # imported here, since rollouts without a local engine do not need torch
         from turngym.agents.local_engine.engine import pack_engine, pack_weights
+        from turngym.agents.local_engine.model import EngineError
 
         for number, known in enumerate(self._engines):
             if known.engine is not engine:
@@ -347,6 +350,9 @@ class ParallelRollout:
                 known.weights = self.workers.share(pack_weights(engine))
                 known.stamp, known.version = engine.stamp, engine.policy_version
             return number
-        packed = self.workers.share(pack_engine(engine))
+        try:
+            packed = self.workers.share(pack_engine(engine))
+        except EngineError as error:
+            raise UnsendableError(str(error)) from error
         self._engines.append(_SharedEngine(engine, engine.stamp, engine.policy_version, packed))
         return len(self._engines) - 1

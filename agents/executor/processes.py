@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -23,11 +21,16 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from turngym.agents.executor.child import GRACE, ChildProcess, ExecutorError, picklable
-from turngym.agents.executor.options import available_cores
+import cloudpickle
+import gymnasium as gym
+
+from turngym.agents.executor.errors import ExecutorError, UnsendableError, picklable
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.child_process import GRACE, ChildProcess
+from turngym.retrieval.cores import threads_each, use_threads
 
 HEARTBEAT = 2.0
 """Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""
@@ -77,8 +80,10 @@ def pack(content: Any) -> tuple[bytes, list[Any]]:
     pickler = _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(content)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ExecutorError(
+    except TurngymError:
+        raise
+    except Exception as error:
+        raise UnsendableError(
             f"this cannot be sent to workers: {error}. Environments are sent as EnvSpec(id, kwargs) or another "
             "picklable callable; agents must be picklable, and clients of an engine server must be as their address"
         ) from error
@@ -90,7 +95,7 @@ def unpack(data: bytes, engines: Mapping[int, Any]) -> Any:
     return _Unpickler(io.BytesIO(data), engines).load()
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engines: list[Any] = []
@@ -111,7 +116,7 @@ class _Pickler(pickle.Pickler):
             return obj.for_workers()
         if isinstance(obj, _lru_cache_wrapper):
             return _empty_cache, (obj.__wrapped__, obj.cache_parameters()["maxsize"])
-        return NotImplemented
+        return super().reducer_override(obj)
 
 
 def _empty_cache(function: Callable[..., Any], size: int | None) -> Any:
@@ -135,6 +140,8 @@ class RolloutSpec:
     agent: Agent
     options: RolloutSettings
     """With the slots of one worker, and without `on_episode`."""
+    registered: Mapping[str, Any]
+    """Environments that the sender has registered with Gymnasium, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +160,12 @@ class Worker:
     Methods are called one at a time with picklable arguments.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
         self._engines: dict[int, Any] = {}
         self._rollout: Rollout | None = None
         self._waiting: deque[tuple[int, Job]] = deque()
-        self._spare_env: tuple[MakeEnv, Any] | None = None
+        self._spare_env: tuple[tuple[MakeEnv, Mapping[str, Any]], Any] | None = None
         """An environment kept open between runs, so that what environments share (a shop, an index) is built once."""
 
     def begin(self, spec: bytes, engine_numbers: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
@@ -174,9 +182,14 @@ class Worker:
         content: RolloutSpec = unpack(
             spec, {place: self._engines[engine] for place, engine in enumerate(engine_numbers)}
         )
-        if self._spare_env is None or self._spare_env[0] != content.make_env:
+        if self._threads is not None:
+            # torch may have come with what was unpacked, and its number of threads from a module of the user's
+            use_threads(self._threads)
+        gym.registry.update(content.registered)
+        made_by = (content.make_env, content.registered)
+        if self._spare_env is None or self._spare_env[0] != made_by:
             # the new one is made before the former is closed, so that what the two share stays built
-            former, self._spare_env = self._spare_env, (content.make_env, content.make_env())
+            former, self._spare_env = self._spare_env, (made_by, content.make_env())
             if former is not None:
                 former[1].close()
         self._rollout = Rollout(content.make_env, content.agent, **content.options)
@@ -210,15 +223,17 @@ class Worker:
 class LocalWorkers:
     """`count` processes, started when first called; each gets its share of this process's cores.
 
-    Processes are spawned: a script that uses them needs the usual `if __name__ == "__main__":`. They end with this
-    process, however it ends. Payloads are shared as files in a temporary folder.
+    They end with this process, however it ends. Payloads are shared as files in a temporary folder.
+
+    Args:
+        threads: threads of each worker's libraries; by default its share of the cores, at most OMP_NUM_THREADS.
     """
 
     def __init__(self, count: int, *, threads: int | None = None) -> None:
         if count < 1:
             raise ExecutorError(f"{count} workers: at least 1 must play")
         self.count = count
-        self._threads = threads or max(1, available_cores() // count)
+        self._threads = threads or threads_each(count)
         self._children: dict[int, ChildProcess] = {}
         self._busy: set[int] = set()
         """Workers that have not answered their call yet."""
@@ -229,12 +244,13 @@ class LocalWorkers:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the running workers."""
-        return tuple(child.pid or 0 for child in self._children.values())
+        return tuple(child.pid for child in self._children.values())
 
     def call(self, worker: int, method: str, *args: Any) -> None:
         assert worker not in self._busy, f"worker {worker} has not answered yet"
         if worker not in self._children:
-            self._children[worker] = ChildProcess(serve, self._threads, name=f"turngym-worker-{worker}")
+            name = f"turngym-worker-{worker}"
+            self._children[worker] = ChildProcess(serve, self._threads, name=name, threads=self._threads)
         try:
             self._children[worker].pipe.send((method, args))
             self._busy.add(worker)
@@ -294,12 +310,7 @@ class LocalWorkers:
 
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
-    # ended by it, whatever the parent does with it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # set before torch is loaded, which reads them once
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))
-    worker, folders = Worker(), set[Path]()
+    worker, folders = Worker(threads), set[Path]()
     with contextlib.suppress(EOFError, OSError):
         while True:
             method, args = pipe.recv()

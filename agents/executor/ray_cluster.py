@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.executor.child import ExecutorError, picklable
+from turngym.agents.executor.errors import ExecutorError, picklable
 from turngym.agents.executor.processes import Answer, Worker
 from turngym.envs.core.plugins import need
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
-from turngym.agents.executor.child import ExecutorError
+from turngym.agents.executor.errors import ExecutorError, UnsendableError
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import LocalWorkers, Workers
@@ -39,18 +39,41 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
         )
     else:
         workers = LocalWorkers(choice.workers)
-    # fixed shares keep numbers the same from run to run for users who did not ask for workers
-    play = ParallelRollout(
+    kind = ParallelWherePossible if chosen_here else ParallelRollout
+    play = kind(
         workers,
         retries=options.retries,
         patience=options.worker_timeout,
         step_timeout=options.step_timeout,
+        # numbers stay the same from run to run for users who did not ask for workers
         fixed_shares=chosen_here,
     )
     try:
         yield play
     finally:
         play.close()
+
+
+class ParallelWherePossible(ParallelRollout):
+    """Plays in this process what cannot be sent to workers, and says so: nobody asked for workers."""
+
+    _said = False
+
+    def __call__(
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
+    ) -> list[Episode]:
+        try:
+            return super().__call__(jobs, make_env, agent, **options)
+        except UnsendableError as error:
+            if not self._said:
+                print(f"episodes are played by this process: {error}", file=sys.stderr)
+                self._said = True
+            options.setdefault("step_timeout", self.step_timeout)
+            return rollout(jobs, make_env, agent, **options)
+
+    def prepare(self, engine: Any) -> None:
+        with suppress(UnsendableError):
+            super().prepare(engine)
 
 
 class CancellableRollout:

@@ -15,12 +15,12 @@ what is new in the prompt. They go when the session is released, or when it was 
 from __future__ import annotations
 
 import io
-import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -530,8 +530,9 @@ def pack_engine(engine: LocalEngine) -> bytes:
     """Pickle model, tokenizer and settings. Raises EngineError for a model that cannot be copied (a sharded one)."""
     buffer = io.BytesIO()
     try:
-        torch.save((engine.model, engine.settings()), buffer)
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
+        # a model class of the program itself goes along by value
+        torch.save((engine.model, engine.settings()), buffer, pickle_module=cloudpickle)
+    except Exception as error:
         kind = type(engine.model).__name__
         raise EngineError(
             f"the model ({kind}) cannot be copied into worker processes: {error}; play in this process (--workers 0) "

@@ -59,7 +59,9 @@ def named_player(name: str) -> MakeExpert:
     if name == "expert":
         return PrivilegedExpert
     if is_path(name):
-        find(PLAYERS, name, {})
+        # found here, for the main program of a worker is another one
+        make: MakeExpert = find(PLAYERS, name, {})
+        return make
     return _NamedPlayer(name)
 
 
@@ -71,7 +73,7 @@ class _NamedPlayer:
 
     def __call__(self, env: ActionGuard) -> Player:
         own = env.base.players
-        if self.name not in own and (is_path(self.name) or self.name in installed(PLAYERS)):
+        if self.name not in own and self.name in installed(PLAYERS):
             player: Player = find(PLAYERS, self.name, {}, known=own)(env)
             return player
         return env.base.make_player(self.name)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import json
-import subprocess
-import sys
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from turngym.retrieval.child_process import GRACE, ChildProcess
 
 CPU_SECONDS = 10
 MEMORY = 1 << 30
@@ -32,56 +36,67 @@ class TemplateLimit(Exception):
     """A template went beyond a limit; the text is a clause for an error."""
 
 
-_REHEARSAL = """
-import json, sys
-source, seconds, memory, longest = json.load(sys.stdin)
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-except ImportError:
-    pass
-try:
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-except ImportError:
-    sys.exit(0)
+_OUT_OF_MEMORY = 3
+"""Exit status of a rehearsal."""
 
-class Generation(Extension):
-    tags = {"generation"}
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
 
-def refuse(message):
-    raise ValueError(message)
+def _rehearsal(pipe: Connection, source: str, seconds: int, memory: int, longest: int) -> None:
+    """Runs in the child. Sends b"long" for a text that is too long, else b"".
 
-more = [Generation, "jinja2.ext.loopcontrols"]
-env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=more)
-env.filters["tojson"] = lambda value, **more: json.dumps(value, indent=more.get("indent"))
-env.globals |= {"raise_exception": refuse, "strftime_now": lambda form: form}
-function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
-said = [{"role": role, "content": "some text"} for _ in range(8) for role in ("user", "assistant")]
-try:
-    template = env.from_string(source)
-    for messages in (said, [{"role": "system", "content": "s"}, *said, said[0]]):
-        for tools in (None, [{"type": "function", "function": function}]):
-            try:
+    Only costs are looked at here: whether the template can be used is found out where it is used.
+    """
+    # what Python says when no memory is left even for an exception
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        from jinja2 import nodes
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        pipe.send_bytes(b"")
+        return
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    env.filters["tojson"] = lambda value, **more: json.dumps(value, indent=more.get("indent"))
+    env.globals |= {"raise_exception": refuse, "strftime_now": lambda form: form}
+    text = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": text}}
+    said = [{"role": role, "content": "some text"} for _ in range(8) for role in ("user", "assistant")]
+    answer = b""
+    try:
+        template = env.from_string(source)
+        for messages in (said, [{"role": "system", "content": "s"}, *said, said[0]]):
+            for tools in (None, [tool]):
                 variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "eos_token": "</s>"}
-                text = template.render(variables, add_generation_prompt=True)
-            except MemoryError:
-                sys.exit(3)
-            except Exception:
-                continue
-            if len(text) > longest:
-                sys.exit(4)
-except MemoryError:
-    sys.exit(3)
-except Exception:
-    pass
-"""
-"""Only costs are looked at here: whether the template can be used is found out where it is used."""
+                try:
+                    rendered = template.render(variables, add_generation_prompt=True)
+                except MemoryError:
+                    raise
+                except Exception:
+                    continue
+                if len(rendered) > longest:
+                    answer = b"long"
+    except MemoryError:
+        os._exit(_OUT_OF_MEMORY)
+    except Exception:
+        pass
+    pipe.send_bytes(answer)
 
 
 def rehearse(source: str) -> None:
@@ -92,19 +107,19 @@ def rehearse(source: str) -> None:
 
 @lru_cache(maxsize=256)
 def _rehearsed(source: str, seconds: int, memory: int) -> None:
-    given = json.dumps([source, seconds, memory, LONGEST])
-    command = [sys.executable, "-I", "-c", _REHEARSAL]
+    child = ChildProcess(_rehearsal, source, seconds, memory, LONGEST, name="turngym-template", threads=1)
     try:
-        done = subprocess.run(command, input=given, text=True, capture_output=True, timeout=2 * SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise TemplateLimit(f"takes more than {2 * SECONDS:g} s for a short conversation") from None
-    if done.returncode == 4:
-        raise TemplateLimit(f"makes more than {LONGEST:,} characters of a short conversation")
-    # out of memory inside an allocation that cannot be caught, too
-    if done.returncode == 3 or "MemoryError" in done.stderr:
-        raise TemplateLimit(f"takes more than {memory >> 20} MiB for a short conversation")
-    if done.returncode < 0:
-        raise TemplateLimit(f"takes more than {seconds} s of processor time for a short conversation")
+        if not child.pipe.poll(2 * SECONDS):
+            raise TemplateLimit(f"takes more than {2 * SECONDS:g} s for a short conversation")
+        if child.pipe.recv_bytes():
+            raise TemplateLimit(f"makes more than {LONGEST:,} characters of a short conversation")
+    except (EOFError, OSError):
+        # out of memory may also be a crash inside an allocation that cannot be caught
+        if child.exit_status(GRACE) in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise TemplateLimit(f"takes more than {seconds} s of processor time for a short conversation") from None
+        raise TemplateLimit(f"takes more than {memory >> 20} MiB for a short conversation") from None
+    finally:
+        child.end()
 
 
 _lock = threading.Lock()

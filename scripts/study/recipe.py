@@ -9,7 +9,6 @@ Examples:
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.tables import print_table
+from turngym.retrieval.cores import environment_with_threads
 from turngym.scripts.jobs import shown
 from turngym.scripts.options import distill_argv
 from turngym.scripts.study.learn import write_text
@@ -541,6 +541,6 @@ def execute(step: Step) -> None:
         "turngym": [sys.executable, "-m", "turngym.scripts"],
     }
     words = [*programs[step.words[0]], *step.words[1:]]
-    done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(words, env=environment_with_threads(1), check=False)
     if done.returncode:
         raise TurngymError(f"{step.why} failed (exit status {done.returncode}): {step.line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from alfworld_jobs import EXPERT, SPEC, jobs, untimed  # noqa: E402
+
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
 from turngym.agents.executor import options as automatic  # noqa: E402
 from turngym.agents.executor import workers as open_workers  # noqa: E402
+from turngym.agents.executor.errors import UnsendableError  # noqa: E402
 from turngym.agents.executor.options import (  # noqa: E402
     WorkerCount,
     WorkerOptions,
     Workload,
-    available_cores,
     choose_workers,
 )
 from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
@@ -27,6 +30,8 @@ from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
+from turngym.retrieval import cores  # noqa: E402
+from turngym.retrieval.cores import available_cores  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:
@@ -63,7 +68,7 @@ def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(automatic, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
+    monkeypatch.setattr(cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
     assert available_cores({}) == 6
     (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
@@ -111,6 +116,27 @@ def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     with open_workers.open_workers(WorkerOptions(), playing) as play:
         assert play.func is rollout  # type: ignore[attr-defined]
     assert capsys.readouterr().err == ""
+
+
+def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(automatic, "available_cores", lambda: 2)
+    lock = threading.Lock()
+    make_env = lambda: (lock.locked(), SPEC())[1]  # noqa: E731
+    with open_workers.open_workers(WorkerOptions(), Workload(episodes=6400, model=TINY)) as play:
+        capsys.readouterr()
+        play.prepare(SimpleNamespace())  # type: ignore[attr-defined]
+        for _ in range(2):
+            assert untimed(play(jobs(2), make_env, EXPERT)) == untimed(rollout(jobs(2), SPEC, EXPERT))
+        assert play.workers.pids == ()  # type: ignore[attr-defined]
+    said = capsys.readouterr().err
+    assert said.count("episodes are played by this process: this cannot be sent to workers: cannot pickle") == 1
+    with (
+        open_workers.open_workers(WorkerOptions(workers=2)) as play,
+        pytest.raises(UnsendableError, match="cannot be sent to workers: cannot pickle"),
+    ):
+        play(jobs(2), make_env, EXPERT)
 
 
 def test_verbs_tell_it_what_they_play(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
-from turngym.agents.executor.child import ExecutorError
+from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import Answer, LocalWorkers, Worker
 from turngym.agents.playing.environments import EnvSpec
@@ -247,8 +248,9 @@ def test_an_engine_on_servers_is_not_asked_before_its_time() -> None:
 
 
 def test_what_cannot_be_sent_is_named() -> None:
-    with pytest.raises(ExecutorError, match=r"cannot be sent to workers: .*lambda.*EnvSpec"):
-        ParallelRollout(ThreadlessWorkers(1))(jobs(), lambda: None, ExpertAgent())
+    lock = threading.Lock()
+    with pytest.raises(ExecutorError, match=r"cannot be sent to workers: cannot pickle '_thread.lock' object.*EnvSpec"):
+        ParallelRollout(ThreadlessWorkers(1))(jobs(), lambda: lock, ExpertAgent())
     with pytest.raises(ExecutorError, match="retries is -1"):
         ParallelRollout(ThreadlessWorkers(1), retries=-1)
     with pytest.raises(ExecutorError, match="slots is 0"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +65,64 @@ def test_ctrl_c_is_not_for_a_worker_that_begins() -> None:
     os.kill(workers.pids[0], signal.SIGINT)
     assert workers.wait(60.0) == [Answer(worker=0)]
     workers.close()
+
+
+OWN = """
+print("RUNS", flush=True)
+import sys
+import gymnasium as gym
+from dataclasses import replace
+from lamps_env import LampsEnv
+from turngym.agents import open_workers
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, named_player
+from turngym.envs import ActionGuard, register
+
+class MyEnv(LampsEnv):
+    env_id = "mine/Env-v0"
+
+class MyAgent(ExpertAgent):
+    pass
+
+class MyPlayer:
+    def __init__(self, guard):
+        self.guard = guard
+    def observe(self, action):
+        pass
+    def act(self):
+        return self.guard.expert_action()
+
+def guarded(**options):
+    return ActionGuard(MyEnv(**options), max_turns=12)
+
+register("mine/Env-v0", MyEnv, max_turns=12)
+gym.register("mine/Named-v0", entry_point="__main__:guarded")
+jobs = [Job(task_id=f"{room}/blue", sample=0, group=n, seed=0) for n, room in enumerate(("cellar", "attic", "study"))]
+with open_workers(WorkerOptions(workers=2)) as play:
+    for make_env in (EnvSpec("mine/Env-v0"), EnvSpec("__main__:mine/Named-v0"), lambda: gym.make("mine/Env-v0")):
+        for agent in (MyAgent(), ExpertAgent(expert=named_player("__main__:MyPlayer"), name="mine")):
+            here, there = rollout(jobs, make_env, agent), play(jobs, make_env, agent)
+            assert [replace(one, timings={}) for one in here] == [replace(one, timings={}) for one in there]
+            assert all(one.success for one in there)
+    class MyEnv(MyEnv):  # a cell of a notebook that runs again
+        def _begin(self, task_id):
+            return super()._begin(task_id) + " Again."
+    register("mine/Env-v0", MyEnv, max_turns=12)
+    assert all("Again" in one.turns[0].observation for one in play(jobs, EnvSpec("mine/Env-v0"), MyAgent()))
+print("DONE", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_what_a_script_defines_itself_plays_in_workers_that_do_not_run_the_script(tmp_path: Path) -> None:
+    support = str(Path(__file__).parents[1] / "support")
+    (tmp_path / "script.py").write_text(OWN)
+    environment = {**os.environ, "PYTHONPATH": support}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.stderr) == ("RUNS\nDONE\n", "")
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'turn
 
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed  # noqa: E402
 
-from turngym.agents.executor.child import ExecutorError  # noqa: E402
+from turngym.agents.executor.errors import ExecutorError  # noqa: E402
 from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
 from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402

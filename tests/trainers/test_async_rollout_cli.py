@@ -11,7 +11,7 @@ import torch
 from tiny_runs import break_off, untimed
 
 from turngym.agents.executor import options as automatic
-from turngym.agents.executor.child import ExecutorError
+from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.workers import CancellableRollout
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest

@@ -1,0 +1,68 @@
+"""How many processor cores this process may use, and how a process that it starts is told its number of threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SHARE = "TURNGYM_CORES"
+"""Environment variable with the number of cores for this process, for programs that start several side by side."""
+QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+"""Files with a Linux container's limit: version 2, then version 1 of control groups."""
+OPENMP = "OMP_NUM_THREADS"
+POOLS = (OPENMP, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS")
+"""Environment variables that torch and faiss (OpenMP), NumPy's and torch's matrix products, and tokenizers (Rayon) read
+once, when they are loaded."""
+
+
+def available_cores(environment: Mapping[str, str] = os.environ) -> int:
+    """Processor cores that this process may use, at least 1.
+
+    The smallest of its affinity, the container's quota and `TURNGYM_CORES`, divided among the processes that torchrun
+    started on this machine.
+    """
+    # macOS and Windows have no affinity
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share, beside = (environment.get(name, "") for name in (SHARE, "LOCAL_WORLD_SIZE"))
+    limits = [allowed, *_quota(), *([int(share)] if share.isdecimal() else [])]
+    return max(1, min(limits) // max(1, int(beside) if beside.isdecimal() else 1))
+
+
+def _quota() -> list[int]:
+    """The container's limit in whole cores, rounded up; empty without one."""
+    modern, old = QUOTAS
+    try:
+        if modern.exists():
+            quota, period = modern.read_text(encoding="ascii").split()[:2]
+        else:
+            quota = old.read_text(encoding="ascii").strip()
+            period = old.with_name("cpu.cfs_period_us").read_text(encoding="ascii")
+        return [] if int(quota) <= 0 else [-(-int(quota) // int(period))]
+    # there is no such file, or it says `max`
+    except (OSError, ValueError):
+        return []
+
+
+def threads_each(processes: int) -> int:
+    """Threads for each of `processes` processes: its share of the cores, or OMP_NUM_THREADS of this one if smaller."""
+    asked = os.environ.get(OPENMP, "")
+    share = max(1, available_cores() // max(1, processes))
+    return min(share, max(1, int(asked))) if asked.isdecimal() else share
+
+
+def environment_with_threads(threads: int) -> dict[str, str]:
+    """The environment of a process that is to compute with `threads` threads, in all of its libraries."""
+    return {**os.environ, **dict.fromkeys(POOLS, str(threads)), "TOKENIZERS_PARALLELISM": str(threads > 1).lower()}
+
+
+def use_threads(threads: int) -> None:
+    """Tells the libraries that are loaded in this process; what is loaded later reads the environment.
+
+    A module that was imported first may have changed the environment, or may have been built to ignore it.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+    if (faiss := sys.modules.get("faiss")) is not None:
+        faiss.omp_set_num_threads(threads)
