@@ -24,6 +24,7 @@ PART_MAY_USE = {
 }
 """What a single environment, or a file, may import besides: small libraries, or extras where they are asked for."""
 RETRIEVAL_MAY_USE = {
+    "cloudpickle",
     "cachetools",
     "filelock",
     "lazy_loader",
