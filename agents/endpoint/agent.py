@@ -33,6 +33,7 @@ from turngym.agents.endpoint.messages import (
     example_messages,
     response_of,
 )
+from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.envs.channels import Channel
@@ -135,6 +136,8 @@ class EndpointAgent:
         self.extra = json_object("--extra-body", options.extra_body)
         if taken := [name for name in RESERVED if name in self.extra]:
             raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
+        # read at once: what cannot be meant is refused before anything is sent
+        self._sampled_fields = sampled_fields(self.extra) if options.token_ids else {}
         if thinking != "auto":
             # vLLM and SGLang read variables of the chat template from this field
             given = self.extra.get("chat_template_kwargs")
@@ -150,6 +153,7 @@ class EndpointAgent:
         groups = by_category(examples)
         self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}
         self.writer = TranscriptWriter(examples=self._examples)
+        self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
         self._started: tuple[LoopThread, EndpointClient] | None = None
 
     def fingerprint(self, system: str | None) -> str:
@@ -158,11 +162,14 @@ class EndpointAgent:
         known |= {name: getattr(self.options, name) for name in ("send_stop", "send_seed", "reasoning_back")}
         if self.memory != "all":
             known["memory"] = self.memory
+        if self._sampled_fields:
+            known["sampled"] = self._sampled_fields
         return content_hash({"engine": "openai", **known, "channel": self.channel.name, "system": system})[:16]
 
     def __getstate__(self) -> dict[str, Any]:
-        # connections and threads stay in this process; a copy in another process opens its own
-        return {**self.__dict__, "_started": None}
+        # connections and threads stay in this process; a copy in another process opens its own, and asks for itself
+        sampled = None if self._sampled is None else SampledCheck(self.name, self.temperature)
+        return {**self.__dict__, "_started": None, "_sampled": sampled}
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
         """The answers to all of `waiting`, once the last of them is there."""
@@ -234,7 +241,10 @@ class EndpointAgent:
         body, rng = self._body(conversation), conversation.rng(PAUSE_STREAM)
         while True:
             try:
-                return await client.ask({**body, "max_tokens": tokens}, rng, where)
+                answer = await client.ask({**body, "max_tokens": tokens}, rng, where)
+                if self._sampled is not None:
+                    await self._sampled(client, body, answer, rng, where)
+                return answer
             except ContextOverflow as error:
                 if tokens <= LEAST_TOKENS:
                     return error
@@ -258,9 +268,7 @@ class EndpointAgent:
             stops = tuple(stop for stop in stops if stop != "</tool_call>")
         if self.options.send_stop and stops:
             body["stop"] = list(stops)
-        if self.options.token_ids:
-            body |= {"return_token_ids": True, "logprobs": True}
-        return body | self.extra
+        return body | self.extra | self._sampled_fields
 
     def _reply(self, conversation: Conversation, result: Answer | EndpointError) -> Reply:
         if isinstance(result, ContextOverflow):
@@ -273,8 +281,8 @@ class EndpointAgent:
         conversation.memory[TRANSCRIPT].answer(result, text, reasoning=self.options.reasoning_back == "send")
         origin: Origin = "demonstration"
         logprobs = None
-        if self.options.token_ids and result.ids is not None:
-            origin, logprobs = "policy", result.ids.logprobs
+        if self._sampled is not None and result.ids is not None:
+            origin, logprobs = "policy", result.ids.logprobs if self._sampled.holds else None
             conversation.thread = add_ids(conversation.thread, result.ids)
         return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
 

@@ -138,6 +138,8 @@ MOST_TOKENS = 1 << 32
 """A report of more tokens for one answer is none."""
 MOST_IDS = 1 << 24
 """No vocabulary has as many ids. The endpoint's own is not known here; a trainer checks against the student's."""
+MOST_TOP = 20
+"""Most alternatives of a token that are read, as many as the API allows."""
 REASONING = ("reasoning_content", "reasoning")
 """Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 
@@ -166,6 +168,10 @@ class TokenIds:
     prompt: NDArray[np.int32]
     response: NDArray[np.int32]
     logprobs: NDArray[np.float32] | None
+    temperature: float | None = None
+    """Temperature of the log-probabilities, if the server says it."""
+    alternatives: Mapping[str, float] = field(default_factory=dict)
+    """The likeliest tokens in the place of the first, with their log-probabilities, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +256,9 @@ def _ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> TokenIds | None:
     response = choice.get("token_ids")
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
-    rows = choice.get("logprobs")
-    rows = rows.get("content") if isinstance(rows, Mapping) else None
+    given = choice.get("logprobs")
+    given = given if isinstance(given, Mapping) else {}
+    rows, heat = given.get("content"), given.get("temperature")
     known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
     if len(known) == len(response) and all(type(value) in (int, float) for value in known):
@@ -263,7 +270,22 @@ def _ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> TokenIds | None:
         prompt=np.asarray(prompt, np.int32),
         response=np.asarray(response, np.int32),
         logprobs=logprobs,
+        temperature=heat if isinstance(heat, float | int) and 0 <= heat < 1e3 else None,
+        alternatives=_alternatives(rows[0]) if isinstance(rows, list) and rows else {},
     )
+
+
+def _alternatives(row: Any) -> dict[str, float]:
+    """The log-probabilities in `top_logprobs` of one token; tokens whose text is not unique are left out."""
+    top = row.get("top_logprobs") if isinstance(row, Mapping) else None
+    found: dict[str, float] = {}
+    pieces = [one for one in (top if isinstance(top, list) else [])[:MOST_TOP] if isinstance(one, Mapping)]
+    names = [str((one.get("token"), one.get("bytes"))) for one in pieces]
+    for name, one in zip(names, pieces, strict=True):
+        value = one.get("logprob")
+        if names.count(name) == 1 and type(value) in (int, float) and np.isfinite(_float(value)):
+            found[name] = _float(value)
+    return found
 
 
 def _float(value: Any) -> float:

@@ -71,7 +71,7 @@ def completion(record: TurnRecord, inflight: InflightRequest, pieces: Sequence[s
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": None if pieces is None else _logprobs(_scored(record), pieces),
+        "logprobs": None if pieces is None else _logprobs(_scored(record), pieces, record.temperature),
         "finish_reason": record.finish_reason,
     }
     answer = {**_head(inflight, "chat.completion"), "choices": [choice], "usage": _usage(record, inflight)}
@@ -165,7 +165,8 @@ class EventStream:
             return None
         drawn, self._drawn = self._drawn, []
         self._sent += len(drawn)
-        return _logprobs(drawn, self._service.renderer.pieces([token for token, _ in drawn]))
+        pieces = self._service.renderer.pieces([token for token, _ in drawn])
+        return _logprobs(drawn, pieces, self._inflight.pending.request.sampling.temperature)
 
 
 def _data(value: Mapping[str, Any]) -> bytes:
@@ -190,12 +191,13 @@ def _scored(record: TurnRecord) -> list[tuple[int, float]]:
     return list(zip(record.ids.tolist(), record.logprobs.tolist(), strict=True))
 
 
-def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict[str, Any]:
+def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str], temperature: float) -> dict[str, Any]:
+    # the temperature is no field of the API: without it a client could not tell what the numbers are of
     rows = [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
         for piece, (_, logprob) in zip(pieces, drawn, strict=True)
     ]
-    return {"content": rows, "refusal": None}
+    return {"content": rows, "refusal": None, "temperature": temperature}
 
 
 ROUTES = (

@@ -243,7 +243,13 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "x")
     given: dict[str, Any] = {"base_url": "http://a/v1", "key_env": "MY_KEY", "request_deadline": 9.0}
     given |= {"request_retries": 2, "send_stop": False, "send_seed": False, "reasoning_back": "send"}
-    given |= {"token_ids": True, "extra_body": '{"top_p": 0.5}', "price_in": 1.0, "price_cached": 0.5, "price_out": 2.0}
+    given |= {
+        "token_ids": True,
+        "extra_body": '{"top_p": 1, "user": "me"}',
+        "price_in": 1.0,
+        "price_cached": 0.5,
+        "price_out": 2.0,
+    }
     assert set(given) == set(EndpointSettings.__annotations__)
     player = {
         "temperature": 0.3,
@@ -257,7 +263,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     agent: Any = opened.agent
     assert (agent.model, agent.temperature, agent.max_tokens, agent.max_context) == ("org/m:7b", 0.3, 7, 90)
     assert agent.options == EndpointOptions(**given)
-    assert agent.extra == {"top_p": 0.5, "chat_template_kwargs": {"enable_thinking": False}}
+    assert agent.extra == {"top_p": 1, "user": "me", "chat_template_kwargs": {"enable_thinking": False}}
     assert (agent.address, agent.channel.name) == (Address(base_url="http://a/v1", key_env="MY_KEY"), "tool")
     assert agent._prices == Prices(prompt=1.0, cached=0.5, completion=2.0)
     client = agent._open()[1]

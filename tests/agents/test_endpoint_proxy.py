@@ -18,6 +18,7 @@ pytest.importorskip("torch", reason="the tiny model needs turngym[train]")
 
 from turngym.agents import EvalResult, evaluate
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.models import load_model
 from turngym.agents.proxy.app import create_app
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -29,6 +30,8 @@ from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.batch import pack
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.live.run import build
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.targets import rows
 
 STUDENT = Path(load_world("alfworld").checkpoint("student"))
 PANEL: dict[str, Any] = {"limit": 4, "samples": 1, "progress": False}
@@ -96,6 +99,19 @@ def test_ids_and_logprobs_arrive_as_they_were_sampled(
     batch = pack(there.episodes)
     assert batch.tokens == sum(t.response_length for e in here.episodes for t in e.turns)
     assert not np.isnan(batch.behavior_logp_N).any()
+
+
+def test_sampled_logprobs_are_those_at_their_temperature(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", "sesame")
+    asked_for = asked(proxy) | {"limit": 2, "max_turns": 4}
+    found = evaluate("alfworld-quickstart", "openai:tiny", temperature=0.7, token_ids=True, **asked_for).episodes
+    batch, model = pack(found), load_model(STUDENT)
+    at = {heat: LocalScorer(model=model, temperature=heat) for heat in (0.7, 1.0)}
+    gaps = {
+        heat: np.abs(np.concatenate(scorer.logprobs(*rows(batch))) - batch.behavior_logp_N).max()
+        for heat, scorer in at.items()
+    }
+    assert gaps[0.7] < 1e-4 < 0.01 < gaps[1.0]
 
 
 def test_samples_differ_and_repeat(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:

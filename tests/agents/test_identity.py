@@ -42,6 +42,8 @@ OF_ENDPOINTS: dict[str, Any] = {
     "send_seed": False,
     "reasoning_back": "send",
     "extra_body": '{"a": 1}',
+    # requests for ids pin what a server would else take from its own configuration
+    "token_ids": True,
 }
 NO_IDENTITY = {
     "device": "the same numbers but for rounding",
@@ -55,7 +57,6 @@ NO_IDENTITY = {
     **dict.fromkeys(
         ("examples_as", "examples_for"), "nothing without examples; with them it is part of theirs (test_examples)"
     ),
-    "token_ids": "what comes back beside the answer",
     "price_in": "what it costs",
     "price_cached": "what it costs",
     "price_out": "what it costs",
