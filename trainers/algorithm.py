@@ -83,7 +83,7 @@ class Tokens:
     logp_n: Tensor
     """Student log-probability of the label at the distillation temperature."""
     sampled_logp_n: Tensor
-    """The same at the temperature of the rollout: comparable with `behavior_logp_n`."""
+    """The same at the temperature at which the token was drawn: comparable with `behavior_logp_n`."""
     behavior_logp_n: Tensor
     """As sampled; NaN where unknown."""
     topk_logp_nK: Tensor | None = None

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import SHORT, Episode, Origin, Status, Turn
+from turngym.envs.core.episode import SHORT, Episode, Origin, Status, Turn, drawn_at
 from turngym.envs.core.errors import TurngymError
 
 IntArray = NDArray[np.int64]
@@ -79,6 +79,8 @@ class RolloutBatch:
     row_N: IntArray
     behavior_logp_N: FloatArray
     """Log-probability as sampled, nats; NaN where unknown."""
+    temperature_N: NDArray[np.float64]
+    """At which the policy drew the label, as its episode says; NaN where it does not."""
     off_policy_N: BoolArray
     """The label was chosen by a demonstrator."""
     reward_E: NDArray[np.float64]
@@ -153,6 +155,7 @@ class _Columns:
         self.predictors: list[IntArray] = []
         self.behavior: list[FloatArray] = []
         self.spans: list[tuple[int, int, int, int, bool]] = []
+        self.temperatures: list[float] = []
 
     def add_row(self, ids: NDArray[np.int32]) -> int:
         start = self.length
@@ -174,6 +177,8 @@ class _Columns:
             self.behavior.append(np.asarray(logp[first:last], dtype=np.float32))
             off_policy = origin == "demonstration"
             self.spans.append((last - first, turn.index, index, len(self.inputs) - 1, off_policy))
+            heat = drawn_at(episode, turn)
+            self.temperatures.append(np.nan if heat is None else heat)
 
     def batch(self, kept: Sequence[Episode], source: Sequence[int], excluded: int) -> RolloutBatch:
         lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
@@ -193,6 +198,7 @@ class _Columns:
             episode_N=episode,
             row_N=row,
             behavior_logp_N=np.concatenate(self.behavior),
+            temperature_N=np.repeat(np.array(self.temperatures, np.float64), spans[:, 0]),
             off_policy_N=off_policy.astype(np.bool_),
             reward_E=np.array([e.episode_return for e in kept], dtype=np.float64),
             success_E=np.array([e.success for e in kept], dtype=np.bool_),

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -24,13 +26,16 @@ from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import SHORT, Episode, Status, loop_end
+from turngym.envs.core.episode import SHORT, Episode, Status, drawn_at, loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import assert_disjoint, task_order
+from turngym.trainers.batch import pack
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.targets import rows
 from turngym.trainers.train_config import RolloutConfig
 
 TRACES = (".jsonl", ".json")
@@ -132,12 +137,49 @@ def text_writer(player: ModelPlayer) -> TextEpisodes:
     )
 
 
+COMPARED = 4
+"""How many episodes of a temperature show what its log-probabilities are of; one row of each."""
+
+
+def check_logprobs(episodes: Sequence[Episode], model: Any, where: str) -> None:
+    """Raises TurngymError where recorded log-probabilities are plainly those of `model` at temperature 1, although the
+    ids were drawn at another one: many servers give them before the temperature (vLLM by default).
+
+    Where another model drew the ids nothing is plain, and nothing is said. `where` names the episodes.
+    """
+    known = [e for e in episodes if any(t.origin == "policy" and t.logprobs is not None for t in e.turns)]
+    by_heat: dict[float, list[Episode]] = {}
+    for episode in known:
+        heat = drawn_at(episode, episode.turns[0])
+        if heat not in (None, 0.0, 1.0) and not episode.status.is_error:
+            by_heat.setdefault(float(heat or 0.0), []).append(episode)
+    for heat, members in by_heat.items():
+        batch = pack(members[:COMPARED])
+        ids, places = rows(batch)
+        own, plain = (
+            np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (heat, 1.0)
+        )
+        both = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == heat)
+        right, before = (np.abs(batch.behavior_logp_N - scored)[both] for scored in (own, plain))
+        if len(right) and before.mean() < 0.5 * right.mean() and right.mean() > LEAST_GAP:
+            raise TurngymError(
+                f"{where}: ids were drawn at temperature {heat:g}, but their log-probabilities are those at "
+                f"temperature 1 (the student's own are {before.mean():.2g} nats away, at {heat:g} {right.mean():.2g}): "
+                "whoever recorded them gave them before the temperature (vLLM's default); record them with "
+                "--logprobs-mode processed_logprobs, or at --temperature 1"
+            )
+
+
+LEAST_GAP = 1e-3
+"""Nats on average below which two temperatures cannot be told apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetCollect:
     """A rollout source that plays nothing: recorded episodes in `task_order`, shuffled epoch by epoch.
 
-    Temperature and prefixes are as recorded. Where a step wants groups, attempts at one task that follow each other
-    are one group; attempts left over are not used.
+    Prefixes and temperatures (`drawn_at`) are as recorded. Where a step wants groups, attempts at one task that follow
+    each other are one group; attempts left over are not used.
     """
 
     episodes: Sequence[Episode]

@@ -136,7 +136,7 @@ class RunConfig:
     episodes: int = 64
     """Episodes collected per step (tasks x n with n = 1)."""
     temperature: float = 1.0
-    """Sampling temperature of training rollouts."""
+    """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
     max_turns: int | None = None
     """Full depth of an episode, also in evaluations, where it goes before a panel's own limit; by default as the preset
     says, else what the environment was registered with, else 50."""

@@ -35,6 +35,7 @@ class Forward:
     """Use only the first ids, when teacher and student are padded to different sizes."""
     distill_temperature: float = 1.0
     sampling_temperature: float = 1.0
+    """Of rollouts; only counts for tokens whose episode does not say at which temperature it was drawn."""
     entropy_gradient: bool = False
     autocast: bool = False
     autocast_head: bool = True
@@ -177,11 +178,7 @@ def _forward(
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
     own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
     assert own.entropy_N is not None  # asked for at the distillation temperature
-    sampled, entropy_n = own.logp_N, own.entropy_N
-    # 0 is greedy: there is nothing to divide by, and engines report such ids at temperature 1
-    played = forward.sampling_temperature or 1.0
-    if played != forward.distill_temperature:
-        sampled = _project(model, states, label_n, None, forward, played).logp_N
+    entropy_n, sampled = own.entropy_N, _drawn(model, states, label_n, batch, micro, forward, own.logp_N)
     tokens = Tokens(
         logp_n=own.logp_N,
         sampled_logp_n=sampled,
@@ -197,6 +194,42 @@ def _forward(
     )
     numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
     return token_loss(tokens), numbers
+
+
+def _drawn(
+    model: Any,
+    states: Tensor,
+    label_n: Tensor,
+    batch: RolloutBatch,
+    micro: MicroBatch,
+    forward: Forward,
+    distilled_n: Tensor,
+) -> Tensor:
+    """Log-probability of each label at the temperature at which it was drawn: [n].
+
+    `distilled_n` are those at the distillation temperature.
+    """
+    heat_N = drawn_temperatures(batch, forward.sampling_temperature)
+    parts, places = [], []
+    # all temperatures of the batch, though none of their tokens may be here: processes that share a model work in step
+    for heat in np.unique(heat_N):
+        where = np.flatnonzero(heat_N[micro.tokens] == heat)
+        where_n = torch.from_numpy(where).to(states.device)
+        if heat == forward.distill_temperature:
+            parts.append(distilled_n[where_n])
+        else:
+            parts.append(_project(model, states[where_n], label_n[where_n], None, forward, float(heat)).logp_N)
+        places.append(where)
+    return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(places))).to(states.device)]
+
+
+def drawn_temperatures(batch: RolloutBatch, otherwise: float) -> NDArray[np.float64]:
+    """The temperature at which each label's log-probability under the policy is comparable with the recorded one: [N].
+
+    As its episode says, else that of the run (`otherwise`). Greedy ids (0) are reported at temperature 1.
+    """
+    heat_N = np.where(np.isnan(batch.temperature_N), otherwise, batch.temperature_N)
+    return np.where(heat_N == 0, 1.0, heat_N)
 
 
 def _project(

@@ -44,7 +44,7 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
-from turngym.trainers.collecting import open_demonstrations, text_writer
+from turngym.trainers.collecting import check_logprobs, open_demonstrations, text_writer
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
@@ -258,7 +258,10 @@ class StudentRollouts:
         if not traces:
             return None
         size = int(self.run.learner.model.config.get_text_config().vocab_size)
-        episodes = [episode for path in traces for episode in read_episodes(path, size)]
+        files = {path: read_episodes(path, size) for path in traces}
+        for path, found in files.items():
+            check_logprobs(found, self.run.learner.model, str(path))
+        episodes = [episode for found in files.values() for episode in found]
         assert_disjoint([episode.task for episode in episodes], self._held_out)
         # what another agent said is text; this student's ids are made of it
         return text_writer(self._actor)(episodes)

@@ -152,7 +152,7 @@ class Episode:
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase (`env`, `generate`). They are informative: equal runs may differ in them."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Extras that JSON can hold: agent name, temperature, error text."""
+    """Extras that JSON can hold: agent name, temperature (`drawn_at`), error text."""
 
     def __post_init__(self) -> None:
         segment = 0
@@ -237,7 +237,8 @@ def wrong_numbers(
 def check_numbers(episode: Episode, vocabulary: int) -> None:
     """Raises EpisodeError, with the turn, if an episode holds numbers that cannot be trained on.
 
-    Ids must be in 0..vocabulary - 1, log-probabilities finite and at most 0, rewards, scores and progress finite.
+    Ids must be in 0..vocabulary - 1, log-probabilities finite and at most 0, rewards, scores, progress and temperatures
+    finite.
     """
     where = f"episode {episode.task.task_id} sample {episode.sample}"
     for turn in episode.turns:
@@ -255,8 +256,27 @@ def check_numbers(episode: Episode, vocabulary: int) -> None:
                 problem = problem or f"its {name} is {values[0]}; it must be finite"
         if problem:
             raise EpisodeError(f"{where}, turn {turn.index}: {problem}")
+        drawn_at(episode, turn)
     if not np.isfinite([episode.episode_return, episode.score]).all():
         raise EpisodeError(f"{where}: return {episode.episode_return} and score {episode.score} must be finite")
+
+
+def drawn_at(episode: Episode, turn: Turn) -> float | None:
+    """The temperature at which the policy drew the ids of `turn`; None where the episode does not say.
+
+    `temperatures` in `meta` has one for every turn (sessions of the proxy), `temperature` one for all. 0 is greedy: the
+    log-probabilities of such ids are those at temperature 1. Raises EpisodeError for what is no temperature.
+    """
+    each, heat = episode.meta.get("temperatures"), episode.meta.get("temperature")
+    if each is not None:
+        # an episode that was cut keeps the list of all its turns
+        heat = each[turn.index] if isinstance(each, list | tuple) and turn.index < len(each) else "missing"
+    if heat is None:
+        return None
+    if isinstance(heat, bool) or not isinstance(heat, float | int) or not 0 <= heat < np.inf:
+        where = f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}"
+        raise EpisodeError(f"{where}: its temperature is {heat!r:.40}; it must be a finite number of at least 0")
+    return float(heat)
 
 
 def next_state(episode: Episode, turn: Turn) -> str | None:

@@ -10,10 +10,13 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.envs.core.episode import EpisodeError, check_numbers
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
-from turngym.trainers.algorithms import opd, sft, tcod, turnopd
+from turngym.trainers.algorithms import grpo, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.collecting import check_logprobs
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.optimizer_step import (
     Forward,
@@ -24,7 +27,7 @@ from turngym.trainers.optimizer_step import (
     update,
 )
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.targets import TargetError, support_kl
+from turngym.trainers.targets import TargetError, rows, support_kl
 
 torch.set_num_threads(1)
 RUN = RunConfig(steps=10, episodes=12, max_turns=6)
@@ -179,6 +182,92 @@ def test_temperature_of_the_rollout_is_the_one_that_is_compared(played: float, f
     )
     assert np.abs(columns["sampled_logp"] - batch.behavior_logp_N).max() < 1e-4
     assert np.abs(columns["logp"] - batch.behavior_logp_N).max() > 0.1
+
+
+def at(heat: Any, episodes: list[Any]) -> list[Any]:
+    return [replace(episode, meta={"temperature": heat}) for episode in episodes]
+
+
+@pytest.mark.parametrize("name", ["sft", "grpo", "opd", "opd sampled", "opd warm"])
+def test_episodes_of_several_temperatures_in_one_batch_are_scored_at_their_own(name: str) -> None:
+    """Ratios are 1 whatever the run's temperature and the microbatches; gradients are those of each alone."""
+    model, algorithm = toy.tiny(1, 6.0), ALGORITHMS.get(name) or grpo.build(grpo.GrpoConfig(), GIVEN)
+    parts = [at(0.6, rollouts(model, 1, 0.6)), at(1.7, rollouts(model, 2, 1.7)), at(1, rollouts(model, 3, 1.0))]
+    # greedy ids are reported at temperature 1, and who records none was drawn at the run's
+    parts += [at(0, rollouts(model, 4, 1.0)), rollouts(model, 5, 2.5)]
+    mixed = [episode for same in zip(*parts, strict=True) for episode in same]
+    scorers = Scorers(
+        teacher=LocalScorer(model=toy.tiny(2, 6.0), temperature=algorithm.distill_temperature),
+        student=LocalScorer(model=model, temperature=algorithm.distill_temperature),
+    )
+    forward = Forward(sampling_temperature=2.5, distill_temperature=algorithm.distill_temperature, micro_tokens=70)
+
+    def columns(episodes: list[Any], forward: Forward = forward) -> tuple[dict[str, Any], RolloutBatch]:
+        batch = pack(episodes)
+        targets = algorithm.target_fn(batch, episodes, scorers)
+        weight_N = np.full(batch.tokens, 1.0 / batch.tokens)
+        how: dict[str, Any] = {"targets": targets, "weight_N": weight_N, "token_loss": algorithm.token_loss}
+        return accumulate(model, batch, forward=forward, **how)[1], batch
+
+    model.zero_grad()
+    found, batch = columns(mixed)
+    assert np.abs(found["sampled_logp"] - batch.behavior_logp_N).max() < 1e-4
+    whole = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    if name == "grpo":
+        return  # its advantages compare what is in the batch
+    model.zero_grad()
+    alone = [columns(part, replace(forward, micro_tokens=10_000)) for part in parts]
+    assert [np.abs(one["sampled_logp"] - part.behavior_logp_N).max() < 1e-4 for one, part in alone] == [True] * 5
+    # equally many tokens each, so that five means weigh five times as much as the mean of all
+    apart = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) / 5
+    torch.testing.assert_close(whole, apart, rtol=1e-3, atol=1e-6 * float(apart.abs().max()) + 1e-7)
+
+
+def test_turns_of_several_temperatures_in_one_episode() -> None:
+    """Sessions of the proxy record one for each turn."""
+    model = toy.tiny(1, 6.0)
+    cool, hot = (rollouts(model, 1, heat)[3] for heat in (0.6, 1.7))
+    heats = [0.6] * cool.depth
+    batch = pack([replace(cool, meta={"temperatures": heats, "temperature": 9.0}), at(1.7, [hot])[0]])
+    assert set(batch.temperature_N[batch.episode_N == 0]) == {0.6}
+    turns = (*cool.turns[:-1], replace(cool.turns[-1], excluded="no"))
+    other = pack([replace(cool, turns=turns, meta={"temperatures": [0.6, 0.7, 0.8, 0.9, 1.0, 1.1]})])
+    assert {(turn, heat) for turn, heat in zip(other.turn_N.tolist(), other.temperature_N.tolist(), strict=True)} == {
+        (turn, [0.6, 0.7, 0.8, 0.9, 1.0, 1.1][turn]) for turn in range(cool.depth - 1)
+    }
+    for wrong in ("hot", True, -0.5, float("nan"), float("inf"), [1.0]):
+        with pytest.raises(EpisodeError, match=r"turn 0: its temperature is .*; it must be a finite number"):
+            pack([replace(cool, meta={"temperature": wrong})])
+        with pytest.raises(EpisodeError, match="turn 0: its temperature is"):
+            check_numbers(replace(cool, meta={"temperatures": [wrong] * cool.depth}), toy.VOCAB)
+    with pytest.raises(EpisodeError, match="turn 1: its temperature is 'missing'"):
+        pack([replace(cool, meta={"temperatures": [1.0]})])
+
+
+def test_log_probabilities_before_the_temperature_are_refused() -> None:
+    """Of the student's own ids; those of another model, or at the right temperature, are trained on."""
+    model, other = toy.tiny(1, 6.0), toy.tiny(5, 6.0)
+    drawn = at(0.7, rollouts(model, 1, 0.7))
+    check_logprobs(drawn, model, "own.jsonl")
+    plain = LocalScorer(model=model).logprobs(*rows(pack(drawn)))
+    raw = [
+        replace(
+            episode,
+            turns=tuple(
+                replace(turn, logprobs=plain[number][turn.index * toy.RESPONSE :][: toy.RESPONSE])
+                for turn in episode.turns
+            ),
+        )
+        for number, episode in enumerate(drawn)
+    ]
+    with pytest.raises(TurngymError, match=r"own.jsonl: ids were drawn at temperature 0.7, but .* those at temp"):
+        check_logprobs([*at(1.0, rollouts(model, 2)), *raw], model, "own.jsonl")
+    for fine in (raw, drawn):
+        check_logprobs(fine, other, "own.jsonl")
+    # nothing is known of these
+    check_logprobs(at(None, raw), model, "own.jsonl")
+    check_logprobs(at(0.0, raw), model, "own.jsonl")
+    check_logprobs([replace(e, turns=tuple(replace(t, logprobs=None) for t in e.turns)) for e in raw], model, "x")
 
 
 def test_a_learning_rate_of_zero_measures_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,8 @@ def test_columns_have_the_documented_types(ragged):
     for name in RolloutBatch.__dataclass_fields__:
         value = getattr(batch, name)
         if isinstance(value, np.ndarray):
-            wanted = {"behavior_logp_N": np.float32, "reward_E": np.float64}.get(name, np.int64)
+            float_64 = dict.fromkeys(("reward_E", "temperature_N"), np.float64)
+            wanted = {"behavior_logp_N": np.float32, **float_64}.get(name, np.int64)
             wanted = np.bool_ if name in ("off_policy_N", "success_E", "truncated_E", "short_E") else wanted
             assert value.dtype == wanted, name
 
@@ -250,3 +251,12 @@ def test_every_label_is_the_sampled_id_behind_its_predictor(make_episode, pieces
         seen_tokens += micro.tokens.tolist()
     assert sorted(seen_rows) == list(range(batch.rows))
     assert sorted(seen_tokens) == list(range(batch.tokens))
+
+
+def test_each_label_has_the_temperature_at_which_it_was_drawn(ragged):
+    """As its episode says, or its turn; NaN where nobody says."""
+    first, second = ragged
+    batch = pack([replace(first, meta={"temperature": 0.5}), second])
+    np.testing.assert_array_equal(batch.temperature_N, [0.5, 0.5, 0.5, np.nan, np.nan])
+    batch = pack([replace(first, meta={"temperatures": [0, 0.75]}), replace(second, meta={"temperature": 2})])
+    np.testing.assert_array_equal(batch.temperature_N, [0.0, 0.0, 0.75, 2.0, 2.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import turngym.envs
 from turngym.agents.collect import SharedEnv
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.envs.core.trace import TraceWriter
+from turngym.envs.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.collecting import DatasetCollect
@@ -51,6 +52,9 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 
 
+TEMPERATURES = (0.3, 3.0)
+
+
 class Recorded(NamedTuple):
     env: str
     played: Path
@@ -75,14 +79,14 @@ def _open_rooms() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=[ENVS[0], *(pytest.param(env, marks=pytest.mark.long) for env in ENVS[1:])])
 def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Two attempts of the untrained policy at one task, and what an expert did."""
+    """Two attempts of the untrained policy at one task, each at a temperature of its own, and what an expert did."""
     folder = tmp_path_factory.mktemp("traces")
     for name in ("grpo", "sft"):
         made = build_trainer(train.parse(command(model, folder / "run", name, request.param)))
         asked = RolloutRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
         with TraceWriter(folder / f"{name}.jsonl") as writer:
-            for episode in made.collect(asked):
-                writer.write(episode)
+            for place, temperature in enumerate(TEMPERATURES):
+                writer.write(made.collect(replace(asked, temperature=temperature))[place])
     return Recorded(env=request.param, played=folder / "grpo.jsonl", shown=folder / "sft.jsonl")
 
 
@@ -145,7 +149,19 @@ def test_an_algorithm_trains_on_trace_files(model: Path, tmp_path: Path, recorde
     assert (row["episodes"], row["episodes_failed"]) == (2, 0)
     assert row["tokens"] > 0
     if algorithm != "sft":
-        assert row["gap_max"] < 1e-4  # the student is still the policy that was recorded
+        # the student is still the policy that was recorded, and the run's own temperature is neither of the two
+        assert row["gap_max"] < 1e-4
+
+
+def test_temperatures_that_nobody_recorded_are_the_runs(model: Path, tmp_path: Path, recorded: Recorded) -> None:
+    path, gaps = tmp_path / "bare.jsonl", []
+    with TraceWriter(path) as writer:
+        writer.write(replace(read_episodes(recorded.played)[0], meta={}))
+    for number, temperature in enumerate((TEMPERATURES[0], 1.0)):
+        more = ("--traces", str(path), "--episodes", "1", "--temperature", str(temperature))
+        build_trainer(train.parse(command(model, tmp_path / f"{number}", "opd", recorded.env, *more))).train()
+        gaps.append(rows(tmp_path / f"{number}")[0]["gap_max"])
+    assert gaps[0] < 1e-4 < 1e-2 < gaps[1]
 
 
 def test_a_room_stays_open_as_long_as_it_is_held() -> None:

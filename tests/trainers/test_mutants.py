@@ -112,7 +112,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 """Every function of these modules is broken in every small way, and the literal tests of these files must notice."""
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
-    *("make_optimizer", "update", "_return_freed_memory", "accumulate", "_forward", "_project", "_tensor"),
+    *("make_optimizer", "update", "_return_freed_memory", "accumulate", "_forward", "_drawn", "_project", "_tensor"),
     *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "packing_for", "Pass.states", "MicroBatch.states"),
     *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),

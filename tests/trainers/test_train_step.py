@@ -24,6 +24,7 @@ from turngym.trainers.optimizer_step import (
     Forward,
     Schedule,
     UpdateResult,
+    drawn_temperatures,
     learning_rate,
     minibatches,
     run_epochs,
@@ -474,3 +475,13 @@ def test_groups_that_are_left_out_are_refilled(ragged: list[Episode]) -> None:
     assert len(bench.loop._collect()[2]) == 4
     bench.trainer.algorithm.refill = 0
     assert len(bench.loop._collect()[2]) == 2
+
+
+def test_temperatures_at_which_labels_were_drawn(ragged: list[Episode]) -> None:
+    """As recorded, by episode; 1 for greedy ids; the run's for who records none."""
+    recorded = [replace(ragged[0], meta={"temperature": 0.5}), ragged[1]]
+    batch = pack(recorded)
+    np.testing.assert_array_equal(drawn_temperatures(batch, 0.7), [0.5, 0.5, 0.5, 0.7, 0.7])
+    np.testing.assert_array_equal(drawn_temperatures(batch, 0.0), [0.5, 0.5, 0.5, 1.0, 1.0])
+    greedy = pack([replace(ragged[0], meta={"temperature": 0}), ragged[1]])
+    np.testing.assert_array_equal(drawn_temperatures(greedy, 0.7), [1.0, 1.0, 1.0, 0.7, 0.7])
