@@ -3,7 +3,7 @@
 A trainer divides the student's probability of a sampled id by the one that it was drawn with. Two things falsify the
 latter without a word. Servers take top_k, top_p and penalties that a request leaves open from the model's
 generation_config.json; so every request for ids names the values that change nothing (`NEUTRAL`). And many servers give
-log-probabilities before the temperature (vLLM by default: `raw_logprobs`); so at a temperature other than 1 two short
+log-probabilities before the temperature (vLLM by default); so at a temperature other than 1 two short
 requests of one prompt are compared (`SampledCheck`).
 """
 
