@@ -20,6 +20,7 @@ import numpy as np
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
 from turngym.envs.core.task import Task, ToolSpec, Verdict
+from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]+")
@@ -164,7 +165,8 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def suggestion(self, action: str) -> str | None:
         """The possible action that is most like one that is not; None if none is near."""
-        near = nearest(action, self.admissible() or ())
+        possible = self.admissible() or ()
+        near = alike(action, possible) or nearest(action, possible)
         return near[0] if near else None
 
     def canonical(self, action: str) -> str:
@@ -396,10 +398,19 @@ class TextEnv(gym.Env[str, str], ABC):
         )
 
 
-def quote(text: str, limit: int = 120) -> str:
-    """`text` in quotation marks on one line of at most `limit` characters, safe to encode."""
+_BLANKS = re.compile(r"[ \t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+"""Blanks, tabs and ends of lines; other white space is shown as what it is."""
+
+
+def quote(text: str, limit: int = 120, *, beside: str | None = None) -> str:
+    """`text` in quotation marks on one line of about `limit` characters, safe to encode.
+
+    Characters that cannot be seen are escaped (`\\xa0`), runs of blanks are one. With `beside`, a text that looks the
+    same, runs stay and whatever that text lacks is escaped, too, so that the two are never quoted alike.
+    """
     # cut first, because responses may have megabytes
-    line = " ".join(printable(text[: limit + 1]).split())
+    line = printable(text[: limit + 1])
+    line = shown(_BLANKS.sub(" ", line).strip() if beside is None else line, beside)
     return f'"{line}"' if len(text) <= limit else f'"{line[:limit]}..."'
 
 

@@ -12,6 +12,7 @@ from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
 from turngym.envs.core.task import Task, ToolSpec, Verdict
+from turngym.envs.lookalikes import alike
 from turngym.envs.reading import Reading, read_action
 from turngym.envs.spaces import printable
 
@@ -211,7 +212,11 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if not admissible:
             return f"{reason} Nothing was done."
         near = self.base.suggestion(action) if action else None
-        lines = [f"{reason} Nothing was done." + ("" if near is None else f" Did you mean {quote(near)}?")]
+        meant = "" if near is None else f" Did you mean {quote(near)}?"
+        # a difference that cannot be seen, unlike one of letter case, must be shown
+        if near is not None and action and action.casefold() != near.casefold() and alike(action, [near]):
+            meant = f" Did you mean {quote(near, beside=action)}, not {quote(action, beside=near)}?"
+        lines = [f"{reason} Nothing was done.{meant}"]
         if self.list_admissible and not self.show_admissible:
             lines.append(f"Possible actions: {', '.join(admissible)}.")
         return "\n".join(lines)

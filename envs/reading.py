@@ -2,8 +2,9 @@
 
     strict     as the channel says (the default)
     folded     letter case does not count, in tags and in actions: `<Action>Go to Shelf 1</Action>`
-    lenient    folded, and where the channel's form is missing, another one is read (tags, a JSON call), else the last
-               line that is a possible action (`look`, `Action: look`, a fenced or quoted one)
+    lenient    folded, white space and invisible characters do not count either (`turngym.envs.lookalikes`), and where
+               the channel's form is missing, another one is read (tags, a JSON call), else the last line that is a
+               possible action (`look`, `Action: look`, a fenced or quoted one)
 
 `lenient` is for models that were never taught a channel. It never replaces an action that was read: one that is not
 possible stays refused, however possible something else in the response may be.
@@ -20,6 +21,7 @@ from typing import Literal, Protocol
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
+from turngym.envs.lookalikes import LONGEST, alike, plain
 from turngym.envs.spaces import printable
 
 Reading = Literal["strict", "folded", "lenient"]
@@ -47,7 +49,8 @@ class ActionRules(Protocol):
 def read_action(response: str, channel: Channel | None, env: ActionRules, reading: Reading) -> tuple[Parsed, Reading]:
     """The action in `response`, and by which of the readings, at most `reading`, it was found.
 
-    An action that only letter case keeps from being possible is returned as the possible one.
+    An action that only letter case keeps from being possible is returned as the possible one; so is, leniently, one
+    that only white space, invisible characters or its normal form keep from it.
     """
     parsed = _parsed(response, channel)
     if reading == "strict" or (parsed.action is not None and _fits(env, parsed.action)):
@@ -56,7 +59,7 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
     if folded.action is not None:
         meant = possible(env, folded.action)
         if meant is None and reading == "lenient":
-            meant = _in_lines(folded.action, env)
+            meant = _looks_possible(env, folded.action) or _in_lines(folded.action, env)
             if meant is not None:
                 return replace(folded, action=meant), "lenient"
         return replace(folded, action=meant or folded.action), "folded"
@@ -76,6 +79,16 @@ def possible(env: ActionRules, action: str) -> str | None:
         return same
     # what no list holds, such as a search; never lower-cased where the action is possible as it stands
     return env.canonical(action.lower()) if _fits(env, action.lower()) else None
+
+
+def _looks_possible(env: ActionRules, action: str) -> str | None:
+    """The possible action that `action` is to a reader; None if there is none, or more than one."""
+    if (meant := possible(env, action)) is not None:
+        return meant
+    if same := alike(action, env.admissible() or ()):
+        return same[0] if len(same) == 1 and _fits(env, same[0]) else None
+    # what no list holds, such as a search in full-width brackets
+    return env.canonical(plain(action)) if len(action) <= LONGEST and _fits(env, plain(action)) else None
 
 
 def _fits(env: ActionRules, action: str) -> bool:
@@ -106,7 +119,7 @@ def _search(response: str, channel: Channel | None, env: ActionRules) -> str | N
     others += [ToolChannel(tool=env.tool, dialect=dialect) for dialect in (HERMES, DIALECTS["json"])]
     for other in others:
         if (action := other.parse(text).action) is not None:
-            return possible(env, action) or action
+            return _looks_possible(env, action) or action
     # a thought that was never closed is searched too: its response has no other text
     closing = getattr(channel, "thoughts", TextChannel().thoughts).closing
     return _in_lines(text.rpartition(closing)[2], env)
@@ -118,7 +131,7 @@ def _in_lines(text: str, env: ActionRules) -> str | None:
     for line in reversed(lines[-_MOST_LINES:]):
         if len(line) <= _LONGEST_LINE:
             for candidate in _variants(line, env.tool.tags):
-                if (meant := possible(env, candidate)) is not None:
+                if (meant := _looks_possible(env, candidate)) is not None:
                     return meant
     return None
 

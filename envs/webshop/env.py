@@ -17,9 +17,19 @@ import numpy as np
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
+from turngym.envs.webshop.actions import (
+    CLICK,
+    COMPAT,
+    SEARCH,
+    SEARCH_TEMPLATE,
+    Quirks,
+    canonical,
+    click_on,
+    named,
+    parse_action,
+)
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
-    OracleQuery,
     Scene,
     first_hit_action,
     oracle_action,
@@ -27,17 +37,8 @@ from turngym.envs.webshop.players import (
     random_action,
     wandering_action,
 )
-from turngym.envs.webshop.session import (
-    CLICK,
-    COMPAT,
-    SEARCH,
-    SEARCH_TEMPLATE,
-    Quirks,
-    State,
-    canonical,
-    parse_action,
-    play,
-)
+from turngym.envs.webshop.queries import OracleQuery
+from turngym.envs.webshop.session import State, play
 from turngym.envs.webshop.shop import Shop, goal_task, open_shop
 from turngym.envs.webshop.views import SEPARATOR, Mode, View, views_of
 
@@ -63,7 +64,7 @@ class WebShopEnv(TextEnv):
             goals (`1k-human`). Goals of other splits can be chosen by id.
         splits: `turnopd`, `products` (evaluation asks for products that training never asks for) or, for human goals,
             `papers` (with `test` and `dev`); None: `turnopd` for real shops.
-        compat: `webshop` keeps the original's faults, `repaired` does not (see `session.Quirks`).
+        compat: `webshop` keeps the original's faults, `repaired` does not (see `actions.Quirks`).
         price_seed: draws prices and price caps as the original does after `random.seed(price_seed)`.
         data: folder of the original's files; None takes `$WEBSHOP_DATA`.
         shop: a shop that is open already, instead of `profile`, `price_seed`, `data` and `tagger`; its owner closes it.
@@ -143,7 +144,7 @@ class WebShopEnv(TextEnv):
     @property
     def scene(self) -> Scene:
         """What scripted players act on."""
-        return Scene(self.shop, self.goal, self._state, self._view.clickables)
+        return Scene(self.shop, self.goal, self._state, self._view.clickables, self.quirks)
 
     @property
     def statement(self) -> str:
@@ -169,7 +170,13 @@ class WebShopEnv(TextEnv):
         return (SEARCH_TEMPLATE,) if self._state.has_search_bar else self._view.admissible
 
     def canonical(self, action: str) -> str:
-        return canonical(action.strip())
+        text = canonical(action.strip())
+        parsed = parse_action(text)
+        if self.quirks.exact_labels or parsed is None or parsed[0] != CLICK:
+            return text
+        # a click that looks like one on this page is that one
+        label = named(parsed[1], self._view.clickables, self.quirks)
+        return text if label is None else click_on(label, self._view.clickables, self.quirks) or text
 
     def check(self, action: str) -> str | None:
         return self._refusal(action) if self.strict_admissible else None
@@ -219,7 +226,7 @@ class WebShopEnv(TextEnv):
         # hash and best purchase are worked out once for all samples of a task that are played in a row
         if goal is not self._goal:
             self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index))
-            self._attainable = float(self.shop.attainable(goal)[0])
+            self._attainable = float(self.shop.attainable(goal, self.quirks)[0])
         self._goal = goal
         self._show(State())
         self._history.begin(self._view.observation)
@@ -261,7 +268,7 @@ class WebShopEnv(TextEnv):
         name, argument = parsed
         if name == SEARCH:
             return None if self._state.has_search_bar else "there is no search bar on this page"
-        if argument in self._view.clickables and argument != SEARCH:
+        if named(argument, self._view.clickables, self.quirks) is not None:
             return None
         if self._state.has_search_bar:
             return f"there is nothing to click on this page but the search bar; {quote(action)} is not possible now"
@@ -298,7 +305,7 @@ class WebShopEnv(TextEnv):
             raise
         self.shop = opened
         self._listed = GoalIds(opened.profile.name, listed, len(opened.goals))
-        self._views = views_of(opened, show_attributes=self._show_attributes, endless_pages=self.quirks.endless_pages)
+        self._views = views_of(opened, self.quirks, show_attributes=self._show_attributes)
         self._goal = None
 
 
@@ -363,7 +370,7 @@ class ShopSession:
         self.shop = shop
         self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
         self.quirks = quirks
-        self.views = views_of(shop, show_attributes=show_attrs, endless_pages=quirks.endless_pages)
+        self.views = views_of(shop, quirks, show_attributes=show_attrs)
         self.history = History(num_prev_obs, num_prev_actions)
         self.prefix = session_prefix
         self.state = State()

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from turngym.envs.webshop.goals import Goal
-from turngym.envs.webshop.products import Product
-from turngym.envs.webshop.session import (
+from turngym.envs.webshop.actions import (
     BACK_TO_SEARCH,
     BUY_NOW,
     NEXT_PAGE,
     PER_PAGE,
     PREV_PAGE,
-    SEARCH_BUTTON,
     SUB_PAGES,
-    State,
+    Quirks,
     Target,
+    can_buy,
     click_action,
-    parse_action,
+    click_on,
     search_action,
 )
-from turngym.envs.webshop.shop import Shop
-
-OracleQuery = Literal["title", "instruction"]
-_TITLE_WORDS = 12
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import Product
+from turngym.envs.webshop.queries import OracleQuery
+from turngym.envs.webshop.session import State
+from turngym.envs.webshop.shop import Shop, opens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,12 @@ class Scene:
     goal: Goal
     state: State
     clickables: Mapping[str, Target]
+    quirks: Quirks
 
 
 def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
-    """The next action towards the best purchase that the goal allows, from any page; None after the purchase.
+    """The next action towards the best purchase that the goal allows, from any page; None after the purchase, and where
+    the goal's product cannot be bought.
 
     `query`: search for the product's title (`title`) or for what the instruction asks for (`instruction`).
     """
@@ -49,10 +49,10 @@ def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
     if state.kind == "done":
         return None
     if state.kind == "search":
-        return _search(scene, query)
+        return scene.shop.way_to(goal, query) if scene.shop.attainable(goal, scene.quirks)[0] else None
     if state.asin == goal.asin:
         return click_action(PREV_PAGE) if state.kind == "sub" else _choose_or_buy(scene)
-    if goal.asin not in state.found:
+    if not opens(goal.asin, state.found):
         return click_action(BACK_TO_SEARCH)
     if state.kind != "results":
         return click_action(PREV_PAGE)
@@ -62,49 +62,18 @@ def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
     return click_action(NEXT_PAGE if wanted > state.page else PREV_PAGE)
 
 
-def _choose_or_buy(scene: Scene) -> str:
-    chosen = dict(scene.state.options)
-    for name, value in scene.shop.attainable(scene.goal)[1].items():
-        action = click_action(value)
-        reachable = scene.clickables.get(value) == ("option", name) and parse_action(action) == ("click", value)
-        if reachable and chosen.get(name) != value and value not in _NAVIGATION:
+def _choose_or_buy(scene: Scene) -> str | None:
+    product, chosen = scene.shop.product(scene.goal.asin), dict(scene.state.options)
+    if product is None or not can_buy(product, scene.quirks):
+        return None
+    best = scene.shop.attainable(scene.goal, scene.quirks)[1]
+    # a value called Next is one only while no other choice makes the page look like results (see `pressable`)
+    for name, value in sorted(best.items(), key=lambda choice: choice[1] != NEXT_PAGE.lower()):
+        if chosen.get(name) != value:
+            action = click_on(value, scene.clickables, scene.quirks)
+            assert action is not None, f"option {name!r} {value!r} cannot be pressed"
             return action
     return click_action(BUY_NOW)
-
-
-_NAVIGATION = frozenset(
-    label.lower() for label in (BACK_TO_SEARCH, NEXT_PAGE, PREV_PAGE, BUY_NOW, SEARCH_BUTTON, *SUB_PAGES)
-)
-"""Values that would act as a button instead."""
-
-
-def _search(scene: Scene, query: OracleQuery) -> str | None:
-    """The first query that finds the product; each costs the shop a search."""
-    for text in _title_queries(scene.goal) if query == "title" else _queries(scene.goal):
-        action = search_action(text)
-        parsed = parse_action(action)
-        if parsed is not None and scene.goal.asin in scene.shop.search(parsed[1]):
-            return action
-    return None
-
-
-def _title_queries(goal: Goal) -> Iterator[str]:
-    yield goal.title
-    yield " ".join(goal.title.split()[:_TITLE_WORDS])
-    yield from _queries(goal, leak=False)
-    yield goal.asin
-
-
-def _queries(goal: Goal, leak: bool = True) -> Iterator[str]:
-    """What a shopper who has only the instruction might type, fewest words first; then, with `leak`, the title."""
-    wishes = [option if isinstance(option, str) else option[1] for option in goal.goal_options]
-    yield " ".join([goal.query, *goal.attributes])
-    yield " ".join([goal.query, *goal.attributes, *wishes])
-    yield " ".join([*goal.attributes, *wishes])
-    yield goal.query
-    yield goal.request
-    if leak:
-        yield goal.title
 
 
 def first_hit_action(scene: Scene) -> str | None:
@@ -123,7 +92,7 @@ def wandering_action(scene: Scene, query: OracleQuery) -> str | None:
     """The next step of a shopper who goes to and fro between two pages and never buys; searches as the oracle does."""
     state = scene.state
     if state.kind == "search":
-        return _search(scene, query)
+        return scene.shop.way_to(scene.goal, query)
     if state.kind == "results":
         return click_action(NEXT_PAGE if state.page <= 1 else PREV_PAGE)
     if state.kind == "item":

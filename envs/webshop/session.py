@@ -1,8 +1,7 @@
 """What does an action do in the shop? A session is a small state; each search and click makes the next one.
 
-`parse_action` reads an action, `play` gives the state after it, `page_of` what the state shows: the visible pieces of
-text (`nodes`) and what can be clicked (`clickables`). All of it is as in the original, except where `Quirks` says
-otherwise.
+`play` gives the state after an action, `page_of` what the state shows: the visible pieces of text (`nodes`) and what
+can be clicked (`clickables`). All of it is as in the original, except where `Quirks` says otherwise.
 """
 
 from __future__ import annotations
@@ -15,88 +14,33 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from turngym.envs.base import require_shape
-from turngym.envs.spaces import printable
+from turngym.envs.webshop.actions import (
+    BACK_TO_SEARCH,
+    BUY_NOW,
+    CLICK,
+    NEXT_PAGE,
+    PER_PAGE,
+    PREV_PAGE,
+    RESULTS_ROUTE,
+    SEARCH,
+    SEARCH_BUTTON,
+    SUB_PAGES,
+    Quirks,
+    Target,
+    item_buttons,
+    item_clickables,
+    named,
+)
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.reward import Reward
 from turngym.envs.webshop.shop import Shop
 
-SEARCH = "search"
-CLICK = "click"
-BACK_TO_SEARCH = "Back to Search"
-NEXT_PAGE = "Next >"
-PREV_PAGE = "< Prev"
-BUY_NOW = "Buy Now"
-SEARCH_BUTTON = "Search"
-SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
-"""Labels of the buttons, as the pages show them; clicks name them in lower case."""
-SEARCH_TEMPLATE = "search[<your keywords>]"
-
-
-def parse_action(action: str) -> tuple[str, str] | None:
-    """(name, lower-cased argument) of `name[argument]`, or None where the original reads no argument.
-
-    Equal to matching `(.+)[(.+)]` greedily at the start of the text, in linear time: the last `]` of the first line
-    closes, the last `[` that leaves at least one character opens, and what follows is ignored. So nothing is stripped,
-    an opening bracket inside the argument spoils it, and an empty argument is none.
-    """
-    line = action.partition("\n")[0]
-    close = line.rfind("]")
-    start = line.rfind("[", 1, close - 1) if close > 2 else -1
-    if start < 1:
-        return None
-    return line[:start], printable(line[start + 1 : close]).lower()
-
-
-def click_action(label: str) -> str:
-    """The action that clicks what is called `label`."""
-    return f"{CLICK}[{label.lower()}]"
-
-
-def search_action(keywords: str) -> str:
-    """The canonical action that searches for `keywords`, without the brackets and line ends that it cannot carry."""
-    words = keywords.lower().replace("[", " ").replace("]", " ").split()
-    return f"{SEARCH}[{' '.join(words)}]"
-
-
-def canonical(action: str) -> str:
-    """The action as the shop understands it: argument in lower case, text after the closing bracket dropped.
-
-    Both are what the original does itself, so a canonical action never does anything else than the action did. What
-    the original does not understand stays as it is: `Click[...]`, `click[ buy now]`, a name before the action.
-    """
-    parsed = parse_action(action)
-    return action if parsed is None else f"{parsed[0]}[{parsed[1]}]"
-
-
 Kind = Literal["search", "results", "item", "sub", "done"]
-Target = tuple[Literal["button", "link", "option"], str]
-"""What a label on the page stands for: a button (its lower-cased label), a product (asin), an option (its name)."""
 BASE_URL = "http://127.0.0.1:3000"
-PER_PAGE = 10
 MOST_RESULTS = 50
 _SUB_PAGES = {name.lower(): name for name in SUB_PAGES}
-_ROUTES = (("search_results", "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quirks:
-    """Behavior of the original that one might call a fault; `compat="webshop"` keeps it, `"repaired"` does not."""
-
-    url_routing: bool = True
-    """Next and Prev take the kind of page from the first name that occurs anywhere in the URL, keywords included."""
-    nav_values: bool = True
-    """An option value that reads like a button (`description`, `buy now`) acts as that button."""
-    endless_pages: bool = True
-    """Next is there on the last page too and leads to empty pages."""
-    backdoors: bool = False
-    """The queries `<r>`, `<c> category`, `<q> query` return products by these keys. Off unless asked for."""
-
-
-COMPAT: Mapping[str, Quirks] = {
-    "webshop": Quirks(),
-    "repaired": Quirks(url_routing=False, nav_values=False, endless_pages=False),
-}
+_ROUTES = ((RESULTS_ROUTE, "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
 
 
 _TEXT, _NUMBER = (str, type(None)), (int, float)
@@ -191,14 +135,15 @@ def play(
         if found is None:
             found = shop.search(argument)
         return replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
-    # the original lists the search button among the labels, but takes no click on it
-    if name == CLICK and argument in clickables and argument != SEARCH:
-        return _click(shop, goal, quirks, state, argument, clickables[argument], session)
+    if name == CLICK and (label := named(argument, clickables, quirks)) is not None:
+        return _click(shop, goal, quirks, state, label, clickables[label], session)
     return None
 
 
 def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str) -> State:
     """The state after a click on `label`, which stands for `target`."""
+    if target[0] == "link":
+        return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
     # with nav_values the label decides first, so an option value that reads like a button acts as that button
     if target[0] == "option" and not quirks.nav_values:
         return _choose(state, target[1], label)
@@ -219,8 +164,6 @@ def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, tar
         # elsewhere Next and Prev mean nothing; the label may still be an option's value
     if label in _SUB_PAGES:
         return replace(state, kind="sub", sub=_SUB_PAGES[label])
-    if target[0] == "link":
-        return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
     return _choose(state, target[1], label) if target[0] == "option" else replace(state, kind="item", sub=None)
 
 
@@ -411,11 +354,6 @@ def item_nodes(product: Product, show_attributes: bool) -> Iterator[Node]:
         yield "button", label
 
 
-def item_buttons(show_attributes: bool) -> tuple[str, ...]:
-    """The buttons of a product's page after the navigation."""
-    return (*(SUB_PAGES if show_attributes else SUB_PAGES[:3]), BUY_NOW)
-
-
 def sub_nodes(product: Product, sub: str) -> Iterator[Node]:
     """The body of a sub-page; Reviews has none."""
     for text in sub_texts(product, sub):
@@ -485,21 +423,3 @@ def clickables(page: Page) -> dict[str, Target]:
     if page.kind == "item" and page.product is not None:
         found |= item_clickables(page.product, page.show_attributes)
     return found
-
-
-def item_clickables(product: Product, show_attributes: bool) -> dict[str, Target]:
-    """What a product's page offers besides the navigation."""
-    found: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
-    for name, values in product.options.items():
-        for value in values:
-            found[value] = ("option", name)
-    return found
-
-
-def clicks(labels: Mapping[str, Target]) -> tuple[str, ...]:
-    """The actions for these labels; the search button and labels that no action can name are left out."""
-    return tuple(
-        action
-        for label in labels
-        if label != SEARCH and parse_action(action := click_action(label)) == ("click", label)
-    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from sys import getsizeof
 from threading import Lock, RLock
@@ -17,6 +18,17 @@ from typing import Any
 from cachetools import LRUCache, cached
 
 from turngym.envs.core.task import Task, content_hash
+from turngym.envs.webshop.actions import (
+    CLICK,
+    COMPAT,
+    PER_PAGE,
+    SEARCH,
+    Quirks,
+    can_buy,
+    click_action,
+    parse_action,
+    pressable,
+)
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
@@ -30,6 +42,7 @@ from turngym.envs.webshop.products import (
     draw_prices,
     find_profile,
 )
+from turngym.envs.webshop.queries import OracleQuery, searches
 from turngym.envs.webshop.reward import (
     DEFAULT_TAGGER,
     NounTagger,
@@ -123,12 +136,25 @@ class Shop:
         row = self._row(asin)
         return compute_reward(goal, self._facts(row), float(self._prices[row]), options.values(), self.tagger)
 
-    def attainable(self, goal: Goal) -> tuple[float, dict[str, str]]:
-        """The highest score that buying the goal's own product allows, and option choices that earn it.
+    def way_to(self, goal: Goal, query: OracleQuery) -> str | None:
+        """The first of an expert's searches that lists the goal's product where a click opens it; None if none does.
 
-        Below 1.0 for some goals: the reward compares a synthetic goal's options in a way that may fail their own value.
+        Each costs the shop a search, and the first nearly always does.
         """
-        score, options = self._best(goal)
+        for action in searches(goal, self._at(self._row(goal.asin)), query):
+            parsed = parse_action(action)
+            if parsed is not None and opens(goal.asin, self.search(parsed[1])):
+                return action
+        return None
+
+    def attainable(self, goal: Goal, quirks: Quirks = COMPAT["webshop"]) -> tuple[float, dict[str, str]]:
+        """The highest score that buying the goal's own product can earn, and the options to press for it.
+
+        What is counted can be done: a search finds the product, and the options can be pressed together on its page.
+        0.0 where no search finds it. Below 1.0 for some goals of real shops, too: the reward compares a synthetic
+        goal's options in a way that may fail their own value.
+        """
+        score, options = self._best(goal, quirks)
         return score, dict(options)
 
     def splits(self, scheme: str | None = None) -> Splits:
@@ -164,11 +190,24 @@ class Shop:
             engine = self.products.engine()
         return keywords, tuple(asin for asin, _ in engine.search(keywords, RESULTS))
 
-    def _find_best(self, goal: Goal) -> tuple[float, dict[str, str]]:
+    def _find_best(self, goal: Goal, quirks: Quirks) -> tuple[float, dict[str, str]]:
         row = self._row(goal.asin)
-        price = float(self._prices[row])
-        reward, options = best_purchase(goal, self._at(row), self._facts(row), price, self.tagger)
+        product, search = self._at(row), self.way_to(goal, "title")
+        if search is None or not can_buy(product, quirks):
+            return 0.0, {}
+        # what cannot be pressed is no option of an agent's
+        offered = replace(product, options=pressable(product, quirks, search))
+        reward, options = best_purchase(goal, offered, self._facts(row), float(self._prices[row]), self.tagger)
         return reward.total, options
+
+
+def opens(asin: str, found: Sequence[str]) -> bool:
+    """Whether a click on one of the pages of results `found` opens the product `asin`."""
+    if asin not in found or parse_action(click_action(asin)) != (CLICK, asin.lower()) or asin.lower() == SEARCH:
+        return False
+    first = found.index(asin) // PER_PAGE * PER_PAGE
+    # of two products on a page whose asins differ in letter case alone, the last is what is clicked
+    return next(one for one in reversed(found[first : first + PER_PAGE]) if one.lower() == asin.lower()) == asin
 
 
 def _answer_cost(answer: tuple[str, tuple[str, ...]]) -> int:

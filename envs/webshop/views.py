@@ -13,26 +13,30 @@ from typing import Literal
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
+from turngym.envs.webshop.actions import (
+    BACK_TO_SEARCH,
+    BUY_NOW,
+    NAVIGATION,
+    NEXT_PAGE,
+    PREV_PAGE,
+    SEARCH_BUTTON,
+    Quirks,
+    Target,
+    click_action,
+    clicks,
+    item_buttons,
+    item_clickables,
+)
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.session import (
-    BACK_TO_SEARCH,
-    BUY_NOW,
-    NEXT_PAGE,
-    PREV_PAGE,
     RATING,
-    SEARCH_BUTTON,
     Node,
     Page,
     State,
-    Target,
-    click_action,
     clickables,
-    clicks,
     done_texts,
     has_next,
-    item_buttons,
-    item_clickables,
     item_nodes,
     nodes,
     page_of,
@@ -48,8 +52,7 @@ Mode = Literal["text", "text_rich", "html", "url"]
 SEPARATOR = " [SEP] "
 _KEPT = 2048
 """Products whose pieces are kept; a full table is emptied, because most are soon asked for again."""
-_NAVIGATION: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in (BACK_TO_SEARCH, PREV_PAGE)}
-_NAVIGATION_CLICKS = clicks(_NAVIGATION)
+_NAVIGATION_CLICKS = tuple(map(click_action, NAVIGATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,16 @@ class View:
 class Views:
     """Makes views for all sessions of one shop with the same settings, and keeps the pieces of 2,048 products."""
 
-    def __init__(self, *, show_attributes: bool = False, endless_pages: bool = True) -> None:
+    def __init__(self, quirks: Quirks, *, show_attributes: bool = False) -> None:
+        self.quirks = quirks
         self.show_attributes = show_attributes
-        self.endless_pages = endless_pages
         self._results: dict[str, tuple[str, str, str]] = {}
         self._items: dict[str, View] = {}
 
     def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
         """The page from which the modes other than `text` are rendered."""
-        return page_of(
-            shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=self.endless_pages
-        )
+        endless = self.quirks.endless_pages
+        return page_of(shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=endless)
 
     def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
         """The observation in `mode`, with what can be clicked."""
@@ -88,11 +90,11 @@ class Views:
             product = shop.product(state.asin or "")
             assert product is not None, f"{state.asin!r} is not in the shop"
             texts = (text.strip() for _, text in sub_nodes(product, state.sub or ""))
-            body = View(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), _NAVIGATION, _NAVIGATION_CLICKS)
+            body = View(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), NAVIGATION, _NAVIGATION_CLICKS)
         else:
             page = self.page(shop, goal, state, session)
             labels = clickables(page)
-            return View(_RENDERERS[mode](page), labels, clicks(labels))
+            return View(_RENDERERS[mode](page), labels, clicks(labels, self.quirks))
         if mode == "text":
             pieces = (text.strip() for _, text in visible("text", goal.instruction_text))
             return replace(body, observation=SEPARATOR.join(["Instruction:", *pieces, body.observation]))
@@ -103,9 +105,9 @@ class Views:
     def _list(self, shop: Shop, state: State) -> View:
         """A page of results; its observation is the text after the instruction."""
         lines = [BACK_TO_SEARCH, f"Page {state.page} (Total results: {len(state.found)})"]
-        labels = {BACK_TO_SEARCH.lower(): _NAVIGATION[BACK_TO_SEARCH.lower()]}
+        labels = {BACK_TO_SEARCH.lower(): NAVIGATION[BACK_TO_SEARCH.lower()]}
         buttons = [PREV_PAGE] if state.page > 1 else []
-        buttons += [NEXT_PAGE] if has_next(state, self.endless_pages) else []
+        buttons += [NEXT_PAGE] if has_next(state, self.quirks.endless_pages) else []
         for label in buttons:
             lines.append(label)
             labels[label.lower()] = ("button", label.lower())
@@ -131,23 +133,23 @@ class Views:
         if item is None:
             product = shop.product(asin)
             assert product is not None, f"{asin!r} is not in the shop"
-            labels = _NAVIGATION | item_clickables(product, self.show_attributes)
+            labels = {**NAVIGATION, **item_clickables(product, self.show_attributes)}
             text = SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, join(item_nodes(product, self.show_attributes))])
             if len(self._items) >= _KEPT:
                 self._items.clear()
-            item = self._items[asin] = View(text, labels, clicks(labels))
+            item = self._items[asin] = View(text, labels, clicks(labels, self.quirks))
         return item
 
 
-_SHARED: WeakKeyDictionary[Shop, dict[tuple[bool, bool], Views]] = WeakKeyDictionary()
+_SHARED: WeakKeyDictionary[Shop, dict[tuple[Quirks, bool], Views]] = WeakKeyDictionary()
 
 
-def views_of(shop: Shop, *, show_attributes: bool = False, endless_pages: bool = True) -> Views:
+def views_of(shop: Shop, quirks: Quirks, *, show_attributes: bool = False) -> Views:
     """The views that all sessions on `shop` with these settings share; they go when the shop goes."""
     shared = _SHARED.setdefault(shop, {})
-    key = (show_attributes, endless_pages)
+    key = (quirks, show_attributes)
     if key not in shared:
-        shared[key] = Views(show_attributes=show_attributes, endless_pages=endless_pages)
+        shared[key] = Views(quirks, show_attributes=show_attributes)
     return shared[key]
 
 

@@ -20,9 +20,11 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
+from turngym.envs.webshop.actions import click_action, click_on, search_action
 from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.players import Scene
 from turngym.envs.webshop.reward import ProductFacts, Reward
-from turngym.envs.webshop.session import Page, click_action, page_of, parse_action, search_action
+from turngym.envs.webshop.session import Page, page_of
 from turngym.envs.webshop.shop import Shop
 
 try:
@@ -58,13 +60,14 @@ class Part:
     got: str
 
 
-def chips(page: Page) -> Iterator[tuple[str, list[Chip]]]:
+def chips(page: Page, scene: Scene) -> Iterator[tuple[str, list[Chip]]]:
     """(option name, its values) of a product's page."""
     if page.product is None:
         return
     for name, values in page.product.options.items():
         chosen = page.options.get(name)
-        yield name, [Chip(v, chosen == v, parse_action(click_action(v)) == ("click", v)) for v in values]
+        labels, quirks = scene.clickables, scene.quirks
+        yield name, [Chip(v, chosen == v, click_on(v, labels, quirks) is not None) for v in values]
 
 
 def picture(address: str) -> str:
@@ -321,7 +324,8 @@ class Web:
             if visit.under_way and request.form.get("turn") == str(len(visit.turns)):
                 words = printable(request.form.get("search", ""))
                 if "click" in request.form:
-                    visit.play(click_action(printable(request.form["click"])))
+                    label, scene = printable(request.form["click"]), visit.env.scene
+                    visit.play(click_on(label, scene.clickables, scene.quirks) or click_action(label))
                 elif words.strip():
                     visit.play(search_action(words))
         return redirect("/shop", 303)
@@ -365,7 +369,7 @@ class Web:
             shown |= {"reward": state.reward, "parts_of_score": score_parts(env, state.reward), "best": env.describe()}
             shown |= {"bought": self.shop.product(page.asin), "target": self.shop.product(env.goal.asin)}
         elif state.kind == "item":
-            shown["chips"] = list(chips(page))
+            shown["chips"] = list(chips(page, env.scene))
         return render_template(f"{state.kind}.html", **shown)
 
     def _draw(self) -> str:

@@ -17,8 +17,8 @@ from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.registration import make_env
 from turngym.envs.testing import EnvContract
+from turngym.envs.webshop.actions import SEARCH_TEMPLATE
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.session import SEARCH_TEMPLATE
 from turngym.envs.webshop.shop import Shop, open_shop
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.envs.webshop.actions import COMPAT, Quirks, canonical, parse_action
+from turngym.envs.webshop.actions import click_action as click
+from turngym.envs.webshop.actions import search_action as search
 from turngym.envs.webshop.env import History, ShopSession, WebShopEnv
-from turngym.envs.webshop.session import COMPAT, Kind, Quirks, State, canonical, parse_action, route, url
-from turngym.envs.webshop.session import click_action as click
-from turngym.envs.webshop.session import search_action as search
+from turngym.envs.webshop.session import Kind, State, route, url
 from turngym.envs.webshop.shop import Shop
 
 
