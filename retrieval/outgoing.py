@@ -11,10 +11,12 @@ import asyncio
 import json
 import re
 import threading
+import time
 import zlib
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +25,10 @@ SMALL_ANSWER = 16 << 20
 """Bytes: the limit for answers that say little, and what every other limit allows beside its tokens."""
 TOKEN_BYTES = 512
 """Bytes of JSON for one token with its text, id and log-probability; about 150 are usual."""
+
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
+"""HTTP statuses of failures that may be temporary: the same request may work later."""
 
 
 class ExchangeError(Exception):
@@ -89,6 +95,35 @@ def too_many_values(text: str, most: int) -> bool:
 
 def _marks(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
+
+
+def retry_after(headers: Any) -> float | None:
+    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent."""
+    thousandths = _number(headers.get("retry-after-ms"))
+    if thousandths is not None:
+        return thousandths / 1000
+    given = headers.get("retry-after")
+    seconds = _number(given)
+    if seconds is not None or not given:
+        return seconds
+    try:
+        then = parsedate_to_datetime(given).timestamp()
+    except (ValueError, TypeError):
+        return None
+    try:
+        # by the server's own clock, if it sends the time
+        now = parsedate_to_datetime(headers.get("date")).timestamp()
+    except (ValueError, TypeError):
+        now = time.time()
+    return max(then - now, 0.0)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
 
 
 class HttpClient:

@@ -7,6 +7,7 @@ answers becomes the response that the environment reads (`messages`).
 from __future__ import annotations
 
 import asyncio
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from turngym.agents.endpoint.client import (
     EndpointError,
     EndpointOptions,
     EndpointTimeout,
+    RequestRefused,
 )
 from turngym.agents.endpoint.messages import (
     NOTE,
@@ -53,8 +55,11 @@ MAX_TOKENS = 4096
 RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
 LEAST_TOKENS = 64
 """Fewest tokens to ask for when the context is nearly full."""
-TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.usage"
-"""Keys in a conversation's memory: its messages, the tokens of the last request and answer, and the usage so far."""
+TRANSCRIPT, TOKENS, USED, SEEN = "endpoint.transcript", "endpoint.tokens", "endpoint.usage", "endpoint.seen"
+"""Keys in a conversation's memory: its messages, the tokens of the last request and answer, the usage so far, and how
+long the server counted its prompts to be (`Seen`)."""
+STALLED = 3
+"""So many prompts in a row that grew while the server's count of them did not are no accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,28 @@ class TranscriptWriter(ResponseWriter):
         transcript = transcript_of(conversation, ALL, self.examples)
         transcript.answer(Answer(content=text), text)
         return Reply(text=text, finish="scripted", origin=origin)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The longest prompt of a conversation by the server's count: a server that cuts prompts may say nothing of it.
+
+    Ollama does so at its `num_ctx`. A count that stands still once is no proof: routers change servers, and some
+    servers count only what they had not cached. So prompts must have grown several times, and by a tenth.
+    """
+
+    tokens: int = 0
+    characters: int = 0
+    stalled: int = 0
+    """Prompts in a row since then that had more characters and no more tokens."""
+
+    def cut(self, tokens: int, characters: int) -> bool:
+        """Take in the next prompt; whether the server seems to have cut the latest ones."""
+        if tokens > self.tokens:
+            self.tokens, self.characters, self.stalled = tokens, characters, 0
+            return False
+        self.stalled += tokens > 0 and characters > self.characters
+        return self.stalled >= STALLED and characters > 1.1 * self.characters
 
 
 @dataclass(slots=True)
@@ -155,6 +182,7 @@ class EndpointAgent:
         self.writer = TranscriptWriter(examples=self._examples)
         self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
         self._started: tuple[LoopThread, EndpointClient] | None = None
+        self._said: set[str] = set()
 
     def fingerprint(self, system: str | None) -> str:
         """A hash of everything that changes answers; the endpoint's address is not part of it."""
@@ -209,6 +237,7 @@ class EndpointAgent:
                 retries=self.options.request_retries,
                 parallel=self._parallel,
                 tools=self.channel.name == "tool",
+                reasoning=self.options.reasoning_back == "send",
                 ids=self.options.token_ids,
             )
             weakref.finalize(self, _close, loop, client)
@@ -273,6 +302,14 @@ class EndpointAgent:
     def _reply(self, conversation: Conversation, result: Answer | EndpointError) -> Reply:
         if isinstance(result, ContextOverflow):
             return Reply(ends=Status.TRUNCATED_TOKENS, error=str(result))
+        if isinstance(result, RequestRefused):
+            self._count(conversation, Usage(refused=1))
+            self._say(
+                "refused",
+                f"an episode ends with an error, since the endpoint refused its request ({result}). If its context is "
+                "full, --max-context N ends such episodes as full, so that they count; how many are refused stands in "
+                "the results, under usage",
+            )
         if isinstance(result, EndpointError):
             late = isinstance(result, EndpointTimeout)
             return Reply(ends=Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, error=str(result))
@@ -288,14 +325,34 @@ class EndpointAgent:
 
     def _note(self, conversation: Conversation, answer: Answer) -> None:
         used = replace(answer.usage, cut_off=int(answer.finish == "length"))
+        used = replace(used, filtered=int(answer.finish == "content_filter"))
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
         # with a limited memory the next prompt does not contain the answer, and is about as long as this one
         grown = used.completion_tokens if self.memory == "all" else 0
         conversation.memory[TOKENS] = used.prompt_tokens + grown
+        seen = conversation.memory.setdefault(SEEN, Seen())
+        if seen.cut(used.prompt_tokens, conversation.memory[TRANSCRIPT].characters):
+            used = replace(used, stalled=1)
+            self._say(
+                "stalled",
+                f"prompts seem to be cut by the server: those of {conversation.task.task_id} grew, and it counted no "
+                f"more than {seen.tokens:,} tokens of them in {STALLED} turns. Is its context that small (Ollama: "
+                "num_ctx, OLLAMA_CONTEXT_LENGTH)? The model may have lost its task; --max-context N ends episodes as "
+                "full instead",
+            )
+        self._count(conversation, used)
+
+    def _count(self, conversation: Conversation, used: Usage) -> None:
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()
+
+    def _say(self, what: str, text: str) -> None:
+        """A warning, once in the life of this agent."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(text, stacklevel=2)
 
 
 def transcript_of(

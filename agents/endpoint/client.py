@@ -3,10 +3,12 @@
 What happens to a failed attempt (`EndpointClient._ask`):
 
 - 429: all requests wait until `Retry-After` has passed (`RateGate`), and this one is repeated until the deadline.
-- 5xx, a lost connection, an unreadable body: repeated up to `retries` times after a pause that doubles from 0.5 s to
-  60 s, with jitter from the request's own random stream.
+- 5xx, a lost connection, an unreadable body, an answer that broke off: repeated up to `retries` times after a pause
+  that doubles from 0.5 s to 60 s, with jitter from the request's own random stream.
 - a full context: `ContextOverflow`, so that the caller can ask for fewer tokens.
-- anything else: `EndpointError` with advice.
+- anything else: `EndpointError` with advice; `RequestRefused` if it may be a full context in unknown words.
+
+`failures` tells them apart, whatever status the error has.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ import asyncio
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answer
+from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
+from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.secrets import redacted, refuse_credentials
 from turngym.retrieval.outgoing import (
@@ -50,35 +53,6 @@ def pauses(rng: np.random.Generator) -> Iterator[float]:
         pause = min(2 * pause, LONGEST)
 
 
-def retry_after(headers: Any) -> float | None:
-    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent."""
-    thousandths = _number(headers.get("retry-after-ms"))
-    if thousandths is not None:
-        return thousandths / 1000
-    given = headers.get("retry-after")
-    seconds = _number(given)
-    if seconds is not None or not given:
-        return seconds
-    try:
-        then = parsedate_to_datetime(given).timestamp()
-    except (ValueError, TypeError):
-        return None
-    try:
-        # by the server's own clock, if it sends the time
-        now = parsedate_to_datetime(headers.get("date")).timestamp()
-    except (ValueError, TypeError):
-        now = time.time()
-    return max(then - now, 0.0)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 <= value < float("inf") else None
-
-
 @dataclass(slots=True)
 class RateGate:
     """The time until which no request may be sent: a rate limit that one request meets holds for all."""
@@ -103,21 +77,6 @@ class RateGate:
         return True
 
 
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
-"""HTTP statuses of failures that may be temporary."""
-SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Error codes of a 429 that waiting does not cure."""
-OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_OVERFLOW = re.compile(
-    r"maximum context length|context (length|size|window)|context_length_exceeded|prompt is too long"
-    r"|longer than the model|exceeds the (available|maximum allowed) (context|length)|input token count.*exceeds"
-    r"|maximum allowed length",
-    re.IGNORECASE,
-)
-
-SHOWN = 500
-
-
 class EndpointError(AgentError):
     """The endpoint gave no answer."""
 
@@ -130,66 +89,8 @@ class ContextOverflow(EndpointError):
     """The conversation does not fit the endpoint's context."""
 
 
-@dataclass(slots=True)
-class RequestFailed(Exception):
-    """One failed attempt."""
-
-    reason: str
-    passing: bool
-    """Whether the same request may work later."""
-    reached: bool = True
-    """Whether a server answered at all."""
-    limited: bool = False
-    """Whether it was too many requests, which is waited out however often it takes."""
-    overflow: bool = False
-    """Whether the conversation does not fit the context."""
-    after: float | None = None
-    """Seconds that the server asks to wait."""
-    code: int | None = None
-    """The HTTP status."""
-    param: str = ""
-    """The field of the request that is at fault, if the server names it."""
-
-
-def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
-    """The failure of an answer with status 400 or more. `body` is its JSON, if it has any."""
-    fields: dict[str, Any] = body if isinstance(body, dict) else {}
-    inner = fields.get("error")
-    fields = inner if isinstance(inner, dict) else fields
-    code, kind, param = (str(fields.get(name) or "") for name in ("code", "type", "param"))
-    text = str(fields.get("message") or message or "").strip().replace("\n", " ")[:SHOWN]
-    overflow = status in (400, 413, 422, 500) and (
-        code in OVERFLOW_CODES or kind in OVERFLOW_CODES or bool(_OVERFLOW.search(text))
-    )
-    spent = code in SPENT or kind in SPENT
-    # llama.cpp answers this if it was started without support for tools
-    unable = status == 500 and "--jinja" in text
-    return RequestFailed(
-        f"status {status}: {text}" if text else f"status {status}",
-        passing=status in PASSING and not spent and not overflow and not unable,
-        limited=status == 429 and not spent,
-        overflow=overflow,
-        after=retry_after(headers),
-        code=status,
-        param=param,
-    )
-
-
-def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool) -> str:
-    """A sentence on what may help; empty if nothing is known."""
-    text = failed.reason
-    if not failed.reached:
-        return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
-    if failed.code in (401, 403):
-        return f"The key is read from ${key_env}; --key-env names another variable."
-    if failed.code == 405 or (failed.code == 404 and model not in text):
-        return "--base-url is the address with the version, for example http://HOST:PORT/v1."
-    if tools and "tool" in text.lower():
-        return "--channel text writes actions as text, which needs no tools."
-    for name, option in (("stop", "--no-send-stop"), ("seed", "--no-send-seed"), ("temperature", "--temperature 1")):
-        if failed.param == name or f"'{name}'" in text:
-            return f"{option} leaves it out." if option.startswith("--no") else f"{option} is what some models want."
-    return ""
+class RequestRefused(EndpointError):
+    """The endpoint, which has answered others, refuses this request: it is wrong, or full in words not known here."""
 
 
 KEY = "OPENAI_API_KEY"
@@ -214,7 +115,8 @@ class EndpointOptions:
     send_seed: bool = True
     """openai:MODEL: send a seed, made of --seed, task, sample and turn; some endpoints refuse `seed`."""
     reasoning_back: Literal["drop", "send"] = "drop"
-    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came."""
+    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came. Signatures of
+    it, and other fields of unknown meaning, always are."""
     token_ids: bool = False
     """openai:MODEL: ask for token ids and log-probabilities (`return_token_ids` of vLLM and of `turngym serve proxy`),
     so that traces can be trained on as they were sampled."""
@@ -302,6 +204,8 @@ class EndpointClient:
     parallel: int = 64
     tools: bool = False
     """Whether requests offer tools, which changes the advice in errors."""
+    reasoning: bool = False
+    """Whether requests send reasoning back; likewise."""
     ids: bool = False
     """Whether an answer without token ids counts as broken."""
     reached: bool = False
@@ -312,6 +216,9 @@ class EndpointClient:
     """Whether errors say what may help; they name options of `openai:MODEL`."""
     gate: RateGate = field(default_factory=RateGate)
     _tokens_field: str = "max_tokens"
+    _no_empty_turns: bool = False
+    """Whether the server was seen to refuse turns of the assistant without any text."""
+    _said: set[str] = field(default_factory=set)
     _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
 
@@ -328,12 +235,14 @@ class EndpointClient:
 
     async def _ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
         waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
+        fill = self._no_empty_turns
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
                 raise self._late(where, sent, f"a rate limit that lasts longer; {last}")
             sent += 1
             try:
-                answer = await self._once(body, end - time.monotonic())
+                answer = await self._once(_filled(body) if fill else body, end - time.monotonic())
+                self._no_empty_turns = self._no_empty_turns or fill
                 return replace(answer, usage=replace(answer.usage, retries=sent - 1))
             except TooLate:
                 raise self._late(where, sent, last) from None
@@ -342,6 +251,10 @@ class EndpointClient:
                 if failed.overflow:
                     raise ContextOverflow(f"{where}: {last}") from None
                 if self._renamed(failed):
+                    continue
+                # some servers take no turn without text, which a model may well have written
+                if failed.unclear and not fill and _filled(body) is not body:
+                    fill = True
                     continue
                 failures += not failed.limited
                 allowed = self.retries if self.reached else min(self.retries, COLD_TRIES - 1)
@@ -381,16 +294,28 @@ class EndpointClient:
             if reply.status < 400:
                 raise RequestFailed(str(error), passing=True) from None
             found = None
-        if reply.status >= 400:
-            raise refused(reply.status, reply.text(SHOWN), found, reply.headers)
+        said = found if reply.status >= 400 else error_in(found)
+        if reply.status >= 400 or said is not None:
+            failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
+            if failed.written is None or not self.tools:
+                raise failed
+            # the model wrote a call that its server could not read, and this is what it wrote
+            return Answer(content=failed.written)
         try:
             answer = read_answer(found)
         except UnreadableAnswer as error:
-            raise RequestFailed(str(error), passing=True) from None
+            raise RequestFailed(str(error), passing=not error.full, overflow=error.full) from None
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             raise RequestFailed(f"the answer has {size} characters; at most {tokens} tokens were asked for", False)
         if self.ids and answer.ids is None:
             raise RequestFailed("the answer has no token ids (return_token_ids); leave out --token-ids", self.worked)
+        if answer.ending not in self._said and answer.ending:
+            self._said.add(answer.ending)
+            warnings.warn(
+                f"{redacted(self.address.base_url)} ends answers with finish_reason {answer.ending}, which is not "
+                "known: they are taken as whole",
+                stacklevel=2,
+            )
         self.worked = True
         return answer
 
@@ -417,7 +342,8 @@ class EndpointClient:
         tries = f" (tried {sent} times)" if sent > 1 else ""
         if not self.advise:
             return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}")
-        help_text = advice(failed, model=self.model, key_env=self.address.key_env, tools=self.tools)
+        asked = Asked(model=self.model, key_env=self.address.key_env, tools=self.tools, reasoning=self.reasoning)
+        help_text = advice(failed, asked)
         if self.worked and not failed.reached:
             help_text = (
                 "It answered before, so it has stopped or is restarting; most often it ran out of memory with many "
@@ -426,7 +352,8 @@ class EndpointClient:
             )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
-        return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" ."))
+        kind = RequestRefused if failed.unclear and self.worked else EndpointError
+        return kind(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" ."))
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
@@ -443,3 +370,13 @@ class EndpointClient:
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names
         )
+
+
+def _filled(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`body` with some text in the assistant's turns that have neither text nor calls; itself if there is none."""
+    messages = body["messages"]
+    empty = [m["role"] == "assistant" and not m.get("content") and not m.get("tool_calls") for m in messages]
+    if not any(empty):
+        return body
+    filled = [{**m, "content": NO_ANSWER} if none else m for m, none in zip(messages, empty, strict=True)]
+    return {**body, "messages": filled}

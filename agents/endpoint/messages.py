@@ -1,13 +1,17 @@
 """A conversation as chat messages: what is sent to an endpoint, and what the environment reads in its answers.
 
 1. `Usage`, `Prices`: tokens and cost of the answers, noted in each episode and summed for the results.
-2. `read_answer`: one chat completion with its text, reasoning, tool calls, usage and token ids.
-3. `Transcript`: the messages of one episode. `response_of`: an answer as the text that the environment reads.
+2. `read_answer`: one chat completion with its text, reasoning, tool calls, usage and token ids. What ended it decides
+   whether it is an answer at all.
+3. `Transcript`: the messages of one episode. Fields of an answer that nobody here knows go back as they came: servers
+   sign calls and thoughts in them, and refuse a conversation without. `response_of`: an answer as the text that the
+   environment reads.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeGuard
@@ -43,8 +47,14 @@ class Usage:
     """Tokens of the reasoning, if the server reports them."""
     cut_off: int = 0
     """Answers that ended at the limit of tokens."""
+    filtered: int = 0
+    """Answers that the service's filter took back or cut."""
     retries: int = 0
     """Number of requests that were sent again."""
+    refused: int = 0
+    """Requests that were refused although others were answered; each ended its episode as an error."""
+    stalled: int = 0
+    """Answers to prompts that the server seems to have cut."""
     cost: float | None = None
     """Cost in the currency of the prices; None without prices."""
 
@@ -145,7 +155,14 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class UnreadableAnswer(Exception):
-    """A body that is no chat completion: it was cut off, or does not come from a chat endpoint."""
+    """A body that is no answer: it is no chat completion, or the server broke off before the model had ended.
+
+    `full`: the context had no room for an answer.
+    """
+
+    def __init__(self, reason: str, *, full: bool = False) -> None:
+        super().__init__(reason)
+        self.full = full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +173,8 @@ class ToolCall:
     name: Any
     arguments: Any
     """JSON text, by the API; some servers give an object."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """The call's other fields, and those of its function under `function`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +198,18 @@ class Answer:
     """A chat completion."""
 
     content: str
+    blank: str | None = None
+    """What stood in place of a text beside calls: "" or null."""
     reasoning: str | None = None
-    reasoning_field: str = REASONING[0]
-    """The field in which the reasoning came."""
+    thoughts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the message with the reasoning, as they came; `content`, if it came in parts of that."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the message that are not known here."""
     calls: tuple[ToolCall, ...] = ()
     finish: str = "stop"
-    """`stop` or `length`."""
+    """`stop`, `length` or `content_filter`."""
+    ending: str = ""
+    """What the server calls the ending, if that is not known here; it counts as `stop`."""
     stopped_at: str | None = None
     """The stop string that ended it, if the server reports it."""
     usage: Usage = Usage(answers=1, unreported=1)
@@ -193,8 +218,14 @@ class Answer:
     @property
     def characters(self) -> int:
         """All that the model said."""
-        calls = sum(len(str(call.name)) + len(str(call.arguments)) for call in self.calls)
-        return len(self.content) + len(self.reasoning or "") + calls
+        calls = sum(len(str(call.name)) + len(str(call.arguments)) + _size(call.more) for call in self.calls)
+        return len(self.content) + len(self.reasoning or "") + calls + _size(self.more)
+
+
+KNOWN = frozenset({"role", "content", "tool_calls", "refusal", "annotations", "audio", "function_call", *REASONING})
+"""Fields of an answer's message that are read here, or that belong to no conversation."""
+DEEPEST = 32
+"""Levels of what is sent back unread; writing JSON of a thousand levels fails."""
 
 
 def read_answer(body: Any) -> Answer:
@@ -206,38 +237,101 @@ def read_answer(body: Any) -> Answer:
     message = choice.get("message")
     if not isinstance(message, Mapping):
         raise UnreadableAnswer(f"the answer has no message: {str(body)[:200]!r}")
-    content, thoughts = _parts(message.get("content"))
-    reasoning_field = next((name for name in REASONING if _text(message.get(name))), REASONING[0])
+    given = message.get("content")
+    content, thoughts = _parts(given)
+    # a refusal is an answer, too
+    content = content or _text(message.get("refusal"))
+    back = {name: message[name] for name in REASONING if isinstance(message.get(name), str)}
+    reasoning = next((text for text in back.values() if text), thoughts or None)
+    if thoughts and isinstance(given, list):
+        back["content"] = [part for part in given if isinstance(part, Mapping) and part.get("type") == "thinking"]
+    calls, usage = _calls(message.get("tool_calls")), read_usage(body.get("usage"))
+    finish, ending = _ending(choice.get("finish_reason"), bool(content or reasoning or calls), body.get("usage"))
     stopped = next((choice[key] for key in ("stop_reason", "matched_stop") if isinstance(choice.get(key), str)), None)
+    more = {name: value for name, value in message.items() if name not in KNOWN and value not in (None, "", [], {})}
+    if _deeper([more, *(call.more for call in calls)], DEEPEST):
+        raise UnreadableAnswer("the answer has unknown fields that are nested too deep to be sent back")
     return Answer(
-        # a refusal is an answer, too
-        content=content or _text(message.get("refusal")),
-        reasoning=_text(message.get(reasoning_field)) or thoughts or None,
-        reasoning_field=reasoning_field,
-        calls=_calls(message.get("tool_calls")),
-        finish="length" if choice.get("finish_reason") == "length" else "stop",
+        content=content,
+        blank="" if isinstance(given, str) else None,
+        reasoning=reasoning,
+        thoughts=back,
+        more=more,
+        calls=calls,
+        finish=finish,
+        ending=ending,
         stopped_at=stopped,
-        usage=read_usage(body.get("usage")),
+        usage=usage,
         ids=_ids(body, choice),
     )
 
 
+STOPPED = frozenset(
+    {"stop", "stop_sequence", "end_turn", "end", "eos", "eos_token", "complete", "completed", "finished"}
+)
+CALLED = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
+MISCALLED = frozenset({"malformed_function_call", "unexpected_tool_call", "function_call_filter"})
+CUT = frozenset({"length", "max_tokens", "max_output_tokens", "max_new_tokens", "max_length", "model_length"})
+FILTERED = frozenset(
+    {"content_filter", "sensitive", "refusal", "safety", "recitation", "blocklist", "prohibited_content"}
+)
+FILTERED |= {"spii", "guardrail_intervened", "error_toxic"}
+FULL = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded", "error_limit"})
+"""Words of servers for the end of an answer, in lower case: the model ended it, with a call, or with one that cannot be
+read; a limit on tokens ended it; the service took it back, which is its answer to this prompt; the context was full."""
+_BROKE = re.compile(
+    r"error|abort|cancel|time.?out|insufficient|resource|network|fail|overload|unavailable|interrupt|preempt|connection"
+    r"|shut.?down|exception|killed|evicted|incomplete|not_finished"
+)
+
+
+def _ending(given: Any, said: bool, usage: Any) -> tuple[str, str]:
+    """(`finish`, `ending`) of an answer that ended with finish_reason `given`; `said`: whether it has anything in it.
+
+    Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
+    """
+    # Gemini: `content_filter: SAFETY`
+    word = given.partition(":")[0].strip().lower() if isinstance(given, str) else ""
+    if word in FULL or word in CUT:
+        # nothing was drawn: there was no room for it
+        if not said and (word in FULL or (isinstance(usage, Mapping) and usage.get("completion_tokens") == 0)):
+            raise UnreadableAnswer(f"the context is full: an empty answer with finish_reason {given!r}", full=True)
+        return "length", ""
+    if word in FILTERED:
+        return "content_filter", ""
+    if word in STOPPED | CALLED | MISCALLED:
+        return "stop", ""
+    if not said or _BROKE.search(word):
+        raise UnreadableAnswer(f"the answer broke off: finish_reason {given!r:.80}")
+    return "stop", repr(given)[:80]
+
+
 def _parts(content: Any) -> tuple[str, str]:
     """(text, thoughts) of a message's content: a text, or a list of parts as Mistral's reasoning models give it."""
-    if not isinstance(content, Sequence) or isinstance(content, str):
+    if content is None or isinstance(content, str):
         return _text(content), ""
+    if not isinstance(content, list):
+        raise UnreadableAnswer(f"the answer's content is no text: {str(content)[:200]!r}")
     text, thoughts = [], []
     for part in content:
-        if isinstance(part, Mapping) and part.get("type") == "thinking":
-            thoughts.append(_parts(part.get("thinking"))[0])
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "thinking":
+            inner = part.get("thinking")
+            thoughts.append(_parts(inner)[0])
+        elif isinstance(part, str):
+            text.append(part)
         elif isinstance(part, Mapping):
-            text.append(_text(part.get("text")))
+            text.append(_text(part.get("text")) or _text(part.get("refusal")))
+        else:
+            raise UnreadableAnswer(f"a part of the answer's content is no text: {str(part)[:200]!r}")
     return "".join(text), "".join(thoughts)
 
 
 def _calls(given: Any) -> tuple[ToolCall, ...]:
-    if not isinstance(given, list):
+    if given is None:
         return ()
+    if not isinstance(given, list):
+        raise UnreadableAnswer(f"the answer's tool_calls are no list: {str(given)[:200]!r}")
     calls: list[ToolCall] = []
     for place, call in enumerate(given):
         call = call if isinstance(call, Mapping) else {}
@@ -245,9 +339,32 @@ def _calls(given: Any) -> tuple[ToolCall, ...]:
         function = function if isinstance(function, Mapping) else {}
         # a result names its call by id, so ids must differ
         given_id, taken = call.get("id"), ("", *(earlier.id for earlier in calls))
-        call_id = given_id if isinstance(given_id, str) and given_id not in taken else f"call_{place}"
-        calls.append(ToolCall(id=call_id, name=function.get("name"), arguments=function.get("arguments")))
+        call_id = given_id if isinstance(given_id, str) and given_id not in taken else own_id(place)
+        more = {name: value for name, value in call.items() if name not in ("id", "function", "type")}
+        inner = {name: value for name, value in function.items() if name not in ("name", "arguments")}
+        calls.append(
+            ToolCall(
+                id=call_id,
+                name=function.get("name"),
+                arguments=function.get("arguments"),
+                more={**more, **({"function": inner} if inner else {})},
+            )
+        )
     return tuple(calls)
+
+
+def own_id(place: int, episode: int = 0) -> str:
+    """The id of a call that has none: nine letters and digits, which is what Mistral's models demand."""
+    return f"c{episode % 10_000:04}{place % 10_000:04}"
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
+
+
+def _size(fields: Mapping[str, Any]) -> int:
+    return len(json.dumps(fields)) if fields else 0
 
 
 def _ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> TokenIds | None:
@@ -304,10 +421,14 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+NO_ANSWER = "(no answer)"
+"""What stands for a turn without any text at servers that refuse one."""
 SKIPPED = "Not carried out: one call is made each turn, and the first of several is the one that counts."
 """The result of all calls of a turn but the first; the API requires one result per call."""
 INVALID = "invalid_arguments"
 """Arguments that are no JSON object are sent back under this name, because many servers refuse them in a history."""
+TOOL_NAME, UNNAMED = re.compile(r"[a-zA-Z0-9_.-]{1,64}"), "invalid_name"
+"""Names of tools that all servers accept, and the one under which a call with any other is sent back."""
 
 
 @dataclass(slots=True)
@@ -321,6 +442,8 @@ class Transcript:
     """Ids of the last answer's calls, which have no results yet."""
     examples: Sequence[dict[str, Any]] = ()
     """Messages that stand between the system message and the first observation."""
+    thoughts: tuple[str, ...] = ()
+    """Names of the fields in which reasoning came so far."""
 
     def observe(self, system: str, observation: str) -> None:
         """Add an observation: as the result of the last call, else as a message of the user."""
@@ -336,17 +459,29 @@ class Transcript:
             self.messages.append({"role": "tool", "tool_call_id": name, "content": content})
         self.open_calls = ()
 
+    @property
+    def characters(self) -> int:
+        """Of the texts of all messages."""
+        return sum(len(content) for m in self.messages if isinstance(content := m["content"], str))
+
     def forget(self) -> None:
         """Remove all messages."""
         self.messages, self.open_calls = [], ()
 
     def answer(self, answer: Answer, text: str, *, reasoning: bool = False) -> None:
         """Add an answer with the content `text`, and with its reasoning if `reasoning`."""
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else None}
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}
         if answer.calls:
             message["tool_calls"] = [_sent_back(call) for call in answer.calls]
-        if reasoning and answer.reasoning:
-            message[answer.reasoning_field] = answer.reasoning
+        if reasoning:
+            parts = answer.thoughts.get("content")
+            fields = {name: value for name, value in answer.thoughts.items() if name != "content"}
+            self.thoughts = tuple(fields) or self.thoughts
+            # DeepSeek demands the field of every turn with calls, those without a thought included
+            message |= fields or dict.fromkeys(self.thoughts, "")
+            if parts:
+                message["content"] = [*parts, *([{"type": "text", "text": text}] if text else [])]
+        message |= answer.more
         self.open_calls = tuple(call.id for call in answer.calls)
         self.messages.append(message)
 
@@ -364,7 +499,7 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSp
                 shown.answer(Answer(content=response), response)
                 continue
             arguments = json.dumps({tool.argument: action if verb is None else verb[1]}, ensure_ascii=False)
-            call = ToolCall(id=f"example_{number}_{turn}", name=tool.name, arguments=arguments)
+            call = ToolCall(id=own_id(turn, number + 1), name=tool.name, arguments=arguments)
             shown.answer(Answer(content="", calls=(call,)), "")
         if shown.open_calls:
             shown.observe("", example.final)
@@ -405,9 +540,10 @@ def _sent_back(call: ToolCall) -> dict[str, Any]:
         arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(read, ensure_ascii=False)
     else:
         arguments = json.dumps({INVALID: call.arguments}, ensure_ascii=False)
-    name = call.name if isinstance(call.name, str) else ""
-    function = {"name": printable(name), "arguments": printable(arguments)}
-    return {"id": printable(call.id), "type": "function", "function": function}
+    name = call.name if isinstance(call.name, str) and TOOL_NAME.fullmatch(call.name) else UNNAMED
+    function = {"name": name, "arguments": printable(arguments)}
+    inner = call.more.get("function", {})
+    return {"id": printable(call.id), "type": "function", **call.more, "function": {**inner, **function}}
 
 
 def _json(arguments: Any) -> Any:

@@ -19,11 +19,11 @@ from turngym.agents.endpoint.client import (
     RateGate,
     pauses,
     refused,
-    retry_after,
 )
 from turngym.agents.endpoint.messages import (
     Answer,
     Prices,
+    Transcript,
     UnreadableAnswer,
     Usage,
     add_ids,
@@ -35,6 +35,7 @@ from turngym.agents.named_agent import as_opened
 from turngym.envs.channels import TextChannel, ToolChannel
 from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.task import ToolSpec
+from turngym.retrieval.outgoing import retry_after
 
 VERBS = TextChannel(tags=("search", "answer"))
 TOOL = ToolChannel(tool=ToolSpec(name="t", description="", argument="query", argument_description=""))
@@ -47,26 +48,110 @@ def body(message: Any, **choice: Any) -> dict[str, Any]:
 def test_thoughts_come_in_several_fields() -> None:
     for name in ("reasoning_content", "reasoning"):
         answer = read_answer(body({"content": "x", name: "hm"}))
-        assert (answer.content, answer.reasoning, answer.reasoning_field) == ("x", "hm", name)
+        assert (answer.content, answer.reasoning, answer.thoughts) == ("x", "hm", {name: "hm"})
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "x"}]
     answer = read_answer(body({"content": parts}))
-    assert (answer.content, answer.reasoning) == ("x", "hm")
+    assert (answer.content, answer.reasoning, answer.thoughts) == ("x", "hm", {"content": parts[:1]})
     assert read_answer(body({"content": None, "refusal": "no"})).content == "no"
     assert read_answer(body({"content": "x", "reasoning": None})).reasoning is None
 
 
-@pytest.mark.parametrize("bad", [None, [], {}, {"choices": []}, {"choices": [None]}, body(None), {"error": "x"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(None, [], {}, "x", {"choices": []}, {"choices": None}, {"choices": {}}, {"choices": [None]}, body(None)),
+        *(body("x"), body([]), body({"content": 5}), body({"content": {"text": "x"}}), body({"content": [5]})),
+        *(body({"content": "", "tool_calls": {}}), body({"content": "", "tool_calls": "x"})),
+    ],
+)
 def test_what_is_no_completion(bad: Any) -> None:
-    with pytest.raises(UnreadableAnswer, match="the answer has no"):
+    with pytest.raises(UnreadableAnswer, match="the answer"):
         read_answer(bad)
 
 
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        *(
+            (word, "stop")
+            for word in ("stop", "tool_calls", "function_call", "end_turn", "eos_token", "STOP", "COMPLETE")
+        ),
+        *((word, "length") for word in ("length", "max_tokens", "MAX_TOKENS", "model_length")),
+        *((word, "content_filter") for word in ("content_filter", "content_filter: SAFETY", "sensitive", "SAFETY")),
+        *((word, None) for word in ("error", "abort", "aborted", "insufficient_system_resource", "network_error")),
+        *(
+            (word, None)
+            for word in ("ERROR", "cancelled", "USER_CANCEL", "timeout", "engine_overloaded", "engine_error")
+        ),
+    ],
+)
+def test_what_ends_an_answer(word: str, finish: str | None) -> None:
+    """An answer that broke off is none, however much of it there is; one that a filter or a limit ended is one."""
+    for text in ("", "Go. <action>look"):
+        if finish is None:
+            with pytest.raises(UnreadableAnswer, match=f"the answer broke off: finish_reason '{word}'"):
+                read_answer(body({"content": text}, finish_reason=word))
+        else:
+            found = read_answer(body({"content": text}, finish_reason=word))
+            assert (found.content, found.finish, found.ending) == (text, finish, "")
+
+
+def test_endings_that_nobody_knows() -> None:
+    """With something in the answer it counts, and the word is said; an empty one was not ended by the model."""
+    for word in (None, "vibes", 7, {"reason": "stop"}):
+        found = read_answer(body({"content": "x"}, finish_reason=word))
+        assert (found.finish, found.ending) == ("stop", repr(word))
+        with pytest.raises(UnreadableAnswer, match="the answer broke off"):
+            read_answer(body({"content": ""}, finish_reason=word))
+    for full in (
+        body({"content": ""}, finish_reason="model_context_window_exceeded"),
+        {**body({"content": None}, finish_reason="length"), "usage": {"prompt_tokens": 9, "completion_tokens": 0}},
+    ):
+        with pytest.raises(UnreadableAnswer, match="the context is full") as caught:
+            read_answer(full)
+        assert caught.value.full
+    cut = body({"content": "Go"}, finish_reason="model_context_window_exceeded")
+    assert read_answer(cut).finish == "length"
+
+
 def test_calls_get_ids_that_differ() -> None:
+    """Of nine letters and digits, as Mistral's models demand."""
     made = [{"id": "a"}, {"id": "a"}, {}, None, {"id": 3}]
-    assert [call.id for call in read_answer(body({"tool_calls": made})).calls] == [
-        "a",
-        *(f"call_{n}" for n in range(1, 5)),
-    ]
+    found = [call.id for call in read_answer(body({"tool_calls": made})).calls]
+    assert found == ["a", *(f"c0000000{n}" for n in range(1, 5))]
+    assert read_answer(body({"content": "x", "tool_calls": None})).calls == ()
+
+
+def test_what_nobody_knows_goes_back_as_it_came() -> None:
+    google = {"google": {"thought_signature": "AbC=="}}
+    call = {"id": "a", "type": "function", "index": 0, "extra_content": google}
+    call["function"] = {"name": "t", "arguments": "{}", "thought_signature": "x"}
+    details = [{"type": "reasoning.encrypted", "data": "x"}]
+    message = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "reasoning": "hm"}
+    found = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}))
+    transcript = Transcript()
+    transcript.answer(found, "")
+    sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": details}
+    assert transcript.messages == [sent]
+    transcript.answer(found, "", reasoning=True)
+    assert transcript.messages[1] == {**sent, "reasoning": "hm"}
+    # a turn without a thought carries the field too, and a text stands where it stood
+    transcript.answer(read_answer(body({"content": "", "tool_calls": [call]})), "", reasoning=True)
+    assert transcript.messages[2] == {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": ""}
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "x"}]
+    other = Transcript()
+    for back in (False, True):
+        other.answer(read_answer(body({"content": parts})), "x", reasoning=back)
+    assert [m["content"] for m in other.messages] == ["x", parts]
+    # a stranger's field is bounded as all that it says is
+    long = read_answer(body({"content": "x", "blob": "y" * 1000}))
+    assert long.characters > 1000
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    for bad in ({"content": "x", "blob": deep}, {"content": "", "tool_calls": [{"id": "a", "blob": deep}]}):
+        with pytest.raises(UnreadableAnswer, match="nested too deep"):
+            read_answer(body(bad))
 
 
 @pytest.mark.parametrize(
