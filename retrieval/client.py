@@ -17,7 +17,16 @@ from urllib.parse import urlsplit
 from cachetools import LRUCache
 
 from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread, NotReached, read_json
+from turngym.retrieval.outgoing import (
+    PASSING,
+    BadReply,
+    HttpClient,
+    HttpReply,
+    LoopThread,
+    NotReached,
+    read_json,
+    retry_after,
+)
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
 
@@ -52,9 +61,6 @@ class Breaker:
             self._failed += 1
             self._reason = reason
             self._retry_at = self._clock() + self._cooldown
-
-
-_RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +148,10 @@ class HttpRetriever:
         """
         if self._fingerprint is None:
             until = self._clock() + self.settings.deadline
-            status, body, _ = self._attempts("GET", "/health", b"", until)
+            health = self._attempts("GET", "/health", b"", until)
             served: Any = None
             with suppress(BadReply):
-                reply = read_json(body) if status == 200 else None
+                reply = read_json(health.body) if health.status == 200 else None
                 served = reply.get("fingerprint") if isinstance(reply, dict) else None
             self._fingerprint = served if isinstance(served, str) and served else f"url:{self.url}"
         return self._fingerprint
@@ -189,46 +195,48 @@ class HttpRetriever:
         found: list[list[Hit]] = []
 
         # called within the attempt, because an answer that cannot be read is retried like a missing one
-        def check(status: int, body: bytes, fingerprint: str | None) -> None:
-            if status == 200:
+        def check(reply: HttpReply) -> None:
+            if reply.status == 200:
+                fingerprint = reply.headers.get(FINGERPRINT_HEADER)
                 known = self._fingerprint = self._fingerprint or fingerprint
                 if fingerprint not in (None, known):
                     raise WireError(
                         f"the server now serves another index, {fingerprint}; this client began with {known}"
                     )
-                found[:] = read_reply(body, len(queries), k)
+                found[:] = read_reply(reply.body, len(queries), k)
 
         try:
-            status, body, _ = self._attempts("POST", "/retrieve", request_body(queries, k), until, check)
+            reply = self._attempts("POST", "/retrieve", request_body(queries, k), until, check)
         except RetrieverUnavailable as error:
             self._breaker.failed(str(error.__cause__ or error))
             raise
         # whatever the status, because a server that refuses this request is alive
         self._breaker.succeeded()
-        if status != 200:
-            said = body[:300].decode("utf-8", "replace")
-            raise RetrieverUnavailable(f"{self.url} refused the request with status {status}: {said}")
+        if reply.status != 200:
+            raise RetrieverUnavailable(f"{self.url} refused the request with status {reply.status}: {reply.text(300)}")
         return found
 
     def _attempts(
-        self, method: str, path: str, body: bytes, until: float, check: Callable[..., None] | None = None
-    ) -> tuple[int, bytes, str | None]:
-        """(status, body, fingerprint) of the first attempt that succeeds, or whose status a retry cannot help."""
+        self, method: str, path: str, body: bytes, until: float, check: Callable[[HttpReply], None] | None = None
+    ) -> HttpReply:
+        """The answer of the first attempt that succeeds, or whose status a retry cannot help."""
         began, attempt = self._clock(), 0
         while True:
             attempt += 1
+            # seconds that the server asks to wait
+            after = 0.0
             try:
-                status, answer, fingerprint = self._once(method, path, body, until)
-                if status in _RETRY_STATUS:
-                    said = answer[:300].decode("utf-8", "replace")
-                    raise WireError(f"status {status}: {said}")
+                reply = self._once(method, path, body, until)
+                if reply.status in PASSING:
+                    after = retry_after(reply.headers) or 0.0
+                    raise WireError(f"status {reply.status}: {reply.text(300)}")
                 if check is not None:
-                    check(status, answer, fingerprint)
-                return status, answer, fingerprint
+                    check(reply)
+                return reply
             except Exception as error:
                 with self._lock:
                     # jitter, because clients that failed together must not come back together
-                    wait = self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
+                    wait = max(after, self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random()))
                 left = until - self._clock()
                 if self._closed or attempt > self.settings.retries or wait >= left:
                     took = self._clock() - began
@@ -239,7 +247,7 @@ class HttpRetriever:
                     ) from error
                 self._sleep(wait)
 
-    def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:
+    def _once(self, method: str, path: str, body: bytes, until: float) -> HttpReply:
         left = max(0.001, until - self._clock())
         with self._lock:
             if self._closed:
@@ -249,8 +257,7 @@ class HttpRetriever:
             loop, http = self._connection
         seconds = min(self.settings.attempt, left)
         sent = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
-        reply = loop.run(sent)
-        return reply.status, reply.body, reply.headers.get(FINGERPRINT_HEADER)
+        return loop.run(sent)
 
 
 def _base(url: str) -> str:

@@ -225,6 +225,9 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     except (ValueError, RecursionError) as error:
         raise WireError(f"the answer is not JSON ({error}): {_show(body)}") from error
     rows = reply.get("result") if isinstance(reply, dict) else None
+    if isinstance(reply, dict) and reply.get("error"):
+        # what stands beside it may be half of the hits
+        raise WireError(f"the answer is an error: {_show(reply['error'])}")
     if not isinstance(rows, list):
         raise WireError(f'the answer is not {{"result": [...]}}: {_show(body)}')
     if len(rows) != queries:

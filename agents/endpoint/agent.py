@@ -89,7 +89,8 @@ class Seen:
 
     def cut(self, tokens: int, characters: int) -> bool:
         """Take in the next prompt; whether the server seems to have cut the latest ones."""
-        if tokens > self.tokens:
+        # a server that drops the oldest messages counts some more or less each time
+        if tokens > 1.02 * self.tokens:
             self.tokens, self.characters, self.stalled = tokens, characters, 0
             return False
         self.stalled += tokens > 0 and characters > self.characters
@@ -178,7 +179,10 @@ class EndpointAgent:
         self._parallel, self._memory = parallel, Memory(memory)
         self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
         groups = by_category(examples)
-        self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}
+        self._reasoning = options.reasoning_back == "send"
+        self._examples = {
+            name: example_messages(group, channel, tool, reasoning=self._reasoning) for name, group in groups.items()
+        }
         self.writer = TranscriptWriter(examples=self._examples)
         self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
         self._started: tuple[LoopThread, EndpointClient] | None = None
@@ -237,7 +241,7 @@ class EndpointAgent:
                 retries=self.options.request_retries,
                 parallel=self._parallel,
                 tools=self.channel.name == "tool",
-                reasoning=self.options.reasoning_back == "send",
+                reasoning=self._reasoning,
                 ids=self.options.token_ids,
             )
             weakref.finalize(self, _close, loop, client)
@@ -315,7 +319,7 @@ class EndpointAgent:
             return Reply(ends=Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, error=str(result))
         self._note(conversation, result)
         text = content_of(result, self.channel)
-        conversation.memory[TRANSCRIPT].answer(result, text, reasoning=self.options.reasoning_back == "send")
+        conversation.memory[TRANSCRIPT].answer(result, text, reasoning=self._reasoning)
         origin: Origin = "demonstration"
         logprobs = None
         if self._sampled is not None and result.ids is not None:

@@ -338,7 +338,7 @@ class EndpointClient:
         return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
 
     async def _given_up(self, failed: RequestFailed, where: str, sent: int) -> EndpointError:
-        reason = self.address.hide(failed.reason)
+        reason = self.address.hide(failed.reason).rstrip(".")
         tries = f" (tried {sent} times)" if sent > 1 else ""
         if not self.advise:
             return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}")
@@ -352,7 +352,7 @@ class EndpointClient:
             )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
-        kind = RequestRefused if failed.unclear and self.worked else EndpointError
+        kind = RequestRefused if failed.unclear and self.worked and not help_text else EndpointError
         return kind(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" ."))
 
     async def _models(self) -> str:

@@ -478,7 +478,7 @@ class Transcript:
             fields = {name: value for name, value in answer.thoughts.items() if name != "content"}
             self.thoughts = tuple(fields) or self.thoughts
             # DeepSeek demands the field of every turn with calls, those without a thought included
-            message |= fields or dict.fromkeys(self.thoughts, "")
+            message |= fields or dict.fromkeys(self.thoughts if answer.calls else (), "")
             if parts:
                 message["content"] = [*parts, *([{"type": "text", "text": text}] if text else [])]
         message |= answer.more
@@ -486,9 +486,14 @@ class Transcript:
         self.messages.append(message)
 
 
-def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSpec) -> tuple[dict[str, Any], ...]:
-    """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
-    shown = Transcript()
+def example_messages(
+    examples: Iterable[Example], channel: Channel, tool: ToolSpec, *, reasoning: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """Episodes as messages of the API; in the tool channel actions are calls, each with its result.
+
+    With `reasoning` calls carry an empty one, as those of a model that thinks do.
+    """
+    shown = Transcript(thoughts=REASONING[:1])
     for number, example in enumerate(examples):
         for turn, (observation, response) in enumerate(example.turns):
             shown.observe("", observation)
@@ -500,7 +505,7 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSp
                 continue
             arguments = json.dumps({tool.argument: action if verb is None else verb[1]}, ensure_ascii=False)
             call = ToolCall(id=own_id(turn, number + 1), name=tool.name, arguments=arguments)
-            shown.answer(Answer(content="", calls=(call,)), "")
+            shown.answer(Answer(content="", calls=(call,)), "", reasoning=reasoning)
         if shown.open_calls:
             shown.observe("", example.final)
     return tuple(shown.messages)

@@ -22,7 +22,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
+from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
 
 
 class ServerError(TurngymError):
@@ -311,10 +311,6 @@ class ServerSettings:
 
 KEY = "TURNGYM_SERVER_KEY"
 """Environment variable with the servers' bearer key; without it no key is sent."""
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses of temporary failures: a server starts, restarts or is full."""
-
-
 SCORE_BYTES = 64
 """Most bytes of JSON for one log-probability with its id; about 35 are usual."""
 

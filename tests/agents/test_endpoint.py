@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -219,17 +220,90 @@ def test_failures_that_pass_leave_no_trace(serve: Any, make_doors: Any) -> None:
         Fault(cut=True),
         Fault(raw=b'{"choices": []}'),
         Fault(raw=b'{"choices": [{"mess'),
+        Fault(raw=b"data: {}", headers={"Content-Type": "text/event-stream"}),
+        Fault(raw=b'{"error": {"code": 502, "message": "connection reset"}}'),
+        Fault(raw=b'{"choices": [{"message": {"content": "<action>x"}, "error": "died", "finish_reason": "error"}]}'),
+        Fault(raw=b'{"choices": [{"message": {"content": "<action>x"}, "finish_reason": "abort"}]}'),
+        Fault(raw=b'{"choices": [{"message": {"content": ""}, "finish_reason": "insufficient_system_resource"}]}'),
+        Fault(raw=b'{"choices": [{"message": {"content": ["x", 5]}, "finish_reason": "stop"}]}'),
         Fault(status=429, error=error("slow down", "rate_limit_exceeded"), headers={"retry-after-ms": "20"}),
     ]
-    clean, bad = serve(), serve(fault=lambda n, body: kinds[n // 4 % 6] if n % 4 == 1 else None)
-    whole = rollout(jobs(), make, agent_for(make, clean.url), slots=2)
-    found = rollout(jobs(), make, agent_for(make, bad.url), slots=2)
+    clean, bad = serve(), serve(fault=lambda n, body: kinds[n // 3 % len(kinds)] if n % 3 == 1 else None)
+    whole = rollout(jobs(5, 3), make, agent_for(make, clean.url), slots=4)
+    found = rollout(jobs(5, 3), make, agent_for(make, bad.url), slots=4)
     assert [e.turns for e in found] == [e.turns for e in whole]
     used, meant = usage_of(found), usage_of(whole)
     assert used is not None
     assert meant is not None
-    assert used.retries == len(bad.requests) - len(clean.requests) >= 6
+    assert used.retries == len(bad.requests) - len(clean.requests) >= len(kinds)
     assert (used.answers, used.prompt_tokens, used.cost) == (meant.answers, meant.prompt_tokens, None)
+
+
+def test_what_a_server_refuses_midway_is_said_once_and_counted(serve: Any, make_doors: Any, tmp_path: Path) -> None:
+    """It may be a full context in words that nobody knows: those episodes are left out of the score, not in silence."""
+    refusal = Fault(400, error("Request contains an invalid argument."))
+    fake, make = serve(fault=lambda n, body: refusal if len(body["messages"]) > 6 else None), make_doors()
+    tasks = collect_tasks(make(), [f"doors/{n}" for n in (1, 2, 3, 4)])
+    with pytest.warns(UserWarning, match="an episode ends with an error.*invalid argument.*--max-context N") as said:
+        result = TaskEvaluation(tasks, make, agent_for(make, fake.url), samples=2).run()
+    assert len(said) == 1
+    errors = [e for e in result.episodes if e.status is Status.ERROR_ENGINE]
+    assert len(errors) > 1
+    assert result.to_json()["usage"]["refused"] == len(errors)
+    # what names another field, or is known, is a mistake that its own error explains
+    named = Fault(400, error("'stop' is not supported with this model", param="stop"))
+    other = serve(fault=lambda n, body: named if len(body["messages"]) > 2 else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = rollout([Job(task_id="doors/2", seed=7)], make, agent_for(make, other.url))
+    assert "--no-send-stop" in found[0].meta["error"]
+    assert found[0].meta["usage"]["refused"] == 0
+
+
+def test_prompts_that_a_server_cuts_are_noticed_once(serve: Any, make_doors: Any) -> None:
+    def tokens(body: Any) -> int:
+        return sum(len(m["content"]) for m in body["messages"])
+
+    def counted(count: Callable[[Any], int]) -> Any:
+        wait = {"content": "<action>wait</action>"}
+        extra = lambda body: {"usage": {"prompt_tokens": count(body), "completion_tokens": 9}}  # noqa: E731
+        return serve(message=lambda body: wait, extra=extra, usage=False)
+
+    make = make_doors(max_turns=12)
+    batch = [Job(task_id=f"doors/{n}") for n in (2, 3)]
+    for cut in (lambda body: min(tokens(body), 400), lambda body: 400 - tokens(body) % 50):
+        with pytest.warns(UserWarning, match="prompts seem to be cut by the server.*num_ctx") as said:
+            episodes = rollout(batch, make, agent_for(make, counted(cut).url))
+        assert len(said) == 1
+        assert all(e.meta["usage"]["stalled"] > 1 for e in episodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # once in a while another server answers, with another tokenizer, or says nothing
+        flaky = lambda body: tokens(body) * 3 // (4 - len(body["messages"]) // 2 % 2)  # noqa: E731
+        for honest in (tokens, lambda body: 0, flaky):
+            for episode in rollout(batch, make, agent_for(make, counted(honest).url)):
+                assert episode.meta["usage"]["stalled"] == 0
+        # a window's prompts are about as long as each other
+        rollout(batch, make, agent_for(make, counted(lambda body: min(tokens(body), 600)).url, memory="window:1"))
+
+
+def test_answers_that_are_the_models_own_fault(serve: Any, make_doors: Any) -> None:
+    """A filter's answer and a call that the server could not read are turns, not failures of the server."""
+    make = make_doors()
+    filtered = serve(message=lambda body: {"content": ""}, finish="content_filter")
+    (episode,) = rollout(JOB, make, agent_for(make, filtered.url), max_turns=2)
+    assert [(t.verdict, t.finish) for t in episode.turns] == [(Verdict.MALFORMED, "content_filter")] * 2
+    assert episode.meta["usage"]["filtered"] == 2
+    text = '<function=door>{"action": "open'
+    groq = error("Failed to call a function. See 'failed_generation'", "tool_use_failed")
+    groq["error"]["failed_generation"] = text
+    fault = lambda n, body: Fault(400, groq) if len(body["messages"]) == 2 else None  # noqa: E731
+    made = call('{"action": "open door 1"}')
+    broken, tools = serve(fault=fault, message=lambda body: {"tool_calls": [made]}), make_doors("tool")
+    (episode,) = rollout(JOB, tools, agent_for(tools, broken.url, "tool"), max_turns=2)
+    assert [t.verdict for t in episode.turns] == [Verdict.MALFORMED, Verdict.OK]
+    assert episode.turns[0].response == text
+    assert broken.requests[1]["messages"][2] == {"role": "assistant", "content": text}
 
 
 def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:

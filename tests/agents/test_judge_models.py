@@ -200,6 +200,21 @@ def test_busy_servers_are_asked_again_and_refusals_are_not(endpoint: Endpoint) -
     assert len(endpoint.bodies) == 1
 
 
+def test_an_answer_that_broke_off_is_no_vote(endpoint: Endpoint) -> None:
+    """An error inside a 200 is asked about again, as a 503 is; what had been written by then decides nothing."""
+    whole = {"choices": [{"message": {"content": "\\boxed{-1}"}, "finish_reason": "stop"}]}
+    for broken in (
+        {"choices": [{**whole["choices"][0], "finish_reason": "error"}]},
+        {**whole, "error": {"code": 502, "message": "reset"}},
+    ):
+        endpoint.bodies.clear()
+        endpoint.answer = lambda body, number, broken=broken: (200, whole if number else broken)
+        assert remote(endpoint, votes=1).judge([ask()])[0].votes == ("\\boxed{-1}",)
+        assert len(endpoint.bodies) == 2
+        endpoint.answer = lambda body, number, broken=broken: (200, broken)
+        assert remote(endpoint, votes=1, tries=1).judge([ask()])[0].votes == (None,)
+
+
 @pytest.mark.parametrize("rubbish", [b"", b"no json", b"[]", {"choices": []}, said(None), said(3), {"choices": "x"}])
 def test_rubbish_is_a_failed_vote(endpoint: Endpoint, rubbish: Any) -> None:
     endpoint.answer = lambda body, number: (200, rubbish)

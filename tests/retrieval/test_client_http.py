@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from servers import Answer, JsonServer
 
 from turngym.retrieval.client import Breaker
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
@@ -134,6 +135,10 @@ QUOTED = '"1"'
         (b"[" * 100_000, "not JSON"),
         (b"[]", 'not {"result": [...]}'),
         (b'{"detail": "no"}', 'not {"result": [...]}'),
+        (
+            b'{"error": "the index is being built", "result": [[]]}',
+            "the answer is an error: 'the index is being built'",
+        ),
         (b'{"result": {"a": 1}}', 'not {"result": [...]}'),
         (b'{"result": []}', "0 result lists for 1 queries"),
         (b'{"result": [[], []]}', "2 result lists for 1 queries"),
@@ -165,6 +170,27 @@ def test_a_failure_that_passes_is_retried(canned: Canned, client: Any) -> None:
     server = canned(lambda path, body: replies.pop(0) or good(path, body))
     assert shown(client(server.url).search(["a"], 1)) == [[("a-0", "T a", "text 0", 2.0)]]
     assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [425, 429, 503, 520, 529])
+def test_a_busy_server_says_how_long(status: int) -> None:
+    slept: list[float] = []
+    waits = ["3"]
+
+    def answer(path: str, body: Any, headers: Any) -> Answer:
+        if waits:
+            return Answer({}, status, {"Retry-After": waits.pop()})
+        return Answer(good(path, json.dumps(body).encode())[2])
+
+    server = JsonServer(answer)
+    retriever = HttpRetriever(server.url, sleep=slept.append, deadline=20.0)
+    assert len(retriever.search(["a"], 1)[0]) == 1
+    assert slept == [3.0]
+    waits.append("30")
+    with pytest.raises(RetrieverUnavailable, match=f"in 1 attempt .*status {status}"):
+        retriever.search(["b"], 1)
+    retriever.close()
+    server.stop()
 
 
 def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) -> None:

@@ -1,0 +1,98 @@
+"""Whole episodes at servers that refuse a conversation unless it is as their family documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
+
+from hosted_fake import FAMILIES, assistants
+from openai_fake import FakeOpenAI, served
+
+from turngym.agents.endpoint.agent import EndpointAgent
+from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.endpoint.messages import UNNAMED
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.rendering.conversation import Example
+from turngym.envs.channels import make_channel
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.guard import guard_of
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeOpenAI], FakeOpenAI]]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with ExitStack() as stack:
+        yield lambda fake: stack.enter_context(served(fake))
+
+
+def play(make: Any, fake: FakeOpenAI, channel: str, examples: Any = (), **options: Any) -> Episode:
+    tool = guard_of(make()).tool
+    agent = EndpointAgent(
+        "tiny", EndpointOptions(base_url=fake.url, **options), make_channel(channel, tool), tool, examples=examples
+    )
+    (episode,) = rollout([Job(task_id="doors/3", seed=7)], make, agent)
+    return episode
+
+
+@pytest.mark.parametrize("channel", ["text", "tool"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_episode_at_each_family(name: str, channel: str, serve: Any, make_doors: Any) -> None:
+    family, make = FAMILIES[name], make_doors(channel)
+    fake = serve(family.fake())
+    needs = family.needs if channel == "tool" else ()
+    for need in needs:
+        refused = play(make, fake, channel)
+        assert refused.status is Status.ERROR_ENGINE
+        assert need in refused.meta["error"]
+        fake.requests.clear()
+    episode = play(make, fake, channel, **({"reasoning_back": "send"} if needs else {}))
+    assert (episode.status, episode.success, episode.depth) == (Status.COMPLETED, True, 4)
+    # the second turn said nothing, and no family is left because of it
+    assert [turn.verdict.value for turn in episode.turns] == ["ok", "malformed", "ok", "ok"]
+
+
+def test_reasoning_is_sent_to_no_family_that_refuses_it(serve: Any, make_doors: Any) -> None:
+    fake = serve(FAMILIES["groq"].fake())
+    episode = play(make_doors("tool"), fake, "tool", reasoning_back="send")
+    assert episode.status is Status.ERROR_ENGINE
+    assert "--reasoning-back drop" in episode.meta["error"]
+
+
+@pytest.mark.parametrize("name", ["openai", "gemini", "deepseek"])
+def test_examples_are_conversations_too(name: str, serve: Any, make_doors: Any) -> None:
+    shown = Example(
+        turns=(
+            ("You see 1 doors.", '<tool_call>\n{"name": "door", "arguments": {"action": "open door 1"}}\n</tool_call>'),
+        ),
+        final="open",
+    )
+    family = FAMILIES[name]
+    fake = serve(family.fake())
+    options = {"reasoning_back": "send"} if family.needs else {}
+    episode = play(make_doors("tool"), fake, "tool", (shown,), **options)
+    assert not episode.status.is_error, episode.meta
+
+
+def test_a_name_that_no_server_takes(serve: Any, make_doors: Any) -> None:
+    """What the model called is judged as it came, and sent back under a name that does not end the conversation."""
+    family = FAMILIES["openai"]
+    fake = family.fake()
+    inner = fake.message
+
+    def message(body: Any) -> Any:
+        said = inner(body)
+        if not assistants(body):
+            said["tool_calls"][0]["function"]["name"] = "open door!"
+        return said
+
+    fake.message = message
+    episode = play(make_doors("tool"), serve(fake), "tool")
+    assert episode.turns[0].verdict.value == "malformed"
+    assert "open door!" in episode.turns[0].response
+    assert fake.requests[1]["messages"][2]["tool_calls"][0]["function"]["name"] == UNNAMED
+    assert not episode.status.is_error
