@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.evaluation.scores import Scores
-from turngym.agents.evaluation.statistics import CurvePoint, Interval, last_points, least_time
+from turngym.agents.evaluation.statistics import CurvePoint, Interval, at_seconds, least_time
 from turngym.scripts.report_data import Diagnosed, Run, curves
 from turngym.scripts.report_figures import COLORS, MARKERS, Figure, Panel, color, number, save_panels
 from turngym.trainers.diagnostics.curves import smooth
@@ -288,24 +288,23 @@ def _categories(runs: Sequence[Run]) -> Figure:
     cells = {run.name: {name: _at_budget(run, name, budget) for name in names} for run in runs}
     overall = least_time(curves(runs))
     for run in runs:
-        mean, std = overall[run.name]
-        cells[run.name]["all"] = (mean, std, std)
+        cells[run.name]["all"] = (overall[run.name], 0.0, 0.0)
     rows = [
-        [run, name, number(100 * bar[0]), number(100 * bar[1])]
+        [run, name, number(100 * bar[0])]
         for run, found in cells.items()
         for name, bar in found.items()
         if bar is not None
     ]
     caption = (
-        f"Success by category at Least-Time ({budget:.0f} s of training): mean of the last four evaluations within it; "
-        "bars: their standard deviation, which is not an interval. n: at most four evaluations."
+        f"Success by category at Least-Time ({budget:.0f} s of training), on straight lines between the evaluations "
+        "around it; one run each, so there is no interval for other seeds."
     )
     return Figure(
         name="categories",
         title="Categories at Least-Time",
         caption=caption,
-        table=(["run", "category", "success", "std"], rows),
-        panels=(Panel("last four evaluations", partial(_bars, cells=cells, places=places)),) if names else (),
+        table=(["run", "category", "success"], rows),
+        panels=(Panel("at equal time", partial(_bars, cells=cells, places=places)),) if names else (),
         missing=() if names else ("success by category not recorded in these runs",),
     )
 
@@ -318,12 +317,11 @@ def _at_budget(run: Run, name: str, budget: float) -> Bar | None:
     points = [
         CurvePoint(step=point.step, seconds=point.seconds, value=row[name])
         for point, row in zip(run.points, run.categories, strict=True)
-        if point.seconds <= budget and name in row
+        if name in row
     ]
-    if not points:
+    if not points or min(point.seconds for point in points) > budget:
         return None
-    mean, std = last_points(points)
-    return mean, std, std
+    return at_seconds(points, budget), 0.0, 0.0
 
 
 def _bars(axis: Any, cells: Mapping[str, Mapping[str, Bar | None]], places: Mapping[str, int]) -> None:

@@ -68,6 +68,8 @@ class Table:
     """Folder for index.html (one file that holds every episode), results.csv and results.md."""
     title: str = "Results"
     """Heading of the page."""
+    p: bool = False
+    """Also p-values of the differences, alone and in their family (Holm)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,7 +109,7 @@ def check(options: Check) -> int:
 
 
 def table(options: Table) -> int:
-    groups = write_table(options.folder, options.out, options.title)
-    print(as_markdown(groups))
+    groups = write_table(options.folder, options.out, options.title, options.p)
+    print(as_markdown(groups, p=options.p))
     print(f"written to {options.out}; open {options.out / 'index.html'} in a browser")
     return 0

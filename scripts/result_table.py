@@ -1,7 +1,8 @@
 """Many packed results as one table: a page that sorts and holds every episode, CSV, Markdown.
 
 Results of one panel and preset stand together. Files NAME-seed0, NAME-seed1, ... are training seeds of one method, and
-methods have a table of their own. Differences are paired by task and by training seed, where settings are the same.
+methods have a table of their own. Differences are paired by task, where settings are the same; all of a group are one
+family (Holm).
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import product
+from itertools import combinations
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import check_hashes, task_means
-from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
+from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, atomic_write, markdown
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
+PARTS = "What the differences rest on: runs and tasks of both, standard errors by each in points"
 SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
 HEADER = ["result", "success % [95 %]", "pass % [95 %]", "samples", "tasks", "turns", "invalid %", "cut %", "errors"]
@@ -68,61 +70,110 @@ class Group:
             shared = set[str].intersection(*(set(run) for run in means))
             value = over_seeds([{task: run[task] for task in shared} for run in means])
             ends = [_success(result) for result in runs.values()]
-            cells = [f"{100 * stdev(ends):.1f}" if len(ends) > 1 else "-"]
+            spread = seed_spread([{task: run[task] for task in shared} for run in means])
+            cells = ["-" if spread is None else f"{100 * spread:.1f}"]
             cells += [f"{100 * edge:.1f}" for edge in (min(ends), max(ends))]
             turns = fmean(result.scores["turns"] for result in runs.values())
             rows.append([name, str(len(runs)), str(value), *cells, str(len(shared)), f"{turns:.1f}"])
-        header = ["method", "training seeds", "success % [95 %]", "std of seeds", "least", "most", "tasks", "turns"]
+        header = [
+            "method",
+            "training seeds",
+            "success % [95 %]",
+            "std of seeds, chance taken out",
+            "least",
+            "most",
+            "tasks",
+            "turns",
+        ]
         return header, rows
 
+    def compared(self) -> tuple[dict[tuple[str, str], Difference], list[str]]:
+        """(row, column) -> row minus column of all pairs of methods that can be compared, one family; and notes on
+        those that cannot."""
+        found, notes = dict[str, Difference](), list[str]()
+        names = {f"{first} {second}": (first, second) for first, second in combinations(self.methods, 2)}
+        for key, (first, second) in names.items():
+            try:
+                found[key] = self._difference(second, first)
+            except ScoreError as error:
+                notes.append(f"{min(first, second)} and {max(first, second)}: {error}")
+        pairs = {names[key]: one for key, one in in_family(found).items()}
+        return pairs | {(second, first): one.reversed() for (first, second), one in pairs.items()}, notes
+
+    def _difference(self, before: str, after: str) -> Difference:
+        """`after` minus `before` over the tasks that all of their runs played. Of two methods with several training
+        seeds those count that both have, or all where they share none.
+
+        Raises ScoreError where the settings differ, or too little was shared.
+        """
+        first, second = self.methods[before], self.methods[after]
+        pair = False
+        fixed = any(len(side) == 1 and scripted(next(iter(side.values()))) for side in (first, second))
+        if 1 not in (len(first), len(second)):
+            both = sorted(first.keys() & second.keys())
+            if pair := len(both) > 1:
+                first, second = ({seed: side[seed] for seed in both} for side in (first, second))
+        runs = [*first.values(), *second.values()]
+        for run in runs[1:]:
+            if theirs := decisive(differing(flat_settings(runs[0].settings), flat_settings(run.settings))):
+                raise ScoreError(f"played otherwise: {describe(theirs)}")
+            check_hashes(*({one.task.task_id: one.task.sha256 for one in each.episodes} for each in (runs[0], run)))
+        means = [task_means(run.episodes) for run in runs]
+        shared = set[str].intersection(*map(set, means))
+        if not shared:
+            raise ScoreError("no task in common")
+        cut = [{task: run[task] for task in shared} for run in means]
+        return rise(cut[: len(first)], cut[len(first) :], fixed=fixed, pair=pair, p=True)
+
     def paired(self) -> tuple[Table, list[str]] | None:
-        """Row minus column in points of success, paired by task and training seed, and notes on pairs that are not
-        compared. None with fewer than two methods."""
-        names, notes = list(self.methods), list[str]()
+        """Row minus column in points of success, paired by task, and notes. None with fewer than two methods."""
+        names = list(self.methods)
         if len(names) < 2:
             return None
-        rows = []
-        for name in names:
-            cells = [self._difference(name, other, notes) if name != other else "" for other in names]
-            rows.append([name, *cells])
+        found, notes = self.compared()
+        fewer = [one for one in found.values() if one.tasks < max(each.tasks for each in found.values())]
+        if fewer:
+            notes.append(f"Some pairs share fewer tasks, {min(one.tasks for one in fewer)} at least.")
+        rows = [[row, *("" if row == column else _cell(found.get((row, column))) for column in names)] for row in names]
+        size = max((one.family for one in found.values()), default=0)
+        notes = [f"`*`: clear of zero in a family of {size} comparisons (Holm).", *notes] if size else notes
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
-    def _difference(self, name: str, other: str, notes: list[str]) -> str:
-        before, after = self.methods[other], self.methods[name]
-        if 1 in (len(before), len(after)):
-            # who has one run, such as an expert, is compared with every seed of the other
-            pairs = list(product(before.values(), after.values()))
-        else:
-            pairs = [(before[seed], after[seed]) for seed in sorted(before.keys() & after.keys())]
-        try:
-            return _paired(pairs)
-        except ScoreError as error:
-            notes.append(f"{min(name, other)} and {max(name, other)}: {error}")
-            return "-"
+    def parts(self, p: bool = False) -> Table | None:
+        """What each difference rests on: seeds and tasks of both, and the standard error by each, in points."""
+        rows = [
+            [
+                *(f"{first} minus {second}", _cell(one), "{1} and {0}".format(*one.seeds), str(one.tasks)),
+                *(_points(one.seed_error), _points(one.task_error), f"{100 * one.better:.0f}"),
+                *(["-" if value is None else f"{value:.4f}" for value in (one.p, one.adjusted)] if p else []),
+            ]
+            for (first, second), one in self.compared()[0].items()
+            if [*self.methods].index(first) < [*self.methods].index(second)
+        ]
+        header = ["comparison", "points of success [95 %]", "seeds", "tasks", "s.e. by seeds", "s.e. by tasks"]
+        header += ["better in a task %", *(["p", "p (Holm)"] if p else [])]
+        return (header, rows) if rows else None
 
 
 def _success(result: PackedResult) -> float:
     return float(result.scores["overall"]["avg"]["mean"])
 
 
-def _paired(pairs: Sequence[tuple[PackedResult, PackedResult]]) -> str:
-    """Second minus first, one pair for each training seed, on the tasks that all of them played.
+def scripted(result: PackedResult) -> bool:
+    """Whether a player without training seeds played: neither a model nor an endpoint."""
+    agent = str(result.settings["agent"])
+    return result.settings.get("model") is None and not agent.startswith(("model", "openai"))
 
-    Raises ScoreError where the settings differ, or too little was shared.
-    """
-    means: list[tuple[TaskMeans, TaskMeans]] = []
-    for first, second in pairs:
-        if theirs := decisive(differing(flat_settings(first.settings), flat_settings(second.settings))):
-            raise ScoreError(f"played otherwise: {describe(theirs)}")
-        check_hashes(*({one.task.task_id: one.task.sha256 for one in run.episodes} for run in (first, second)))
-        means.append((task_means(first.episodes), task_means(second.episodes)))
-    played = [set(run) for pair in means for run in pair]
-    shared = set[str].intersection(*played) if played else set()
-    if not shared:
-        raise ScoreError("no task in common" if pairs else "no training seed in common")
-    value = rise(*([{task: run[task] for task in shared} for run in side] for side in zip(*means, strict=True)))
-    short = "" if all(tasks == shared for tasks in played) else f", {len(shared)} shared tasks"
-    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]{short}"
+
+def _cell(found: Difference | None) -> str:
+    if found is None:
+        return "-"
+    text = f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return text + (" *" if found.clear else ", one run each" if found.one_run_each else "")
+
+
+def _points(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:.1f}"
 
 
 def read_folder(folder: Path) -> dict[str, PackedResult]:
@@ -166,7 +217,7 @@ def _agent(settings: Mapping[str, Any]) -> str:
 # --- The page: tables as HTML, episodes as compressed JSON that the page unpacks when one is opened
 
 
-def page(groups: Sequence[Group], title: str, folder: str) -> str:
+def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> str:
     """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them."""
     body, data = [], []
     for group in groups:
@@ -178,6 +229,8 @@ def page(groups: Sequence[Group], title: str, folder: str) -> str:
             table, notes = pairs
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
             body += [f"<p>{escape(note)}</p>" for note in notes]
+            if (parts := group.parts(p)) is not None:
+                body.append(f"<h3>{PARTS}</h3>{_html(parts)}")
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
             data.append(f'<script type="application/octet-stream" data-result="{escape(name)}">{packed}</script>')
@@ -226,7 +279,7 @@ def _episodes(result: PackedResult) -> str:
 # --- Markdown and CSV
 
 
-def as_markdown(groups: Sequence[Group], level: str = "##") -> str:
+def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> str:
     """The tables in Markdown, each below a heading of this level."""
     parts = []
     for group in groups:
@@ -234,6 +287,8 @@ def as_markdown(groups: Sequence[Group], level: str = "##") -> str:
         parts += [f"{level} {group.title}", *([] if methods is None else [markdown(methods)]), markdown(group.table())]
         if (pairs := group.paired()) is not None:
             parts += [markdown(pairs[0]), *pairs[1]]
+            if (rests := group.parts(p)) is not None:
+                parts += [f"{PARTS}.", markdown(rests)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -256,13 +311,13 @@ def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     return rows
 
 
-def write_table(folder: Path, out: Path, title: str) -> list[Group]:
+def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Group]:
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`."""
     groups = grouped(read_folder(folder))
     with atomic_write(out / "index.html") as file:
-        file.write(page(groups, title, os.path.relpath(folder, out)))
+        file.write(page(groups, title, os.path.relpath(folder, out), p))
     with atomic_write(out / "results.md") as file:
-        file.write(as_markdown(groups))
+        file.write(as_markdown(groups, p=p))
     with atomic_write(out / "results.csv") as file:
         csv.writer(file, lineterminator="\n").writerows(as_rows(groups))
     return groups

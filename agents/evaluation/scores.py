@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference, pass_at_k
+from turngym.agents.evaluation.seeds import Difference, rise
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
@@ -182,14 +183,14 @@ def task_means(episodes: Played) -> dict[str, float]:
     return {task_id: wins / samples for task_id, (wins, samples) in _by_task(episodes).items()}
 
 
-def compare(first: Played, second: Played) -> Interval:
-    """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval.
+def compare(first: Played, second: Played) -> Difference:
+    """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval for these two runs.
 
     Raises ScoreError if the runs played different tasks (by id, or by sha256).
     """
     one, other = ([played for played in run if not played.status.is_error] for run in (first, second))
     check_hashes(*({played.task.task_id: played.task.sha256 for played in run} for run in (one, other)))
-    return paired_difference(task_means(one), task_means(other))
+    return rise([task_means(one)], [task_means(other)])
 
 
 def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:

@@ -1,66 +1,283 @@
 """What several training seeds tell: intervals over seeds and tasks, and how many of each a study needs.
 
-`rise` compares two methods whose runs are paired by seed and task. `spread_of` splits the variance of such a pilot into
-seeds, tasks, both together and sampling. `power` and `detectable` predict from it what another design would find out,
-and `cheapest` searches the least expensive one. docs/study.md has an example and how well the predictions hold.
+`over_seeds` is for one method, `rise` compares two. `spread_of` splits the variance of such a pilot into seeds, tasks,
+both together and sampling. `power` and `detectable` predict from it what another design would find out, and `cheapest`
+searches the least expensive one. docs/intervals.md has the formulas and what they cover, docs/study.md an example.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist, fmean, variance
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist, fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, t_quantile
+from turngym.agents.evaluation.statistics import (
+    TAIL,
+    Interval,
+    ScoreError,
+    check_same_tasks,
+    chi_squared,
+    cluster_error,
+    clustered,
+    difference_bounds,
+    holm,
+    p_value,
+    t_quantile,
+)
 
 # --- Intervals that hold for new seeds and new tasks
 
 TaskMeans = Mapping[str, float]
 """Task id -> mean success of its samples in one run."""
+Clusters = Mapping[str, Hashable]
+"""Task id -> what it shares with others: a scene, a world, a product."""
+PAIRED = 0.5
+"""Seeds count as paired where that makes the interval at most so wide as without. Recorded seeds of two methods
+correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the shorter one would cover too little."""
 
 
-def over_seeds(runs: Sequence[TaskMeans], *, low: float = 0.0, high: float = 1.0) -> Interval:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The variance of a mean over S seeds and n tasks, crossed, from an analysis of variance without repetition."""
+
+    seeds: int
+    between_seeds: float
+    """A: variance of the seeds' means over S. Holds the chance of a cell once."""
+    between_tasks: float
+    """B: variance of the tasks' means over n, for new clusters where there are any. Holds that chance once more."""
+    chance: float
+    """C: what is left, the residual mean square over S n."""
+
+    @classmethod
+    def of(cls, values_SN: NDArray[np.float64]) -> Parts:
+        """With at least two seeds and two tasks."""
+        count, tasks = values_SN.shape
+        mean_S, mean_N = values_SN.mean(1), values_SN.mean(0)
+        rest = values_SN - mean_S[:, None] - mean_N + values_SN.mean()
+        residual = float(np.square(rest).sum()) / ((count - 1) * (tasks - 1))
+        return cls(
+            seeds=count,
+            between_seeds=float(mean_S.var(ddof=1)) / count,
+            between_tasks=float(mean_N.var(ddof=1)) / tasks,
+            chance=residual / (count * tasks),
+        )
+
+
+def crossed_half(
+    between_seeds: float, degrees: float, chance: float, between_tasks: float, t_tasks: float, seeds: int, tail: float
+) -> float:
+    """Half the width: sqrt(t(f)^2 max(A - c C, 0) + t(n - 1)^2 max(B - (1 - c) C, c C)), c = (S - 2) / (4 (S - 1)).
+
+    A + B counts the chance of a cell twice, so C is taken off once. A has few degrees of freedom, C has many: the more
+    seeds there are, the larger the part of C within A that may be counted with the tasks' quantile.
+    """
+    known = chance * (seeds - 2) / (4 * (seeds - 1))
+    apart = t_quantile(1 - tail, degrees) ** 2 * max(between_seeds - known, 0.0)
+    return math.sqrt(apart + t_tasks**2 * max(between_tasks - (chance - known), known))
+
+
+def over_seeds(
+    runs: Sequence[TaskMeans], *, low: float = 0.0, high: float = 1.0, clusters: Clusters | None = None
+) -> Interval:
     """95 % interval of the mean over S seeds and n tasks, both of which could have been others.
 
-    Every seed plays all tasks, so both are crossed: m +- `crossed_error`, cut to [low, high], and at least the interval
-    over tasks that a single evaluation has (`clustered`, of the means over seeds), which alone holds near the ends of
-    the scale. With one seed nothing is known of seeds: the interval is that over tasks, and holds for this seed only.
+    Every seed plays all tasks, so both are crossed: m +- `crossed_half` with f = S - 1, cut to [low, high], and at
+    least the interval over tasks that a single evaluation has (`clustered`, of the means over seeds), which alone holds
+    near the ends of the scale. With one seed nothing is known of seeds: the interval is that over tasks, and holds for
+    this run only.
 
     Raises ScoreError without runs, or where they played different tasks.
     """
-    if not runs:
-        raise ScoreError("there are no runs to average")
+    check_same_tasks(runs)
     tasks = sorted(runs[0])
-    odd = [number for number, run in enumerate(runs) if run.keys() != runs[0].keys()]
-    if odd:
-        raise ScoreError(f"run {odd[0] + 1} of {len(runs)} played other tasks than the first")
-    over = clustered([fmean(run[task] for run in runs) for task in tasks], low=low, high=high)
+    groups = None if clusters is None else [clusters[task] for task in tasks]
+    values = _matrix(runs, tasks)
+    over = clustered(values.mean(0).tolist(), low=low, high=high, clusters=groups)
     if len(runs) == 1 or len(tasks) == 1:
         return over
-    half = crossed_error([[run[task] for task in tasks] for run in runs])
+    half = _half_of(values, groups)
     ends = max(low, min(over.low, over.mean - half)), min(high, max(over.high, over.mean + half))
     return Interval(mean=over.mean, low=ends[0], high=ends[1], tasks=over.tasks)
 
 
-def crossed_error(values: Sequence[Sequence[float]]) -> float:
-    """Half the width of the 95 % interval of the mean of y_si, `values` [S, n], over S >= 2 seeds and n >= 2 tasks.
+def _matrix(runs: Sequence[TaskMeans], tasks: Sequence[str]) -> NDArray[np.float64]:
+    return np.array([[run[task] for task in tasks] for run in runs], np.float64)
 
-    With y_s. the mean over tasks and y_.i over seeds, t(0.975, f) sqrt(A + B), A = var_s(y_s.) / S,
-    B = var_i(y_.i) / n, f = (A + B)^2 / (A^2 / (S - 1) + B^2 / (n - 1)) (Satterthwaite), rounded down. A + B holds the
-    variance of chance within a task twice, so that the interval errs to the wide side.
+
+def crossed_error(values: Sequence[Sequence[float]]) -> float:
+    """Half the width of the 95 % interval of the mean of `values` [S, n] over S >= 2 seeds and n >= 2 tasks."""
+    return _half_of(np.asarray(values, np.float64), None)
+
+
+def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
+    parts = Parts.of(values)
+    over, quantile = _over_tasks(values.mean(0), groups, tail)
+    return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
+
+
+def _over_tasks(mean_N: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float) -> tuple[float, float]:
+    """B, the variance of the mean over tasks, and the quantile that goes with it; over clusters where that is wider."""
+    count = len(mean_N)
+    variance, quantile = float(mean_N.var(ddof=1)) / count, t_quantile(1 - tail, count - 1)
+    if groups is not None and 1 < len(set(groups)) < count:
+        half = cluster_error(mean_N.tolist(), groups, tail)
+        if half > quantile * math.sqrt(variance):
+            return (half / quantile) ** 2, quantile
+    return variance, quantile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(Interval):
+    """One method minus another, with what a reader needs to judge it."""
+
+    seeds: tuple[int, int]
+    """Training seeds of the other and of this method."""
+    fixed: bool = False
+    """Whether the side with one run has no training seeds: a scripted player."""
+    seed_error: float | None = None
+    """Standard error by training seeds alone, chance taken out; None where a side has one run."""
+    task_error: float | None = None
+    """Standard error by tasks, with the chance of their samples; None for a single task."""
+    better: float = 0.5
+    """Probability of improvement: that a run of this method does better than one of the other in the same task, where
+    equal counts half (rliable's, Agarwal et al. 2021); mean over tasks and pairs of seeds."""
+    p: float | None = None
+    """The least level at which the interval is clear of zero; None where it was not asked for."""
+    family: int = 1
+    """Comparisons that were made beside this one, itself included (`in_family`)."""
+    adjusted: float | None = None
+    """`p` among all of the family, by Holm; None outside of one."""
+
+    @property
+    def one_run_each(self) -> bool:
+        """Whether it holds for these runs and new tasks only, since nothing is known of other seeds."""
+        return min(self.seeds) == 1 and not self.fixed
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval lies on one side of zero and holds for new seeds; in a family, by Holm."""
+        if self.one_run_each:
+            return False
+        return self.low > 0 or self.high < 0 if self.adjusted is None else self.adjusted <= 2 * TAIL
+
+    def reversed(self) -> Difference:
+        """The other method minus this one."""
+        return replace(
+            self, mean=-self.mean, low=-self.high, high=-self.low, better=1 - self.better, seeds=self.seeds[::-1]
+        )
+
+    @property
+    def told(self) -> str:
+        """`yes`, `no`, or `one run each`."""
+        return "one run each" if self.one_run_each else "yes" if self.clear else "no"
+
+
+def rise(
+    before: Sequence[TaskMeans],
+    after: Sequence[TaskMeans],
+    *,
+    clusters: Clusters | None = None,
+    fixed: bool = False,
+    pair: bool = True,
+    p: bool = False,
+    tail: float = TAIL,
+) -> Difference:
+    """Mean of after minus before, paired by task, with its 95 % interval for new seeds and new tasks, within [-1, 1].
+
+    m +- `crossed_half`, and at least `difference_bounds` of the tasks' means. A, between seeds, is the sum of both
+    methods' own, with degrees of freedom by Welch, half way to methods that vary alike (`degrees_of_two`): their runs
+    may differ in number. Where there are as many and pairing them by seed makes the interval at most `PAIRED` times as
+    wide, A is that of the differences, with S - 1 degrees. A single run says nothing of other seeds
+    (`Difference.one_run_each`), unless that side is `fixed`, a player without training seeds. With `pair` off the
+    runs' order means nothing. With `p` it has a p-value, which takes 50 times as long.
+
+    Raises ScoreError without runs, or where they played different tasks.
     """
-    seeds, tasks = len(values), len(values[0])
-    of_seeds = variance([fmean(row) for row in values]) / seeds
-    of_tasks = variance([fmean(column) for column in zip(*values, strict=True)]) / tasks
-    total = of_seeds + of_tasks
-    if not total:
-        return 0.0
-    degrees = 1 / ((of_seeds / total) ** 2 / (seeds - 1) + (of_tasks / total) ** 2 / (tasks - 1))
-    # 1e-6: whole degrees of freedom stay whole, whatever rounding did to the variances
-    return t_quantile(0.975, max(1, int(degrees + 1e-6))) * math.sqrt(total)
+    check_same_tasks([*before, *after] if before and after else [])
+    tasks = sorted(before[0])
+    groups = None if clusters is None else [clusters[task] for task in tasks]
+    first, second = _matrix(before, tasks), _matrix(after, tasks)
+    mean_N = second.mean(0) - first.mean(0)
+    mean = float(mean_N.mean())
+    low, high = difference_bounds(mean_N.tolist(), groups, tail)
+    over, quantile = _over_tasks(mean_N, groups, tail) if len(tasks) > 1 else (None, 0.0)
+    found: float | None = None
+    if over is not None and (fixed or min(len(first), len(second)) > 1):
+        half, found = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
+        low, high = max(-1.0, min(low, mean - half)), min(1.0, max(high, mean + half))
+    sides = np.sign(second[:, None] - first[None])
+
+    def at(tail: float) -> Interval:
+        return rise(before, after, clusters=clusters, fixed=fixed, pair=pair, tail=tail)
+
+    return Difference(
+        mean=mean,
+        low=low,
+        high=high,
+        tasks=len(tasks),
+        seeds=(len(first), len(second)),
+        fixed=fixed and 1 in (len(first), len(second)),
+        seed_error=found,
+        task_error=None if over is None else math.sqrt(over),
+        better=float(sides.mean()) / 2 + 0.5,
+        p=p_value(at) if p else None,
+    )
+
+
+def in_family(found: Mapping[str, Difference]) -> dict[str, Difference]:
+    """The same comparisons as one family: which are clear of zero is Holm's to say. Those of one run each are not told
+    from zero at all, and do not count. They have p-values, as `rise` gives them."""
+    counted = {name: one.p for name, one in found.items() if not one.one_run_each and one.p is not None}
+    adjusted = holm(counted)
+    return {name: replace(one, family=len(counted), adjusted=adjusted.get(name)) for name, one in found.items()}
+
+
+def _half_of_two(
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    over: float,
+    quantile: float,
+    tail: float,
+    pair: bool,
+) -> tuple[float, float]:
+    """Half the width of the interval, and the standard error by seeds alone."""
+    arms = [Parts.of(values) for values in (first, second) if len(values) > 1]
+    if not arms:
+        return 0.0, 0.0
+    apart, chance = sum(arm.between_seeds for arm in arms), sum(arm.chance for arm in arms)
+    degrees = degrees_of_two([(arm.between_seeds, arm.seeds - 1) for arm in arms])
+    least = min(arm.seeds for arm in arms)
+    half = crossed_half(apart, degrees, chance, over, quantile, least, tail)
+    if pair and len(first) == len(second):
+        own = Parts.of(second - first)
+        paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
+        if paired <= PAIRED * half:
+            return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
+    return half, math.sqrt(max(apart - chance, 0.0))
+
+
+def degrees_of_two(parts: Sequence[tuple[float, int]]) -> float:
+    """Degrees of freedom of the sum of both methods' variances between seeds, each with its own (Welch, Satterthwaite).
+
+    Each counts as the mean of itself and of both: a few seeds show large ratios by chance alone. So two methods have at
+    least 1.6 times the degrees of one.
+    """
+    total = sum(value for value, _ in parts)
+    shares = [0.5 * value / total + 0.5 / len(parts) if total else 1 / len(parts) for value, _ in parts]
+    return 1 / sum(share**2 / own for share, (_, own) in zip(shares, parts, strict=True))
+
+
+def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
+    """Standard deviation of training seeds, less what chance alone gives; None for one run or one task."""
+    if len(runs) < 2 or len(runs[0]) < 2:
+        return None
+    parts = Parts.of(_matrix(runs, sorted(runs[0])))
+    return math.sqrt(len(runs) * max(parts.between_seeds - parts.chance, 0.0))
 
 
 def differences(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> list[dict[str, float]]:
@@ -68,11 +285,6 @@ def differences(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> list
     if len(before) != len(after) or any(a.keys() != b.keys() for a, b in zip(before, after, strict=True)):
         raise ScoreError(f"{len(before)} and {len(after)} runs do not pair up by seed and task")
     return [{task: b[task] - a[task] for task in a} for a, b in zip(before, after, strict=True)]
-
-
-def rise(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> Interval:
-    """Mean of after minus before with the interval of `over_seeds`, within [-1, 1]."""
-    return over_seeds(differences(before, after), low=-1.0, high=1.0)
 
 
 # --- What a pilot says of another design
@@ -94,6 +306,8 @@ class Spread:
     """Of a single pair of episodes, by chance alone."""
     mean: float
     """The difference in the pilot."""
+    paired: bool = False
+    """Whether the pilot's seeds pair up (`PAIRED`), so that a study's differences have S - 1 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,88 +331,123 @@ class Design:
 def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: int) -> Spread:
     """The spread of `second` minus `first`, runs paired by seed, each task played `samples` times.
 
-    Two-way analysis of variance, components below zero taken as zero. A task's y successes of K samples vary by chance
-    by an estimated y (1 - y) / (K - 1); with one sample chance cannot be told from `both` and counts there.
+    Two-way analysis of variance, components below zero taken as zero; between seeds that of the differences where seeds
+    pair up (`PAIRED`), else the sum of both methods' own. A task's y successes of K samples vary by chance by an
+    estimated y (1 - y) / (K - 1); with one sample chance cannot be told from `both` and counts there.
 
     Raises ScoreError with fewer than two seeds or two tasks, or where runs do not pair up.
     """
     rows = differences(first, second)
     if len(rows) < 2 or len(rows[0]) < 2:
         raise ScoreError(f"{len(rows)} seeds of {len(rows[0]) if rows else 0} tasks: a pilot needs two of each")
-    values = np.array([[row[task] for task in sorted(row)] for row in rows])
-    seeds, tasks = values.shape
-    of_seeds, of_tasks = values.mean(1), values.mean(0)
-    rest = values - of_seeds[:, None] - of_tasks[None] + values.mean()
-    error = float((rest**2).sum() / ((seeds - 1) * (tasks - 1)))
+    tasks = sorted(rows[0])
+    values = _matrix(rows, tasks)
+    own, arms = Parts.of(values), [Parts.of(_matrix(runs, tasks)) for runs in (first, second)]
+    seeds, error = own.seeds, own.chance * values.size
     chance = 0.0
     if samples > 1:
         each = [value * (1 - value) for run in (*first, *second) for value in run.values()]
-        chance = 2 * fmean(each) / (samples - 1)
-    observed = float(of_seeds.var(ddof=1))
+        # runs of one seed share random streams, so that their chance may be less than that of strangers
+        chance = min(2 * fmean(each) / (samples - 1), error)
+    ways = {
+        True: (own.between_seeds, own.chance, seeds - 1.0),
+        False: (sum(arm.between_seeds for arm in arms), sum(arm.chance for arm in arms), 2 * (seeds - 1.0)),
+    }
+    reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
+    paired = reach[True] < PAIRED * reach[False]
+    apart, within, degrees = ways[paired]
     return Spread(
-        seed=max(0.0, observed - error / tasks),
-        seed_high=max(0.0, observed / _chi_squared(0.2, seeds - 1) - error / tasks),
-        task=max(0.0, float(of_tasks.var(ddof=1)) - error / seeds),
+        seed=seeds * max(0.0, apart - within),
+        seed_high=seeds * max(0.0, apart / chi_squared(0.2, degrees) - within),
+        task=len(tasks) * max(0.0, own.between_tasks - own.chance),
         both=max(0.0, error - chance),
         sample=samples * chance,
         mean=float(values.mean()),
+        paired=paired,
     )
 
 
-def _chi_squared(p: float, degrees: float) -> float:
-    """Quantile of chi-squared divided by its degrees of freedom, by Wilson and Hilferty."""
-    return max(1 - 2 / (9 * degrees) + NormalDist().inv_cdf(p) * math.sqrt(2 / (9 * degrees)), 0.0) ** 3
+_LUCKS = 24
+"""Equally likely sizes of a variance that a prediction averages over, for each method."""
 
 
-def half_width(spread: Spread, design: Design, difference: float = 0.0, luck: float = 1.0) -> float:
-    """How far the 95 % interval of `rise` reaches below the observed `difference`: the larger of
+def _lucks(degrees: float) -> NDArray[np.float64]:
+    """Sizes of an estimated variance, as shares of the true one."""
+    return np.array([_luck((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
 
-    - t(0.975, f) sqrt(A + B) as in `crossed_error`, with E[A] = seed / S + R, E[B] = task / M + R,
-      R = (both + sample / K) / (S M); A + B is `luck` times its expectation
-    - what Gaffke's bound of the tasks' means needs (`clustered`), by the mean and variance of its Dirichlet weights
-    """
+
+@lru_cache(1 << 12)
+def _luck(p: float, degrees: float) -> float:
+    return chi_squared(p, degrees)
+
+
+def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
+    """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half` of expected variances,
+    those between seeds times their luck."""
     s, m = design.seeds, design.tasks
     rest = (spread.both + spread.sample / design.samples) / (s * m)
-    of_seeds, of_tasks = spread.seed / s + rest, spread.task / m + rest
-    if not (total := of_seeds + of_tasks):
-        return 0.0
-    t = t_quantile(0.975, max(1, int(_degrees(of_seeds, of_tasks, design) + 1e-6)))
-    # with the value -1 added, m + 1 values are weighted by Dirichlet(1, ..., 1)
-    end = 1 + difference
-    bound = math.sqrt((of_tasks * m * m + end**2 * m / (m + 1)) / (m + 1) / (m + 2))
-    return max(t * math.sqrt(total * luck), end / (m + 1) + 1.96 * bound)
+    known = rest * (s - 2) / (4 * (s - 1))
+    apart, over = spread.seed / s + rest, spread.task / m + rest
+    luck = _lucks(s - 1)
+    if spread.paired:
+        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL, s - 1))
+    else:
+        one, two = (part.ravel() for part in np.meshgrid(luck, luck))
+        found = apart / 2 * (one + two)
+        # `degrees_of_two` of two methods that vary alike
+        share = 0.5 * one / (one + two) + 0.25
+        quantile = _t_of((s - 1) / (share**2 + (1 - share) ** 2))
+    with_tasks = t_quantile(1 - TAIL, m - 1) ** 2 * max(over - (rest - known), known)
+    halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(found - known, 0.0) + with_tasks)
+    return halves
 
 
-def _degrees(of_seeds: float, of_tasks: float, design: Design) -> float:
-    total = of_seeds + of_tasks
-    return 1 / ((of_seeds / total) ** 2 / (design.seeds - 1) + (of_tasks / total) ** 2 / (design.tasks - 1))
+def _t_of(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
+    """t(1 - TAIL) at many degrees of freedom, on straight lines between a few hundred."""
+    places = np.linspace(float(degrees.min()), float(degrees.max()), 33)
+    return np.interp(degrees, places, [t_quantile(1 - TAIL, round(float(place), 9)) for place in places])
+
+
+def _floor(spread: Spread, design: Design, difference: float) -> float:
+    """How far `difference_bounds` reaches below the observed `difference`: m values and two more, -1 and 1."""
+    m, count = design.tasks, design.tasks + 2
+    rest = (spread.both + spread.sample / design.samples) / (design.seeds * m)
+    middle = difference * m / count
+    square = (m - 1) * m * (spread.task / m + rest) + m * difference**2 + 2 - count * middle**2
+    return difference - middle + t_quantile(1 - TAIL, count - 1) * math.sqrt(square / (count - 1) / count)
+
+
+def half_width(spread: Spread, design: Design, difference: float = 0.0) -> float:
+    """How far the 95 % interval of `rise` is expected to reach below the observed `difference`."""
+    return float(np.maximum(_halves(spread, design), _floor(spread, design, difference)).mean())
 
 
 def power(spread: Spread, design: Design, difference: float) -> float:
     """Probability that the 95 % interval of `rise` lies above zero, where the true difference is `difference` > 0.
 
-    The observed difference is taken as normal with variance seed / S + task / M + R, and the square of the interval's
-    width (`half_width`) as chi-squared, whose degrees are few where seeds are.
+    The observed difference is taken as normal with variance seed / S + task / M + (both + sample / K) / (S M), and the
+    variance between seeds that the study finds as chi-squared.
     """
+    return _power(spread, design, difference, _halves(spread, design))
+
+
+def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np.float64]) -> float:
     s, m = design.seeds, design.tasks
-    rest = (spread.both + spread.sample / design.samples) / (s * m)
-    deviation = math.sqrt(spread.seed / s + spread.task / m + rest)
+    deviation = math.sqrt(spread.seed / s + spread.task / m + (spread.both + spread.sample / design.samples) / (s * m))
+    reach = np.maximum(halves, _floor(spread, design, difference))
     if not deviation:
-        return 1.0
-    degrees = _degrees(spread.seed / s + rest, spread.task / m + rest, design)
-    lucks = [_chi_squared((part + 0.5) / 64, degrees) for part in range(64)]
-    halves = [half_width(spread, design, difference, luck) for luck in lucks]
-    return fmean(NormalDist().cdf((difference - half) / deviation) for half in halves)
+        return float((reach < difference).mean())
+    return fmean(NormalDist().cdf(value) for value in ((difference - reach) / deviation).tolist())
 
 
 def detectable(spread: Spread, design: Design, wanted: float = 0.8) -> float:
     """The smallest true difference that is told from zero with probability `wanted`; above 1 there is none: inf."""
-    low, high = 0.0, 1.0
-    if power(spread, design, high) < wanted:
+    low, high, halves = 0.0, 1.0, _halves(spread, design)
+    if _power(spread, design, high, halves) < wanted:
         return math.inf
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if power(spread, design, middle) >= wanted else (middle, high)
+        low, high = (low, middle) if _power(spread, design, middle, halves) >= wanted else (middle, high)
     return high
 
 

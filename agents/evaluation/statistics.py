@@ -1,12 +1,21 @@
-"""Which statistics are reported: intervals clustered by task, pass@k, paired differences, ends of training curves."""
+"""Which interval is reported, and by which formula; docs/intervals.md has what each covers.
+
+- one evaluation, for new tasks of the kind: Gaffke's bounds of the tasks' means (`clustered`)
+- the same where tasks share a scene, a world or a product: also t over the clusters' means (`clustered`, `clusters`)
+- two runs on the same tasks: t over the tasks' differences and two more at -1 and 1 (`paired_difference`)
+- several training seeds: seeds and tasks crossed (`turngym.agents.evaluation.seeds`)
+- many comparisons with one baseline: Holm's p-values (`holm`)
+- a method at a cost: its curve interpolated at that cost (`cost_weights`)
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from functools import lru_cache
+from statistics import NormalDist, fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +28,31 @@ _HALVINGS = 26
 """Steps of bisection in an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
 
 
-def upper_bound(values: Sequence[float]) -> float:
-    """Gaffke's upper bound of the mean: it lies below the mean with probability at most TAIL.
+class ScoreError(TurngymError):
+    """Results that cannot be scored or compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean over tasks with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+# --- Means of one evaluation: Gaffke's bounds
+
+
+def upper_bound(values: Sequence[float], tail: float = TAIL) -> float:
+    """Gaffke's upper bound of the mean: it lies below the mean with probability at most `tail`.
 
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
-    z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - TAIL quantile of sum_i w_i z_i. It never
+    z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - tail quantile of sum_i w_i z_i. It never
     falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
     Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
     """
@@ -33,7 +62,7 @@ def upper_bound(values: Sequence[float]) -> float:
     low, high = float(places[0]), 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if chance_above(places, counts, middle) > TAIL:
+        if chance_above(places, counts, middle) > tail:
             low = middle
         else:
             high = middle
@@ -65,72 +94,208 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
     return np.array(places), np.array([found[place] for place in places], np.float64)
 
 
-def mean_bounds(values: Sequence[float], low: float, high: float) -> tuple[float, float]:
-    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: TAIL on either side."""
+def mean_bounds(values: Sequence[float], low: float, high: float, tail: float = TAIL) -> tuple[float, float]:
+    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side."""
     width = high - low
-    above = upper_bound([(value - low) / width for value in values])
-    below = upper_bound([(high - value) / width for value in values])
+    above = upper_bound([(value - low) / width for value in values], tail)
+    below = upper_bound([(high - value) / width for value in values], tail)
     return high - width * below, low + width * above
 
 
-class ScoreError(TurngymError):
-    """Results that cannot be scored or compared."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A mean over tasks with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    tasks: int
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """One evaluation during training."""
-
-    step: int
-    seconds: float
-    """Wall clock of training up to this point, evaluations excluded."""
-    value: float
-
-
-def clustered(means: Sequence[float], *, low: float = 0.0, high: float = 1.0) -> Interval:
+def clustered(
+    means: Sequence[float],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    clusters: Sequence[Hashable] | None = None,
+    tail: float = TAIL,
+) -> Interval:
     """95 % interval of the mean of per-task means. Tasks are independent; samples of one task are not.
 
     The means lie within [low, high], and nothing else is assumed of them: these are Gaffke bounds (`mean_bounds`) with
     2.5 % on either side, which never fall when a mean rises. If every mean is at an end of the scale, they are Clopper
     and Pearson's over tasks: for n tasks that all failed, [0, 1 - 0.025^(1/n)]. A single task gives [low, high].
 
+    With `clusters`, one for each task (its scene, its world, its product), the interval holds for new clusters: it also
+    reaches as far as `cluster_error`; where all tasks are at one end of the scale, as far as Clopper and Pearson's over
+    clusters. A single cluster gives [low, high].
+
     Raises ScoreError without tasks.
     """
     count = len(means)
     if not count:
         raise ScoreError("there are no scored episodes to average")
-    ends = (low, high) if count == 1 else mean_bounds(means, low, high)
-    return Interval(mean=fmean(means), low=ends[0], high=ends[1], tasks=count)
+    mean = fmean(means)
+    below, above = (low, high) if count == 1 else mean_bounds(means, low, high, tail)
+    if clusters is not None:
+        sizes = Counter(clusters)
+        if len(sizes) == 1:
+            below, above = low, high
+        elif len(sizes) < count:
+            half = cluster_error(means, clusters, tail)
+            below, above = max(low, min(below, mean - half)), min(high, max(above, mean + half))
+            if len(set(means)) == 1 and means[0] in (low, high):
+                number = count**2 / sum(size**2 for size in sizes.values())
+                reach = (high - low) * (1 - tail ** (1 / number))
+                below, above = (low, max(above, low + reach)) if means[0] == low else (min(below, high - reach), high)
+    return Interval(mean=mean, low=below, high=above, tasks=count)
 
 
-def t_quantile(p: float, degrees: int) -> float:
-    """Quantile of Student's t. Exact for 1 and 2 degrees of freedom, else the Cornish-Fisher series (within 0.3 %)."""
-    if degrees == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if degrees == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: float = TAIL) -> float:
+    """Half the width of the interval of the mean of `values` [n] for new clusters; at least two clusters.
+
+    With C clusters whose means are m_c and shares of the values w_c, and m = sum_c w_c m_c: t(1 - tail, f) sqrt(V),
+    V = k sum_c w_c^2 (m_c - m)^2. For clusters of one size k = C / (C - 1) and f = C - 1, which is Student's t over the
+    clusters' means. Else both are what makes V unbiased, and f its degrees of freedom by Satterthwaite, where means of
+    clusters vary alike: k = sum w^2 / tr Q, f = (tr Q)^2 / tr Q^2, Q = (I - 1 w')' diag(w^2) (I - 1 w').
+    """
+    _, place, sizes = np.unique(np.array([repr(one) for one in clusters]), return_inverse=True, return_counts=True)
+    share_C = sizes / len(values)
+    mean_C = np.bincount(place, np.asarray(values, np.float64)) / sizes
+    centered = np.eye(len(sizes)) - share_C
+    spread_CC = centered.T @ np.diag(share_C**2) @ centered
+    trace = float(np.trace(spread_CC))
+    variance = float(share_C**2 @ (mean_C - share_C @ mean_C) ** 2) * float(share_C @ share_C) / trace
+    return t_quantile(1 - tail, trace**2 / float(np.sum(spread_CC**2))) * math.sqrt(variance)
+
+
+# --- Differences of two runs
+
+
+def paired_difference(
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    *,
+    clusters: Mapping[str, Hashable] | None = None,
+    tail: float = TAIL,
+) -> Interval:
+    """Mean over tasks of second minus first, within [-1, 1], with the interval of `difference_bounds`.
+
+    It holds for these two runs and new tasks, with `clusters` (task -> cluster) for new clusters.
+    Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
+    """
+    check_same_tasks([first, second])
+    tasks = sorted(first)
+    values = [second[task] - first[task] for task in tasks]
+    low, high = difference_bounds(values, None if clusters is None else [clusters[task] for task in tasks], tail)
+    return Interval(mean=fmean(values), low=low, high=high, tasks=len(values))
+
+
+def check_same_tasks(runs: Sequence[Mapping[str, float]]) -> None:
+    """Raises ScoreError where there is no run or no task, or where one has other tasks than the first."""
+    if not runs:
+        raise ScoreError("there are no runs to average")
+    if not runs[0]:
+        raise ScoreError("there are no scored episodes to average")
+    for number, run in enumerate(runs):
+        if run.keys() != runs[0].keys():
+            odd = sorted(run.keys() ^ runs[0].keys())
+            raise ScoreError(
+                f"run {number + 1} of {len(runs)} played other tasks than the first: {len(odd)} tasks were played in "
+                f"one of them only, for example {', '.join(odd[:3])}"
+            )
+
+
+def difference_bounds(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, tail: float = TAIL
+) -> tuple[float, float]:
+    """Both ends of the 95 % interval of the mean of differences of tasks, which lie within [-1, 1].
+
+    Student's t over the values and two more, -1 and 1: with m' and s' their mean and standard deviation,
+    m' +- t(1 - tail, n + 1) s' / sqrt(n + 2). Plain t holds the truth in as few as 62 % where most tasks do not differ;
+    the two stand for what n tasks need not have shown. Two runs without a difference get +- 2.8 points for 100 tasks.
+    `clusters` as for `clustered`: the ends reach as far as `cluster_error`, too.
+    """
+    more = np.array([*values, -1.0, 1.0])
+    half = t_quantile(1 - tail, len(more) - 1) * float(more.std(ddof=1)) / math.sqrt(len(more))
+    low, high = float(more.mean()) - half, float(more.mean()) + half
+    if clusters is not None and len(set(clusters)) < len(values):
+        if len(set(clusters)) == 1:
+            return -1.0, 1.0
+        wide, mean = cluster_error(values, clusters, tail), fmean(values)
+        low, high = min(low, mean - wide), max(high, mean + wide)
+    return max(-1.0, low), min(1.0, high)
+
+
+def p_value(interval: Callable[[float], Interval]) -> float:
+    """The smallest level at which the interval is clear of zero; `interval` takes the probability on either side."""
+
+    def clear(log_level: float) -> bool:
+        found = interval(math.exp(log_level) / 2)
+        return found.low > 0 or found.high < 0
+
+    low, high = math.log(1e-6), 0.0
+    if clear(low):
+        return 1e-6
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if clear(middle) else (middle, high)
+    return math.exp(high)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Name to its p-value among all of the family, by Holm 1979: with m of them in order, max_{j <= i} (m - j + 1) p_j.
+
+    Those at most 0.05 are clear of zero, with a chance of at most 5 % that any of them is so wrongly.
+    """
+    adjusted, worst = dict[str, float](), 0.0
+    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        worst = max(worst, min(1.0, (len(p_values) - place) * p_values[name]))
+        adjusted[name] = worst
+    return adjusted
+
+
+# --- Quantiles. scipy has them, and the tests compare; it is 100 MB, and an evaluation needs two.
+
+
+@lru_cache(1 << 14)
+def t_quantile(p: float, degrees: float) -> float:
+    """Quantile of Student's t, to 1e-9; degrees of freedom are at least 1 and need not be whole."""
+    if p < 0.5:
+        return -t_quantile(1 - p, degrees)
     z = NormalDist().inv_cdf(p)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / degrees**power for power, term in enumerate(terms))
+    if degrees > 1e7:
+        return z
+    # with t = sqrt(f) tan(a) the density is proportional to cos(a)^(f - 1)
+    factor = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
+
+    def above(t: float) -> bool:
+        angle = math.atan(t / math.sqrt(degrees))
+        cosines = np.cos(angle * (_NODES + 1) / 2)
+        return 0.5 + factor * angle / 2 * float(_WEIGHTS @ cosines ** (degrees - 1)) > p
+
+    low, high = 0.0, max(z, 1e-3)
+    while not above(high) and high < 1e9:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if above(middle) else (middle, high)
+    return (low + high) / 2
+
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+"""Of Gauss and Legendre on [-1, 1]."""
+
+
+def chi_squared(p: float, degrees: float) -> float:
+    """Quantile of chi-squared divided by its degrees of freedom, which need not be whole."""
+    half = degrees / 2
+
+    def share(x: float) -> float:
+        """P(half, x), the incomplete gamma function, by its series."""
+        term = math.exp(half * math.log(x) - x - math.lgamma(half + 1))
+        total, place = term, half
+        while term > 1e-17 * total:
+            place += 1
+            term *= x / place
+            total += term
+        return total
+
+    low, high = 1e-12, 2 * half + 40 * math.sqrt(half) + 40
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if share(middle) >= p else (middle, high)
+    return (low + high) / degrees
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
@@ -144,32 +309,55 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
-def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Interval:
-    """Mean over tasks of second minus first, with the `clustered` interval of the differences (within [-1, 1]).
+# --- Training curves
 
-    Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One evaluation during training."""
+
+    step: int
+    seconds: float
+    """Wall clock of training up to this point, evaluations excluded."""
+    value: float
+
+
+def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np.float64]:
+    """Weights of a curve's evaluations, whose costs rise, in its mean between two costs, on straight lines between.
+
+    They add up to 1. With `start` = `end` that is the value at this cost. An average of the evaluations before a cost
+    would lie further back for a method with longer steps, and so favor the other.
     """
-    if first.keys() != second.keys():
-        odd = sorted(first.keys() ^ second.keys())
-        raise ScoreError(f"{len(odd)} tasks were played in one run only, for example {', '.join(odd[:3])}")
-    return clustered([second[task] - first[task] for task in sorted(first)], low=-1.0, high=1.0)
+    hats = np.eye(len(costs))
+    if start == end:
+        return np.array([np.interp(end, costs, hat) for hat in hats])
+    knots = np.unique([start, end, *(cost for cost in costs if start < cost < end)])
+    values = np.array([np.interp(knots, costs, hat) for hat in hats])
+    found: NDArray[np.float64] = (values[:, 1:] + values[:, :-1]) / 2 @ np.diff(knots) / (end - start)
+    return found
 
 
-def last_points(points: Sequence[CurvePoint], count: int = 4) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for one point) of the last `count` evaluations."""
+def last_points(points: Sequence[CurvePoint], count: int = 4) -> float:
+    """Mean of the last `count` evaluations."""
     if not points:
         raise ScoreError("there is no evaluation to average")
-    values = [point.value for point in sorted(points, key=lambda point: point.step)[-count:]]
-    return fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return fmean(point.value for point in sorted(points, key=lambda point: point.step)[-count:])
 
 
-def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, tuple[float, float]]:
+def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
     """Each method's `last_points` up to the largest step that every method reached."""
     step = min(max(point.step for point in points) for points in curves.values())
     return {name: last_points([p for p in points if p.step <= step]) for name, points in curves.items()}
 
 
-def least_time(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, tuple[float, float]]:
-    """Each method's `last_points` within the smallest wall clock that any of them needed for all its steps."""
+def least_time(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
+    """Each method's value at the smallest wall clock that any of them needed for all its steps, interpolated."""
     budget = min(max(point.seconds for point in points) for points in curves.values())
-    return {name: last_points([p for p in points if p.seconds <= budget]) for name, points in curves.items()}
+    return {name: at_seconds(points, budget) for name, points in curves.items()}
+
+
+def at_seconds(points: Sequence[CurvePoint], budget: float) -> float:
+    """The value of a curve at this wall clock, on straight lines between its evaluations."""
+    ordered = sorted(points, key=lambda point: point.step)
+    weights = cost_weights([point.seconds for point in ordered], budget, budget)
+    return float(weights @ [point.value for point in ordered])

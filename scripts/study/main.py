@@ -1,4 +1,4 @@
-"""Studies on tiny models: learn, scenarios, what papers argue with (turnopd, regime, recipe), and plan their size."""
+"""Studies on tiny models: learn, scenarios, turnopd, regime, recipe; plan their size, and how intervals cover."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
+    "coverage": "turngym.scripts.study.coverage",
     "learn": "turngym.scripts.study.learn",
     "plan": "turngym.scripts.study.plan",
     "regime": "turngym.scripts.study.regime",

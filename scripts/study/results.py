@@ -6,11 +6,11 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
-from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
-from turngym.agents.evaluation.statistics import Interval
+from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise
+from turngym.agents.evaluation.statistics import Interval, cost_weights
 from turngym.agents.worlds import WORLDS
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.study.grid import Cost, Evaluation, Record
@@ -26,13 +26,11 @@ Rows = Mapping[str, Mapping[int, Record]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Accuracy over the last evaluations within a limit."""
+    """Accuracy over the last evaluations, or at a cost."""
 
     value: Interval
     """Mean with the 95 % interval over seeds and tasks."""
-    spread: float
-    """Standard deviation of the last evaluations, mean over seeds."""
-    minus_base: Interval | None
+    minus_base: Difference | None
     """Minus OPD, paired by seed and task; None where no seed pairs up, and for OPD itself."""
 
 
@@ -47,11 +45,15 @@ def by_world(records: Sequence[Record]) -> dict[str, dict[str, dict[int, Record]
 def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
     """The greatest step that all records reached, and each method's accuracy there (its last four evaluations)."""
     step = min(record.evaluations[-1].step for seeds in rows.values() for record in seeds.values())
-    picked = {
-        name: {seed: [point for point in record.evaluations if point.step <= step] for seed, record in seeds.items()}
-        for name, seeds in rows.items()
-    }
-    return step, _estimates(picked)
+    return step, _estimates(
+        {
+            name: {
+                seed: task_map([point for point in record.evaluations if point.step <= step])
+                for seed, record in seeds.items()
+            }
+            for name, seeds in rows.items()
+        }
+    )
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
@@ -62,23 +64,35 @@ def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
     return {seed: min(values) for seed, values in costs.items() if values}
 
 
-def least_time(rows: Rows, measure: Measure = "seconds") -> dict[str, Estimate]:
-    """Accuracy within the least wall clock (or other measure) that any main method needed, seed by seed."""
-    limit = budgets(rows, measure)
-    return _estimates(picked_within(rows, limit, measure))
+WINDOW = 0.3
+"""The last part of the budget over which Least-Time is averaged, too."""
 
 
-def picked_within(rows: Rows, limit: Mapping[int, float], measure: Measure) -> dict[str, dict[int, list[Evaluation]]]:
-    """Method -> seed -> the evaluations that cost at most the seed's limit."""
-    return {
-        name: {
-            # the slack only forgives the rounding of sums
-            seed: [p for p in record.evaluations if getattr(p.cost, measure) <= limit[seed] * (1 + 1e-9)]
-            for seed, record in seeds.items()
-            if seed in limit and any(getattr(p.cost, measure) <= limit[seed] for p in record.evaluations)
-        }
-        for name, seeds in rows.items()
-    }
+def least_time(rows: Rows, measure: Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
+    """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
+    mean over this last part of it."""
+    return _estimates(maps_at(rows, budgets(rows, measure), measure, window))
+
+
+def maps_at(
+    rows: Rows, limit: Mapping[int, float], measure: Measure, window: float = 0.0
+) -> dict[str, dict[int, dict[str, float]]]:
+    """Method -> seed -> task -> mean success at the seed's limit, on straight lines between evaluations: the same cost
+    for every method, however long its steps are. A run that needed less counts as it ended; one that has no evaluation
+    before the limit is left out."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for name, seeds in rows.items():
+        for seed, record in seeds.items():
+            if seed not in limit:
+                continue
+            costs = [getattr(point.cost, measure) for point in record.evaluations]
+            if costs[0] > limit[seed]:
+                continue
+            weights = cost_weights(costs, limit[seed] * (1 - window), limit[seed]).tolist()
+            pairs = [(point, w) for point, w in zip(record.evaluations, weights, strict=True) if w]
+            tasks = {task: sum(w * point.tasks[task] for point, w in pairs) for task in record.evaluations[-1].tasks}
+            found.setdefault(name, {})[seed] = tasks
+    return found
 
 
 def last_points(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
@@ -92,11 +106,10 @@ def task_map(points: Sequence[Evaluation]) -> dict[str, float]:
     return {task: fmean(point.tasks[task] for point in last) for task in last[-1].tasks}
 
 
-def at_category(picked: Mapping[int, Sequence[Evaluation]], seeds: Mapping[int, Record], name: str) -> Interval:
+def at_category(maps: Mapping[int, TaskMeans], seeds: Mapping[int, Record], name: str) -> Interval:
     """Accuracy over the tasks of one category, over seeds and tasks."""
-    maps = [task_map(points) for points in picked.values()]
     wanted = next(iter(seeds.values())).categories
-    return over_seeds([{task: value for task, value in means.items() if wanted[task] == name} for means in maps])
+    return over_seeds([{t: value for t, value in means.items() if wanted[t] == name} for means in maps.values()])
 
 
 def reached(rows: Rows, target: float) -> dict[str, Cost | None]:
@@ -134,41 +147,32 @@ def total_cost(seeds: Mapping[int, Record]) -> Cost:
     return mean_cost([record.total for record in seeds.values()])
 
 
-def _estimates(picked: Mapping[str, Mapping[int, Sequence[Evaluation]]]) -> dict[str, Estimate]:
-    maps = {name: {seed: task_map(points) for seed, points in seeds.items()} for name, seeds in picked.items() if seeds}
+def _estimates(maps: Mapping[str, Mapping[int, TaskMeans]]) -> dict[str, Estimate]:
+    """The differences from OPD are one family."""
+    base = maps.get(BASE, {})
+    minus = in_family(
+        {name: found for name, seeds in maps.items() if name != BASE and (found := _difference(base, seeds))}
+    )
     return {
-        name: Estimate(
-            value=over_seeds(list(seeds.values())),
-            spread=fmean(_spread(points) for points in picked[name].values()),
-            minus_base=None if name == BASE or BASE not in maps else _difference(maps[BASE], seeds),
-        )
+        name: Estimate(value=over_seeds(list(seeds.values())), minus_base=minus.get(name))
         for name, seeds in maps.items()
     }
 
 
-def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -> Interval | None:
+def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -> Difference | None:
     common = [seed for seed in base if seed in other]
-    return rise([base[seed] for seed in common], [other[seed] for seed in common]) if common else None
+    return rise([base[seed] for seed in common], [other[seed] for seed in common], p=True) if common else None
 
 
-def ends_of(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Success of every run at its end, three ways: at the last evaluation, in the mean of the last ones, and with the
+def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:
+    """Every run's task means at its end, three ways: at the last evaluation, in the mean of the last ones, and with the
     averaged weights of its last checkpoints. A way that not all runs have is left out."""
     ways: dict[str, list[TaskMeans | None]] = {
         "last evaluation": [record.evaluations[-1].tasks for record in records],
         f"mean of the last {LAST}": [task_map(record.evaluations) for record in records],
         "averaged weights": [record.averaged for record in records],
     }
-    return {
-        name: [fmean(tasks.values()) for tasks in found if tasks is not None]
-        for name, found in ways.items()
-        if None not in found
-    }
-
-
-def _spread(points: Sequence[Evaluation]) -> float:
-    values = [fmean(point.tasks.values()) for point in last_points(points)]
-    return stdev(values) if len(values) > 1 else 0.0
+    return {name: [tasks for tasks in found if tasks is not None] for name, found in ways.items() if None not in found}
 
 
 # Merging the data files of one study, whose cells were run on different machines or days.

@@ -26,10 +26,10 @@ class Result:
     by_seed: Mapping[int, Sequence[float]]
     """Step -> Avg@n of each seed."""
     rise: Interval
-    """End minus start, paired by seed and task."""
+    """End minus start, paired by task."""
     control: str | None
     against: Interval | None
-    """This row's end minus its control's end, paired by seed and task, over the seeds that both have."""
+    """This row's end minus its control's end, paired by task, over the seeds that both have."""
     seconds: float
     """Training of one run, the median over seeds; evaluations excluded."""
     commands: Sequence[str]
@@ -50,8 +50,8 @@ class Result:
 
     @property
     def rises(self) -> bool:
-        """Whether the interval of the rise lies above zero."""
-        return self.rise.low > 0
+        """Whether the interval of the rise lies above zero, and more than one seed says so."""
+        return self.seeds > 1 and self.rise.low > 0
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -94,9 +94,8 @@ def write_files(
 # The table and the curves in words.
 
 NOTE = (
-    "The rise is end minus start, paired by seed and task. Intervals treat seeds and tasks as crossed random effects: "
-    "m ± t √(A + B), A the variance of the seeds' means over the number of seeds, B that of the tasks' means over the "
-    "number of tasks, degrees of freedom by Satterthwaite. With one seed they are over tasks only."
+    "The rise is end minus start, paired by task. Intervals are for new seeds and new tasks, which are crossed "
+    "(docs/intervals.md). A row of one seed has an interval for this run and new tasks, and is not told from zero."
 )
 
 
@@ -108,6 +107,7 @@ def table(results: Mapping[str, Result], samples: int) -> tuple[list[str], list[
     body = []
     for name, result in results.items():
         clear = "yes" if result.rises else "falls" if result.rise.high < 0 else "no"
+        clear = "one run each" if result.seeds == 1 else clear
         against = ["start", ""] if result.against is None else [str(result.control), signed(result.against)]
         body.append(
             [f"`{name}`", str(result.seeds), str(result.start), str(result.end), signed(result.rise), clear, *against]
@@ -118,6 +118,10 @@ def table(results: Mapping[str, Result], samples: int) -> tuple[list[str], list[
 
 def signed(interval: Interval) -> str:
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+
+
+def points(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:.1f}"
 
 
 def curve_text(result: Result) -> str:

@@ -161,6 +161,8 @@ class StudyOptions:
     """Also evaluate the averaged weights of every cell's last four checkpoints, one after each evaluation."""
     pack: bool = False
     """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
+    p: bool = False
+    """Also a table of p-values, alone and among all methods (Holm)."""
     data: tuple[Path, ...] = ()
     """study.json (or study.json.gz) of one or several earlier studies: make tables of all their cells, run nothing."""
 

@@ -19,7 +19,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import tyro
@@ -27,6 +27,7 @@ import tyro
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.evaluation.seeds import Difference, seed_spread
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
@@ -55,6 +56,8 @@ from turngym.scripts.study.regime import Measured, regime_table
 from turngym.scripts.study.results import (
     LAST,
     MEASURES,
+    WINDOW,
+    Estimate,
     Rows,
     Study,
     at_category,
@@ -62,13 +65,13 @@ from turngym.scripts.study.results import (
     by_world,
     ends_of,
     least_time,
+    maps_at,
     merge_studies,
-    picked_within,
     reached,
     same_step,
     total_cost,
 )
-from turngym.scripts.study.rows import signed
+from turngym.scripts.study.rows import points, signed
 from turngym.scripts.study.settings import BASE, GROUPS, Method, StudyOptions, chosen_methods, replaced, shortened
 from turngym.trainers.diagnostics.depth import measure_regime
 
@@ -77,12 +80,15 @@ from turngym.trainers.diagnostics.depth import measure_regime
 NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
 
 
-def study_tables(records: Sequence[Record]) -> dict[str, Table]:
-    """Name -> table; those of a world begin with its name."""
+def study_tables(records: Sequence[Record], p: bool = False) -> dict[str, Table]:
+    """Name -> table; those of a world begin with its name. With `p`, also one of p-values."""
     worlds = by_world(records)
     found = {"overview": overview(worlds), "regime": regime_table(regimes(worlds))}
     for world, rows in worlds.items():
         found[f"{world}-accuracy"] = accuracy(rows)
+        found[f"{world}-parts"] = parts(rows)
+        if p:
+            found[f"{world}-p"] = p_values(rows)
         found[f"{world}-averages"] = averages(rows)
         found[f"{world}-cost"] = cost(rows)
         found[f"{world}-to-target"] = to_target(rows)
@@ -111,33 +117,80 @@ def overview(worlds: Mapping[str, Rows]) -> Table:
 def accuracy(rows: Rows) -> Table:
     """Same-Step and Least-Time with intervals over seeds and tasks, and what each differs from OPD by."""
     step, steps = same_step(rows)
-    times, cpus = least_time(rows), least_time(rows, "cpu")
     # without a main method there is no limit
     seconds = f"{fmean(limits.values()):.0f}" if (limits := budgets(rows)) else "-"
-    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", f"minus {BASE}"]
-    header += [f"Least-Time ({seconds} s) [95 %]", f"minus {BASE}", "Least-CPU [95 %]", f"minus {BASE}"]
+    ways = {
+        f"Same-Step ({step})": steps,
+        f"Least-Time ({seconds} s)": least_time(rows),
+        f"its last {100 * WINDOW:.0f} %": least_time(rows, window=WINDOW),
+        "Least-CPU": least_time(rows, "cpu"),
+    }
+    header = ["method", "seeds"]
+    for name, found in ways.items():
+        header += [f"{name} [95 %]", f"minus {BASE} (family of {family_size(found)})"]
     lines = []
     for name, seeds in rows.items():
-        at = steps[name]
-        cells = [str(at.value), f"{100 * at.spread:.1f}", _signed(at.minus_base)]
-        for within in (times.get(name), cpus.get(name)):
-            cells += ["-", "-"] if within is None else [str(within.value), _signed(within.minus_base)]
+        at = [found.get(name) for found in ways.values()]
+        cells = [
+            cell for one in at for cell in (["-", "-"] if one is None else [str(one.value), _signed(one.minus_base)])
+        ]
         lines.append([name, str(len(seeds)), *cells])
     return header, lines
 
 
+def family_size(found: Mapping[str, Estimate]) -> int:
+    """Comparisons with OPD that are made together."""
+    return max((one.minus_base.family for one in found.values() if one.minus_base is not None), default=0)
+
+
+def parts(rows: Rows) -> Table:
+    """What the differences from OPD rest on, at the same step: seeds and tasks of both, standard errors, and how often
+    a run of the method does better in a task."""
+    header = ["method", "minus OPD [95 %]", "seeds", "tasks", "s.e. by seeds", "s.e. by tasks", "better in a task %"]
+    lines = []
+    for name, one in same_step(rows)[1].items():
+        if (found := one.minus_base) is not None:
+            lines.append([name, _signed(found), "{} and {}".format(*found.seeds), str(found.tasks)])
+            lines[-1] += [points(found.seed_error), points(found.task_error), f"{100 * found.better:.0f}"]
+    return header, lines
+
+
+def p_values(rows: Rows) -> Table:
+    """p-values of the differences from OPD, alone and among all of the family (Holm)."""
+    ways = {
+        "Same-Step": same_step(rows)[1],
+        "Least-Time": least_time(rows),
+        "Least-CPU": least_time(rows, "cpu"),
+    }
+    header = ["method", *(f"{name}: {kind}" for name in ways for kind in ("p", "p (Holm)"))]
+    lines = []
+    for name in rows:
+        cells = []
+        for found in ways.values():
+            minus = found[name].minus_base if name in found else None
+            cells += [_p(None if minus is None else minus.p), _p(None if minus is None else minus.adjusted)]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def _p(value: float | None) -> str:
+    return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
 def averages(rows: Rows) -> Table:
-    """What averaging does to how high a method ends, and how far apart its seeds: mean ± standard deviation."""
+    """What averaging does to how high a method ends, and how far apart its seeds: mean ± standard deviation of seeds,
+    less what chance alone gives."""
     ways = {name: ends_of(list(seeds.values())) for name, seeds in rows.items()}
     columns = list(dict.fromkeys(way for found in ways.values() for way in found))
     lines, apart = [], dict[str, list[float]]()
     for name, found in ways.items():
         cells = []
         for way in columns:
-            values = found.get(way, [])
-            spread = stdev(values) if len(values) > 1 else None
+            runs = found.get(way, [])
+            spread = seed_spread(runs)
             apart.setdefault(way, []).extend([] if spread is None else [spread])
-            cells.append("-" if not values else f"{100 * fmean(values):.1f}" + _plus_minus(spread))
+            mean = f"{100 * fmean(fmean(run.values()) for run in runs):.1f}" if runs else "-"
+            cells.append(mean + _plus_minus(spread))
         lines.append([name, str(len(rows[name])), *cells])
     total = [f"± {100 * fmean(apart[way]):.1f} ({len(apart[way])} methods)" if apart[way] else "-" for way in columns]
     return ["method", "seeds", *columns], [*lines, ["mean of methods", "", *total]]
@@ -174,11 +227,11 @@ def categories(rows: Rows) -> Table:
     """Accuracy by category at Least-Time (Tables 3 and 4)."""
     every = [record.categories.values() for seeds in rows.values() for record in seeds.values()]
     names = sorted({kind for kinds in every for kind in kinds})
-    picked = picked_within(rows, budgets(rows), "seconds")
+    found = maps_at(rows, budgets(rows), "seconds")
     lines = [
-        [name, *(str(at_category(picked[name], seeds, kind)) for kind in names)]
+        [name, *(str(at_category(found[name], seeds, kind)) for kind in names)]
         for name, seeds in rows.items()
-        if picked[name]
+        if name in found
     ]
     return ["method", *names], lines
 
@@ -230,11 +283,10 @@ def _mean(value: Interval) -> str:
     return f"{100 * value.mean:.1f}"
 
 
-def _signed(value: Interval | None) -> str:
+def _signed(value: Difference | None) -> str:
     if value is None:
         return "-"
-    clear = " *" if value.low > 0 or value.high < 0 else ""
-    return signed(value) + clear
+    return signed(value) + (" *" if value.clear else ", one run each" if value.one_run_each else "")
 
 
 def _plus_minus(spread: float | None) -> str:
@@ -262,12 +314,18 @@ DATA = "study.json"
 ABOUT = {
     "overview": "Mean success in percent over seeds and tasks: Same-Step and Least-Time.",
     "regime": "Signs that depth can pay, in vanilla OPD's own full-depth steps (`turngym study regime`).",
-    "accuracy": "Mean of the last four evaluations, percent. Intervals: 95 %, over seeds and tasks, which are crossed "
-    "(with one seed over tasks alone). Same-Step: after so many steps. Least-Time: within the least wall clock that "
-    "any main method needed for all of its steps, seed by seed; Least-CPU the same by CPU seconds. `*`: the interval "
-    "of the difference is clear of zero.",
-    "averages": "Percent, mean ± standard deviation of training seeds: at their last evaluation, in the mean of their "
-    "last four, and with the averaged weights of their last checkpoints (`--average`). Below: mean of the deviations.",
+    "accuracy": "Percent, with 95 % intervals for new seeds and new tasks, which are crossed; a row of one seed has "
+    "one for this run and new tasks (one run each). Same-Step: mean of the last four evaluations up to this step. "
+    "Least-Time: at the least wall clock that any main method needed for all of its steps, seed by seed, on straight "
+    "lines between evaluations, and as a mean over the last part of it; Least-CPU the same by CPU seconds. `*`: the "
+    "difference is clear of zero among all of its column (Holm, family-wise 5 %).",
+    "parts": "Differences at Same-Step: how many seeds and tasks, standard errors in points by seeds (chance taken "
+    "out) and by tasks (with the chance of samples), and the probability of improvement: how often a run of the method "
+    "does better than one of OPD in the same task, equal counting half.",
+    "p": "p-values: the least level at which the interval is clear of zero, alone and among all of the column (Holm).",
+    "averages": "Percent, mean ± standard deviation of training seeds, less what chance alone gives: at their last "
+    "evaluation, in the mean of their last four, and with the averaged weights of their last checkpoints "
+    "(`--average`). Below: mean of the deviations.",
     "cost": "All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process.",
     "to-target": "The first evaluation at OPD's Same-Step accuracy or above from which on the mean of the rest stays "
     "there too (means over seeds), as a share of what all of OPD's steps cost. `-`: none.",
@@ -283,9 +341,9 @@ def made_by(command: str) -> dict[str, Any]:
     return {name: value for name, value in provenance(command).items() if name != "host"}
 
 
-def write_study(study: Study, out: Path) -> str:
+def write_study(study: Study, out: Path, p: bool = False) -> str:
     """Write study.md, the tables as CSV, and study.json into `out`; returns the Markdown. The same bytes every time."""
-    records, tables = study.records, study_tables(study.records)
+    records, tables = study.records, study_tables(study.records, p)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         (out / f"{name}.csv").write_text(csv_text(table), encoding="utf-8")
@@ -301,14 +359,16 @@ def render(records: Sequence[Record], tables: Mapping[str, Table]) -> str:
     cells = f"{len(records)} cells; methods: " + "; ".join(
         f"{name}: {about}" for name, about in dict.fromkeys((record.method, record.about) for record in records)
     )
-    parts = ["# Study", cells + "."]
+    said = ["# Study", cells + "."]
     for name in ("overview", "regime"):
-        parts += [f"## {name.capitalize()}", ABOUT[name], markdown(tables[name])]
+        said += [f"## {name.capitalize()}", ABOUT[name], markdown(tables[name])]
     for world in worlds:
-        parts.append(f"## {world}")
-        for kind in ("accuracy", "averages", "cost", "to-target", "categories", "phases", "depth"):
-            parts += [f"### {world}: {kind.replace('-', ' ')}", ABOUT[kind], markdown(tables[f"{world}-{kind}"])]
-    return "\n\n".join(parts) + "\n"
+        said.append(f"## {world}")
+        for kind in ("accuracy", "parts", "p", "averages", "cost", "to-target", "categories", "phases", "depth"):
+            if f"{world}-{kind}" not in tables:
+                continue
+            said += [f"### {world}: {kind.replace('-', ' ')}", ABOUT[kind], markdown(tables[f"{world}-{kind}"])]
+    return "\n\n".join(said) + "\n"
 
 
 def read_study(path: Path) -> Study:
@@ -387,7 +447,7 @@ def main(argv: Sequence[str]) -> int:
         command = recorded_command(["turngym", "study", "turnopd", *argv])
         study = Study(records=records_of(options), made_by=[made_by(command)])
     tables = options.out / "tables"
-    print(write_study(study, tables))
+    print(write_study(study, tables, options.p))
     print(f"written to {tables}")
     return 0
 

@@ -15,7 +15,7 @@ from turngym.agents import evaluate, load_world
 from turngym.agents.evaluation.compare import compare_recorded, read_evaluation, rescore
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.evaluation.statistics import ScoreError, mean_bounds
+from turngym.agents.evaluation.statistics import ScoreError, difference_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.task import Task
@@ -161,7 +161,7 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
         ("odd", 1.0, 1.0, 0.0, 2),
         ("all", 0.75, 1.0, 0.25, 4),
     ]
-    assert found.rows[2].difference.low == mean_bounds([0.0, 0.0, 0.0, 1.0], -1.0, 1.0)[0]
+    assert found.rows[2].difference.low == difference_bounds([0.0, 0.0, 0.0, 1.0])[0]
     assert found.differ == {"make.max_turns": (3, 10)}
     assert "make.max_turns differs: 3 and 10" in str(found)
     # the expert says the same in both, but is cut off at doors/4
@@ -195,7 +195,9 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         TaskEvaluation(
             panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl"
         ).run()
-    with pytest.raises(ScoreError, match=r"1 tasks were played in one run only.*doors/4 \(tasks differs: 3 and 4; li"):
+    with pytest.raises(
+        ScoreError, match=r"1 tasks were played in one of them only.*doors/4 \(tasks differs: 3 and 4; li"
+    ):
         compare_recorded(tmp_path / "3.jsonl", tmp_path / "4.jsonl")
     table = rescore(tmp_path / "4.jsonl").to_json()
     table["episodes"][0]["sha256"] = "0" * 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,10 +18,15 @@ from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
     ScoreError,
+    chi_squared,
+    cluster_error,
     clustered,
+    cost_weights,
+    holm,
     last_points,
     least_time,
     mean_bounds,
+    p_value,
     paired_difference,
     pass_at_k,
     same_step,
@@ -110,7 +116,62 @@ def test_pass_at_one_is_the_mean_and_more_tries_never_hurt(case: tuple[int, int]
     ("degrees", "value"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (133, 1.9780)]
 )
 def test_t_quantiles_of_the_tables(degrees: int, value: float) -> None:
-    assert t_quantile(0.975, degrees) == pytest.approx(value, rel=3e-3)
+    assert t_quantile(0.975, degrees) == pytest.approx(value, abs=5e-5)
+    assert t_quantile(0.025, degrees) == pytest.approx(-value, abs=5e-5)
+
+
+def test_quantiles_of_degrees_that_are_not_whole() -> None:
+    # from scipy 1.18: stats.t.ppf and stats.chi2.ppf
+    found = [t_quantile(0.975, degrees) for degrees in (1.5, 2.5, 3.7, 7.3, 1000.5)]
+    assert found == pytest.approx([6.0166631044, 3.5746548420, 2.8675207072, 2.3450667365, 1.9623378925], rel=1e-9)
+    assert t_quantile(0.995, 1) == pytest.approx(63.6567411629, rel=1e-9)
+    assert t_quantile(0.975, math.inf) == pytest.approx(1.9599639845)
+    low = [chi_squared(0.2, degrees) for degrees in (1, 2, 2.6, 4, 8)]
+    assert low == pytest.approx([0.0641847547, 0.2231435513, 0.2955234306, 0.4121941545, 0.5741967015], rel=1e-8)
+    assert chi_squared(0.9, 2.6) == pytest.approx(2.1581905774, rel=1e-8)
+
+
+def test_holm_by_hand() -> None:
+    # 3 x 0.01, then 2 x 0.02, which is more, then 0.5; and never less than the one before
+    assert holm({"a": 0.02, "b": 0.5, "c": 0.01}) == pytest.approx({"c": 0.03, "a": 0.04, "b": 0.5})
+    assert holm({"a": 0.02, "b": 0.021})["b"] == pytest.approx(0.04)
+    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+
+
+def test_the_p_value_is_where_the_interval_ends_at_zero() -> None:
+    first = {str(task): 0.0 for task in range(30)}
+    second = {task: 0.25 * (int(task) % 3 > 0) for task in first}
+    p = p_value(lambda tail: paired_difference(first, second, tail=tail))
+    assert (
+        paired_difference(first, second, tail=p / 2 * 1.01).low > 0 > paired_difference(first, second, tail=p / 2.1).low
+    )
+    assert p_value(lambda tail: paired_difference(first, first, tail=tail)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_tasks_that_share_a_world() -> None:
+    # clusters of one size: t over their means .2, .4, .6, .6 (variance .11 / 3), three degrees of freedom
+    means, worlds = [0.1, 0.3, 0.4, 0.4, 0.5, 0.7, 0.6, 0.6], list("aabbccdd")
+    half = 3.1824463053 * math.sqrt(0.11 / 3 / 4)
+    assert cluster_error(means, worlds) == pytest.approx(half)
+    found = clustered(means, clusters=worlds)
+    assert found.low == pytest.approx(min(clustered(means).low, 0.45 - half))
+    assert found.high == pytest.approx(max(clustered(means).high, 0.45 + half))
+    # shares 1/2 and 1/4 twice, means 0, 1, 1: Q by hand has the trace 3/8 - ... and is within rounding of numpy's
+    uneven = cluster_error([0.0, 0.0, 1.0, 1.0], list("aabc"))
+    w = np.array([0.5, 0.25, 0.25])
+    q = (np.eye(3) - w).T @ np.diag(w**2) @ (np.eye(3) - w)
+    variance = (w**2 * np.array([-0.5, 0.5, 0.5]) ** 2).sum() * (w**2).sum() / np.trace(q)
+    assert uneven == pytest.approx(t_quantile(0.975, np.trace(q) ** 2 / np.trace(q @ q)) * math.sqrt(variance))
+    # all failed: four worlds of two say as much as four tasks
+    assert clustered([0.0] * 8, clusters=worlds).high == pytest.approx(1 - 0.025 ** (1 / 4))
+    assert clustered([0.0] * 8, clusters=list("abcdefgh")) == clustered([0.0] * 8)
+    one = clustered(means, clusters=["a"] * 8)
+    assert (one.low, one.high) == (0.0, 1.0)
+    first, second = dict.fromkeys("abcd", 0.0), {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
+    wide = paired_difference(first, second, clusters=dict(zip("abcd", "xxyy", strict=True)))
+    assert wide.high == pytest.approx(min(1.0, 0.25 + 12.7062047362 * math.sqrt(0.125 / 2)))
+    assert paired_difference(first, second).high < wide.high
+    assert paired_difference(first, second, clusters=dict.fromkeys("abcd", "x")).low == -1.0
 
 
 def test_intervals_at_the_ends_are_not_empty() -> None:
@@ -125,9 +186,13 @@ def test_paired_comparison() -> None:
     better = [replace(e, success=True) if e.task.task_id in "bc" else e for e in RUN]
     difference = compare(RUN, better)
     assert difference.mean == 3 / 8
-    assert (difference.low, difference.high) == mean_bounds([0, 0.5, 1, 0], -1.0, 1.0)
+    # 0 .5 1 0 and two more, -1 and 1: mean 1/4, variance (3.25 - 6/16) / 5 = .575, t of five degrees 2.5706
+    half = 2.5705818366 * math.sqrt(0.575 / 6)
+    assert (difference.low, difference.high) == (pytest.approx(0.25 - half), pytest.approx(1.0))
+    assert difference.told == "one run each"
+    assert not difference.clear
     assert str(Interval(mean=0.5, low=0.25, high=0.75, tasks=3)) == "50.0 [25.0, 75.0]"
-    with pytest.raises(ScoreError, match="tasks were played in one run only"):
+    with pytest.raises(ScoreError, match="tasks were played in one of them only"):
         compare(RUN, RUN[:12])
     other = [replace(e, task=replace(e.task, sha256="x")) for e in RUN]
     with pytest.raises(ScoreError, match="same name, another task"):
@@ -139,11 +204,22 @@ def test_paired_comparison() -> None:
 def test_least_time_and_same_step() -> None:
     slow = [CurvePoint(step=s, seconds=2.0 * s, value=s / 100) for s in (10, 20, 30, 40, 50, 60)]
     fast = [CurvePoint(step=s, seconds=1.0 * s, value=s / 200) for s in (10, 20, 30, 40, 50, 60)]
-    assert same_step({"slow": slow, "fast": fast})["slow"] == (pytest.approx(0.45), pytest.approx(0.129099, rel=1e-4))
+    assert same_step({"slow": slow, "fast": fast})["slow"] == pytest.approx(0.45)
     # fast needs 60 s for all its steps; by then slow has reached step 30
-    assert least_time({"slow": slow, "fast": fast})["slow"][0] == pytest.approx(0.2)
-    assert least_time({"slow": slow, "fast": fast})["fast"][0] == pytest.approx(0.225)
-    assert last_points(fast[:1]) == (0.05, 0.0)
+    assert least_time({"slow": slow, "fast": fast}) == {"slow": pytest.approx(0.3), "fast": pytest.approx(0.3)}
+    # a run of 55 s: slow is halfway between steps 20 and 30, three quarters of the way
+    assert least_time({"slow": slow, "fast": [*fast[:5], replace(fast[5], seconds=55.0)]})["slow"] == pytest.approx(
+        0.275
+    )
+    assert last_points(fast[:1]) == 0.05
+
+
+def test_a_curve_at_a_cost_and_over_a_window() -> None:
+    costs = [0.0, 1.0, 3.0]
+    assert cost_weights(costs, 2.0, 2.0).tolist() == [0.0, 0.5, 0.5]
+    # from 0 to 2: one half of the first stretch, the second from 1 to 2 with weights 3/4 and 1/4
+    assert cost_weights(costs, 0.0, 2.0).tolist() == pytest.approx([0.25, 0.25 + 0.375, 0.125])
+    assert cost_weights(costs, 5.0, 5.0).tolist() == [0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +289,11 @@ def test_differences_lie_on_a_scale_of_their_own() -> None:
     first = {str(task): 0.25 * (task % 3) for task in range(40)}
     second = {task: min(value + 0.25, 1.0) for task, value in first.items()}
     found, swapped = paired_difference(first, second), paired_difference(second, first)
-    assert (found.low, found.high) == mean_bounds([0.25] * 40, -1.0, 1.0)
+    # forty times .25, -1 and 1: mean 10/42, sum of squares 4.5, t of 41 degrees 2.0195
+    half = 2.0195409704 * math.sqrt((4.5 - 100 / 42) / 41 / 42)
+    assert (found.low, found.high) == (pytest.approx(10 / 42 - half), pytest.approx(10 / 42 + half))
+    alike = paired_difference(dict.fromkeys(map(str, range(100)), 0.5), dict.fromkeys(map(str, range(100)), 0.5))
+    assert alike.high == pytest.approx(0.0276, abs=1e-4)
     assert (swapped.low, swapped.high) == (pytest.approx(-found.high, abs=1e-7), pytest.approx(-found.low, abs=1e-7))
     assert 0 < found.low < 0.25 < found.high
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from turngym.scripts.study.results import Rows, by_world, same_step, total_cost
+from turngym.scripts.study.rows import signed
 from turngym.scripts.study.turnopd import read_study, study_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,8 +56,8 @@ def test_the_page_shows_what_the_data_say(world: str) -> None:
         said += [f"{base.turns / total.turns:.2f}x"]
         assert [line[key] for key in ("seeds", "turns", "tokens", "Same-Step [95 %]", "fewer turns")] == said, name
         if (minus := same.minus_base) is not None:
-            shown_minus = f"{100 * minus.mean:+.1f} [{100 * minus.low:+.1f}, {100 * minus.high:+.1f}]"
-            assert line["minus OPD [95 %]"] == shown_minus, name
+            more = " *" if minus.clear else ", one run each" if minus.one_run_each else ""
+            assert line["minus OPD [95 %]"] == signed(minus) + more, name
         seen.add(name)
     assert seen == set(rows)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import study_records
@@ -47,8 +48,11 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
     assert difference is not None
     # .85 - .75 and .85 - .7
     assert difference.mean == pytest.approx(0.125)
-    # the standard deviation of .45 .45 .55 .55 and of .35 .45 .45 .55
-    assert found["opd"].spread == pytest.approx((0.05774 + 0.08165) / 2, abs=1e-4)
+    assert (difference.seeds, difference.family, difference.one_run_each) == ((2, 2), 1, False)
+    # both tasks differ alike, so chance is nothing: a standard error of .05 / sqrt(2) / sqrt(2) by OPD's seeds alone
+    assert difference.seed_error == pytest.approx(0.025)
+    # task a: 0.85 beats 0.75 and 0.7
+    assert difference.better == 1.0
     # a record that ended sooner shortens it for all
     assert same_step(by_world([*OPD, *OURS, *FIXED])["house"])[0] == 10
 
@@ -62,24 +66,41 @@ def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     assert rows["opd"] == ["2", "55.0 ± 0.0", "47.5 ± 3.5", "-"]
     assert rows["fixed-6"][0] == "1"
     assert rows["fixed-6"][1:] == ["35.0", "35.0", "-"]
-    # .55 and .65
-    assert rows["turnopd"][3] == "60.0 ± 7.1"
-    assert lines[-1] == ["mean of methods", "", "± 0.0 (2 methods)", "± 1.8 (2 methods)", "± 7.1 (1 methods)"]
+    # .55 and .65 because of task a alone, which is what chance does, too
+    assert rows["turnopd"][3] == "60.0 ± 0.0"
+    assert lines[-1] == ["mean of methods", "", "± 0.0 (2 methods)", "± 1.8 (2 methods)", "± 0.0 (1 methods)"]
 
 
 def test_least_time_is_what_the_fastest_main_method_needed() -> None:
     rows = by_world([*OPD, *OURS, *FIXED])["house"]
     found = least_time(rows)
-    # TurnOPD needs 50 s, in which OPD (2 s a step) gets to step 20; fixed depths set no limit. Step 0 does not count
-    assert found["opd"].value == over_seeds([{"a": 0.65, "b": 0.15}, {"a": 0.6, "b": 0.1}])
-    assert found["turnopd"].value.mean == pytest.approx(0.6)
-    assert found["fixed-6"].value.mean == pytest.approx(0.35)
-    # one seed of two pairs up: 0.6 against 0.65
+    # TurnOPD needs 50 s, when OPD (2 s a step) is halfway from step 20 to step 30; fixed depths set no limit
+    assert found["opd"].value.mean == pytest.approx(fmean([0.7, 0.2, 0.65, 0.15]))
+    assert found["turnopd"].value.mean == pytest.approx(0.65)
+    assert found["turnopd"].minus_base is not None
+    assert found["turnopd"].minus_base.mean == pytest.approx(0.65 - 0.425)
+    # a run that was over before then counts as it ended; one seed of two pairs up: .35 against .45
     assert found["fixed-6"].minus_base is not None
-    assert found["fixed-6"].minus_base.mean == pytest.approx(-0.05)
-    # where there is nothing else the untrained student counts
+    assert found["fixed-6"].minus_base.mean == pytest.approx(-0.1)
+    # the last 30 % of it, from 35 to 50 s: TurnOPD rises from .6 at 35 s to .65 at 40 s, and stays
+    window = least_time(rows, window=0.3)["turnopd"].value.mean
+    assert window == pytest.approx((0.625 * 5 + 0.65 * 10) / 15)
+    # a method that is slow at first is between its start and its first evaluation
     slow = by_world([record("opd", 0, [0.5, 0.9], 9.0), record("turnopd", 0, [0.5, 0.6], 0.5)])["house"]
-    assert least_time(slow)["opd"].value.mean == pytest.approx(0.25)
+    assert least_time(slow)["opd"].value.mean == pytest.approx(0.25 + 0.4 * 5 / 90)
+    assert least_time(slow)["turnopd"].minus_base is not None
+    assert least_time(slow)["turnopd"].minus_base.told == "one run each"
+
+
+def test_two_methods_that_are_equal_at_every_second_are_equal_at_least_time() -> None:
+    """However long their steps: the mean of the evaluations before the limit lay further back for the slower one."""
+    curve = [0.5 + 0.4 * t for t in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    fast = [record("turnopd", seed, curve, 1.0) for seed in (0, 1)]
+    slow = [record("opd", seed, [0.5, 0.5 + 0.4 * 0.75, 0.5 + 0.4 * 1.5], 3.0) for seed in (0, 1)]
+    for window in (0.0, 0.3):
+        found = least_time(by_world([*fast, *slow])["house"], window=window)["turnopd"].minus_base
+        assert found is not None
+        assert found.mean == pytest.approx(0.0, abs=1e-12)
 
 
 def test_least_time_by_another_measure() -> None:
@@ -95,21 +116,34 @@ def test_least_time_by_another_measure() -> None:
     assert tables.accuracy(rows)[1][0][-2:] == ["-", "-"]
 
 
+def test_what_differences_rest_on_and_their_family() -> None:
+    rows = by_world([*OPD, *OURS, *[replace(one, method="tcod") for one in OURS]])["house"]
+    header, lines = tables.parts(rows)
+    found = dict(zip(header, lines[0], strict=True))
+    assert (found["seeds"], found["tasks"], found["better in a task %"]) == ("2 and 2", "2", "100")
+    assert "minus opd (family of 2)" in tables.accuracy(rows)[0]
+    header, lines = tables.p_values(rows)
+    alone, together = lines[1][1:3]
+    assert float(together) == pytest.approx(min(1.0, 2 * float(alone)), abs=2e-4)
+    assert "house-p" not in tables.study_tables([*OPD, *OURS])
+    assert "house-p" in tables.study_tables([*OPD, *OURS], p=True)
+
+
 def test_differences_at_equal_cpu_time_are_those_of_the_cpu_clock() -> None:
-    # whose CPU seconds cost nothing has all of its evaluations within the limit: Same-Step again
     free = [
         replace(item, evaluations=tuple(replace(p, cost=replace(p.cost, cpu=0.0)) for p in item.evaluations))
         for item in OPD
     ]
-    ours = tables.accuracy(by_world([*free, *OURS])["house"])[1][1]
-    assert ours[7:] == [ours[2], ours[4]]
-    assert ours[6] != ours[8]
+    ours = least_time(by_world([*free, *OURS])["house"], "cpu")["turnopd"].minus_base
+    assert ours is not None
+    # whose evaluations all cost nothing is at its end, .55 and .55; TurnOPD at .65
+    assert ours.mean == pytest.approx(0.65 - 0.55)
 
 
 def test_without_a_main_method_there_is_no_least_time() -> None:
     header, lines = tables.accuracy(by_world(FIXED)["house"])
     assert "Least-Time (- s) [95 %]" in header
-    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-", "-"]]
+    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", *"-------"]]
 
 
 def test_when_a_method_arrives() -> None:
@@ -137,7 +171,7 @@ def test_categories_phases_and_depth() -> None:
     rows = by_world([*OPD, *OURS])["house"]
     header, lines = tables.categories(rows)
     assert header == ["method", "heat", "place"]
-    assert lines[1][1:] == ["35.0 [0.0, 100.0]", "85.0 [0.0, 100.0]"]
+    assert lines[1][1:] == ["40.0 [0.0, 100.0]", "90.0 [0.0, 100.0]"]
     assert tables.phases(rows)[1][0] == ["opd", "2.0", "1.0", "2.0", "1.0", "2.0", "1.0"]
     header, lines = tables.depth(rows)
     assert dict(zip(header, lines[1], strict=True)) == {

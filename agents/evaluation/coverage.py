@@ -1,0 +1,174 @@
+"""How often do the intervals hold the truth? Simulated studies of a design of one's own, by the formulas that report.
+
+`measure` draws studies whose truth is known and asks the same functions that make every table: one evaluation, two
+runs, one method over its seeds, two methods over theirs. docs/intervals.md has what they gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
+from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
+from turngym.envs.core.errors import TurngymError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStudy:
+    """Two methods and what they vary by. All deviations are standard deviations in shares of success, of one method."""
+
+    seeds: int = 3
+    """Training seeds of each method."""
+    tasks: int = 100
+    """Tasks of the panel."""
+    samples: int = 4
+    """Episodes per task."""
+    rate: float = 0.5
+    """Success of the first method."""
+    difference: float = 0.0
+    """What the second method has more."""
+    seed_spread: float = 0.02
+    """Between training seeds."""
+    second_spread: float | None = None
+    """The same of the second method, if not as the first."""
+    correlation: float = 0.0
+    """Of the seeds of both methods: 1 where a seed that is good for one is as good for the other."""
+    hard: float = 0.15
+    """Between tasks, for both methods alike."""
+    task_spread: float = 0.1
+    """Between tasks, for each method by itself."""
+    both: float = 0.0
+    """Of what a seed does in a task beyond that."""
+    clusters: int = 0
+    """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
+    shared: float = 0.2
+    """Share of the variance between tasks that is between clusters, where there are any."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0)):
+            if getattr(self, name) < least:
+                raise TurngymError(f"--{name} {getattr(self, name)}: at least {least}")
+        for name in ("rate", "correlation", "shared"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise TurngymError(f"--{name} {getattr(self, name)}: between 0 and 1")
+        if not self.clusters <= self.tasks:
+            raise TurngymError(f"--clusters {self.clusters}: at most as many as --tasks, {self.tasks}")
+
+    @property
+    def groups(self) -> list[int] | None:
+        """The cluster of every task."""
+        return [task * self.clusters // self.tasks for task in range(self.tasks)] if self.clusters else None
+
+    def rates(self, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Success rates of both methods [seeds, tasks]."""
+        hard = self._tasks(rng, self.hard)
+        common = rng.normal(0, 1, self.seeds)
+        spreads = self.seed_spread, self.seed_spread if self.second_spread is None else self.second_spread
+        found = []
+        for place, spread in enumerate(spreads):
+            own = rng.normal(0, 1, self.seeds)
+            seed_S = spread * (math.sqrt(self.correlation) * common + math.sqrt(1 - self.correlation) * own)
+            rate_N = self.rate + place * self.difference + hard + self._tasks(rng, self.task_spread)
+            rest_SN = rng.normal(0, self.both, (self.seeds, self.tasks))
+            found.append((rate_N + seed_S[:, None] + rest_SN).clip(0, 1))
+        return found
+
+    def _tasks(self, rng: np.random.Generator, spread: float) -> NDArray[np.float64]:
+        own_N = rng.normal(0, spread, self.tasks)
+        if (groups := self.groups) is None:
+            return own_N
+        theirs_C = rng.normal(0, spread, self.clusters)
+        return math.sqrt(self.shared) * theirs_C[groups] + math.sqrt(1 - self.shared) * own_N
+
+    def draw(self, rng: np.random.Generator) -> list[list[TaskMeans]]:
+        """The task means of every run of both methods."""
+        names = [f"{task}" for task in range(self.tasks)]
+        means = [rng.binomial(self.samples, rates) / self.samples for rates in self.rates(rng)]
+        return [[dict(zip(names, row, strict=True)) for row in runs.tolist()] for runs in means]
+
+    def truth(self) -> tuple[float, float]:
+        """Success of the first method and how much more the second has; rates that would leave [0, 1] are cut there."""
+        if not self.clipped():
+            return self.rate, self.difference
+        rng = np.random.default_rng(0)
+        # one task by itself has the same distribution, and seeds enough make the mean exact to 0.1 points
+        many = replace(self, seeds=200, tasks=2000, clusters=0)
+        means = np.mean([[rates.mean() for rates in many.rates(rng)] for _ in range(10)], 0)
+        alike = not self.difference and self.second_spread in (None, self.seed_spread)
+        return float(means[0]), 0.0 if alike else float(means[1] - means[0])
+
+    def clipped(self) -> bool:
+        """Whether rates of a method come within three deviations of an end of the scale."""
+        spread = max(self.seed_spread, self.second_spread or 0.0)
+        reach = 3 * math.sqrt(spread**2 + self.hard**2 + self.task_spread**2 + self.both**2)
+        return not all(reach < rate < 1 - reach for rate in (self.rate, self.rate + self.difference))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What became of an interval in many studies."""
+
+    name: str
+    covered: float
+    """Share that held the truth."""
+    width: float
+    """Mean width."""
+    ratio: float
+    """Mean width over that of an interval which knows the standard error: 3.92 deviations of the estimate."""
+    clear: float
+    """Share that was clear of zero: power where there is a difference, false alarms where there is none."""
+
+
+def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[Measured]:
+    """Draws `repetitions` studies and counts, interval by interval. Those over seeds need two of them."""
+    rate, difference = study.truth()
+    clusters = study.groups
+    named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}
+    kinds: dict[str, tuple[Callable[[list[list[TaskMeans]]], Interval], float, SimulatedStudy]] = {}
+    # one run, and two, are asked about themselves: other seeds are no part of the question
+    alone = replace(study, seeds=1, seed_spread=0.0, second_spread=None, both=0.0)
+    kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate, alone)
+    kinds["two runs, by task"] = (lambda runs: paired_difference(runs[0][0], runs[1][0]), difference, alone)
+    if clusters is not None:
+        kinds["one evaluation, new clusters"] = (
+            lambda runs: clustered([*runs[0][0].values()], clusters=clusters),
+            rate,
+            alone,
+        )
+        kinds["two runs, new clusters"] = (
+            lambda runs: paired_difference(runs[0][0], runs[1][0], clusters=named),
+            difference,
+            alone,
+        )
+    if study.seeds > 1:
+        kinds["a method over its seeds"] = (lambda runs: over_seeds(runs[0], clusters=named), rate, study)
+        kinds["two methods over their seeds"] = (lambda runs: rise(*runs, clusters=named), difference, study)
+        kinds["t over seeds, for comparison"] = (_t_over_seeds, difference, study)
+    for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
+        rng = np.random.default_rng([seed, place])
+        yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
+
+
+def counted(name: str, found: Sequence[Interval], truth: float) -> Measured:
+    """Coverage and width of intervals of one truth."""
+    width, oracle = fmean(one.high - one.low for one in found), 3.92 * stdev(one.mean for one in found)
+    return Measured(
+        name=name,
+        covered=fmean(one.low - 1e-9 <= truth <= one.high + 1e-9 for one in found),
+        width=width,
+        ratio=width / oracle if oracle else math.inf,
+        clear=fmean(one.low > 0 or one.high < 0 for one in found),
+    )
+
+
+def _t_over_seeds(runs: list[list[TaskMeans]]) -> Interval:
+    """Student's t over the seeds' differences: tasks are taken as given."""
+    values = [fmean(after.values()) - fmean(before.values()) for before, after in zip(*runs, strict=True)]
+    half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(mean=fmean(values), low=fmean(values) - half, high=fmean(values) + half, tasks=len(runs[0][0]))
