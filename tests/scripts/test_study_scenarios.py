@@ -290,7 +290,7 @@ def test_the_report_of_recorded_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "| `ppo-kd, slow critic` | 0.25 | 0.25, 0.25, 0.25 |" in text
     found = json.loads((tmp_path / "scenarios.json").read_text())
     against = found["scenarios"]["ppo-kd"]["ppo-kd: ppo-kd"]["against"]
-    assert (against["mean"], against["tasks"]) == (0.5, 20)
+    assert (against["mean"], against["tasks"], against["seeds"]) == (pytest.approx(0.5), 20, [3, 3])
     assert found["scenarios"]["luffy"] == {}
     assert found["measures"]["ppo-kd"] == {"ppo-kd, slow critic": [0.25, 0.25, 0.25], "ppo-kd": [0.5, 0.6, 0.7]}
     assert (tmp_path / "scenarios.png").stat().st_size > 5000
