@@ -174,6 +174,17 @@ class RequestCounts:
                 f"{user_agent!r} names no session; its conversations are {way}. X-Session-Id names them exactly"
             )
 
+    def note_untold(self) -> None:
+        """Count a conversation that may be one of several, and say once that there are such."""
+        with self._lock:
+            self.counts["not_told_apart"] += 1
+            new = self.counts["not_told_apart"] == 1
+        if new:
+            self.notice(
+                "conversations without a session say the same word for word: which one a request continues cannot be "
+                "told, so it begins a new one, and the turns before it have no next state. X-Session-Id names them"
+            )
+
     def as_json(self) -> tuple[Counter[str], dict[str, Any]]:
         """(All counts; what /healthz shows: the two tables, then the counts that it has under no other name.)"""
         with self._lock:
@@ -280,10 +291,10 @@ class ProxyService:
             name = None if request.session_id is None else session_name(request.client, request.session_id)
             if name is None:
                 self.tally.note_unnamed(request.user_agent, request.main)
-                if request.main:
-                    name = self.sessions.name_of(request.client, owner_of(request), request.messages)
             if name is not None:
                 session = self._enter(name, deadline)
+            elif request.main:
+                session = self._enter_unnamed(request, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
                 # a long session is handed on for training and goes on under a new key
                 key = self.sessions.new_key(session)
@@ -435,6 +446,18 @@ class ProxyService:
         session, gone = self.sessions.acquire(name, deadline)
         for other in gone:
             self._finish(other, "room")
+        return session
+
+    def _enter_unnamed(self, request: ChatRequest, deadline: float) -> ProxySession:
+        """The session that a conversation without an id continues, as far as that is sure, or a new one."""
+        name, told = self.sessions.name_of(request.client, owner_of(request), request.messages)
+        if not told:
+            self.tally.note_untold()
+        session = self._enter(name, deadline)
+        while not session.continued_by(request.messages):
+            # another request went on with it while this one waited
+            self.sessions.release(session)
+            session = self._enter(self.sessions.new_name(request.client), deadline)
         return session
 
     def _admit(self, client: str) -> None:

@@ -36,43 +36,71 @@ NO_IDS = np.empty(0, np.int32)
 class HistoryMatch:
     """Finds the session of a conversation by its messages. Not safe for several threads: its owner has a lock.
 
-    Two clients whose conversations are equal word for word share a session until one of them continues; the other one
-    then gets a new session. Conversations of different owners never match.
+    A request continues a session if it repeats all of its messages and goes on. White space around an answer does not
+    count, nor do thoughts that the client leaves out of it. Where another session has said the same up to there, it is
+    told by the ids of the answer's calls, or not at all: nobody's turn is ever added to a conversation that may be
+    another client's. Conversations of different owners never match.
     """
 
     def __init__(self) -> None:
-        self._by_history: dict[str, str] = {}
-        self._history_of: dict[str, str] = {}
+        self._passing: dict[str, set[str]] = {}
+        """By the digest of a conversation up to one of its answers: the sessions that have said this."""
+        self._said: dict[str, tuple[list[str], Sequence[ChatMessage]]] = {}
+        """Those digests and the messages of each session."""
 
-    def find(self, owner: str, messages: Sequence[ChatMessage]) -> str | None:
-        """The session of `owner` that `messages` continue, or None."""
-        digests = _digests(owner, messages)
-        # without the last digest: the whole list asks again for an answer, which may have been another client's
-        return next((self._by_history[digest] for digest in reversed(digests[:-1]) if digest in self._by_history), None)
+    def find(self, owner: str, messages: Sequence[ChatMessage]) -> tuple[str | None, bool]:
+        """(The session of `owner` that `messages` continue, or None; whether that could be told.)"""
+        # without the last message: the whole list asks again for an answer, which may have been another client's
+        for length, digest in reversed(_digests(owner, messages[:-1])):
+            same = [name for name in self._passing.get(digest, ()) if _repeats(messages[:length], self._said[name][1])]
+            if len(same) > 1:
+                by_id = [name for name in same if _same_calls(messages[length - 1], self._said[name][1][length - 1])]
+                same = by_id if len(by_id) == 1 else same
+            # one that has gone on from here is not continued: whoever it belongs to began another branch
+            ended = [name for name in same if len(self._said[name][1]) == length]
+            if ended:
+                return (ended[0], True) if len(same) == 1 else (None, False)
+            if same:
+                return None, True
+        return None, True
 
     def note(self, name: str, owner: str, messages: Sequence[ChatMessage]) -> None:
         """Remember the conversation of the session `name`, the last answer included."""
         self.forget(name)
-        digest = _digests(owner, messages)[-1]
-        # the first to say it keeps it
-        if self._by_history.setdefault(digest, name) == name:
-            self._history_of[name] = digest
+        digests = [digest for _, digest in _digests(owner, messages)]
+        self._said[name] = digests, tuple(messages)
+        for digest in digests:
+            self._passing.setdefault(digest, set()).add(name)
 
     def forget(self, name: str) -> None:
         """Remove the session `name`."""
-        digest = self._history_of.pop(name, None)
-        if digest is not None:
-            del self._by_history[digest]
+        digests, _ = self._said.pop(name, ([], ()))
+        for digest in digests:
+            self._passing[digest].discard(name)
+            if not self._passing[digest]:
+                del self._passing[digest]
 
 
-def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[str]:
-    """A hash of every prefix of the conversation, from its first message alone to all of it."""
+def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[tuple[int, str]]:
+    """(Number of messages, hash) of every beginning of the conversation that ends with an answer."""
     running = hashlib.sha256(json.dumps(owner).encode())
     found = []
-    for message in messages:
-        running.update(json.dumps(message.identity, ensure_ascii=True).encode() + b"\n")
-        found.append(running.hexdigest())
+    for number, message in enumerate(messages, start=1):
+        running.update(json.dumps(message.spoken, ensure_ascii=True).encode() + b"\n")
+        if message.role == "assistant":
+            found.append((number, running.hexdigest()))
     return found
+
+
+def _repeats(messages: Sequence[ChatMessage], said: Sequence[ChatMessage]) -> bool:
+    """Whether a request that begins with `messages` repeats the beginning of what was said."""
+    return len(messages) <= len(said) and all(map(ChatMessage.repeats, messages, said))
+
+
+def _same_calls(message: ChatMessage, answer: ChatMessage) -> bool:
+    """Whether both have calls with the same ids, which this server made."""
+    ids = [[call.id for call in one.tool_calls] for one in (message, answer)]
+    return bool(ids[0]) and ids[0] == ids[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +171,11 @@ class ProxySession:
         self.before = tuple(self.history.template_messages)
         self.history.segments, self.history.text = [], None
 
+    def continued_by(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether a request without an id goes on where this session, if it has begun, stands."""
+        known = self.history.client_messages
+        return len(known) < len(messages) and _repeats(messages[: len(known)], known)
+
     def new_messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
         """The request's messages after the last answer; if the client rewrote earlier ones, only its last message."""
         known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
@@ -177,18 +210,30 @@ class SessionTable:
         self._open: dict[str, ProxySession] = {}
         self._changed = threading.Condition()
         self._match = HistoryMatch()
+        self._named = 0
         self.serial = serial
         """How many sessions have begun."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def name_of(self, client: str, owner: str, messages: Sequence[ChatMessage]) -> str:
-        """The name of the session of `owner` that a conversation without an id continues, or of a new one."""
+    def name_of(self, client: str, owner: str, messages: Sequence[ChatMessage]) -> tuple[str, bool]:
+        """(The name of the session of `owner` that a conversation without an id continues, or of a new one; whether
+        it could be told from those of others.)"""
         with self._changed:
-            # the serial number is in the records, so that no later process gives a name again
-            found = self._match.find(owner, messages)
-            return found or session_name(client, str(self.serial + 1), kind="unnamed")
+            found, told = self._match.find(owner, messages)
+            return found or self._new_name(client), told
+
+    def new_name(self, client: str) -> str:
+        """The name of a new session without an id."""
+        with self._changed:
+            return self._new_name(client)
+
+    def _new_name(self, client: str) -> str:
+        # the serial number is in the records, so that no later process gives a name again; of several that begin at the
+        # same time each has its own
+        self._named += 1
+        return session_name(client, f"{self.serial + 1}/{self._named}", kind="unnamed")
 
     def note(self, session: ProxySession) -> None:
         """Make a session with an owner findable by its history, to which a turn was added."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.config import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.envs.core.trace import add_checksum, check_checksum
+from turngym.envs.tool_calls import STYLES, THINK
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -100,6 +101,19 @@ class ChatMessage:
         """
         calls = tuple((call.name, json.dumps(_value(call.arguments), sort_keys=True)) for call in self.tool_calls)
         return self.role, self.content.strip().removesuffix(self.end).strip(), calls
+
+    @property
+    def spoken(self) -> tuple[Any, ...]:
+        """`identity` without the thoughts of an answer, as clients have it who show them apart or not at all."""
+        role, text, calls = self.identity
+        if role == "assistant":
+            for style in (THINK, *STYLES.values()):
+                text = style.split(text, bool)[1]
+        return role, text.strip(), calls
+
+    def repeats(self, answer: ChatMessage) -> bool:
+        """Whether this message of a later request is `answer`: as it was, or with all of its thoughts left out."""
+        return self.identity in (answer.identity, answer.spoken)
 
 
 def common_prefix(left: Sequence[ChatMessage], right: Sequence[ChatMessage]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import proxy_tools as tools
 import pytest
+from servers import until
 
 from turngym.agents.proxy.sessions import HistoryMatch
 from turngym.agents.proxy.turn_records import ChatMessage
@@ -56,14 +59,130 @@ def test_an_answer_may_come_back_with_the_stop_text_that_was_cut_off(make: Any) 
 
 
 def test_two_that_said_the_same_are_not_mixed(make: Any) -> None:
+    """Which of them goes on cannot be told, so that neither is joined with it; that is said once, and counted."""
     bench = make()
+    said: list[str] = []
+    bench.service.tally.notice = said.append
     bench.policy.answer = lambda request: "hi"
     first, second = goes_on(bench, [], "hello"), goes_on(bench, [], "hello")
     assert depths(bench) == [["hello"], ["hello"]]
-    goes_on(bench, first, "a")
-    goes_on(bench, second, "b")
-    # who goes on first has the session; the other one begins a new one with what was said as its prompt
-    assert [turns[-1] for turns in depths(bench)] == ["a", "hello", "[user]\nhello\n\n[assistant]\nhi\n\n[user]\nb"]
+    second, first = goes_on(bench, second, "b"), goes_on(bench, first, "a")
+    begun = "[user]\nhello\n\n[assistant]\nhi\n\n[user]\n"
+    assert depths(bench) == [["hello"], ["hello"], [f"{begun}b"], [f"{begun}a"]]
+    # from here on they differ
+    goes_on(bench, first, "a2")
+    goes_on(bench, second, "b2")
+    assert depths(bench)[2:] == [[f"{begun}b", "b2"], [f"{begun}a", "a2"]]
+    assert bench.service.health()["not_told_apart"] == 2
+    assert len([line for line in said if "word for word" in line]) == 1
+
+
+def test_a_branch_is_not_joined_to_another_clients_conversation(make: Any) -> None:
+    """Ann asks again from her first answer, which is also where Bob stands."""
+    bench = make()
+    bench.policy.answer = lambda request: "hi"
+    ann = goes_on(bench, [], "hello")
+    goes_on(bench, ann, "one")
+    goes_on(bench, [], "hello")
+    goes_on(bench, ann, "another one")
+    assert [turns[-1] for turns in depths(bench)][:2] == ["one", "hello"]
+    # where nobody else has said the same, a branch begins a session as well
+    carol = goes_on(bench, [], "good day")
+    goes_on(bench, carol, "x")
+    goes_on(bench, carol, "y")
+    assert [len(turns) for turns in depths(bench)][-2:] == [2, 1]
+    assert bench.service.health()["not_told_apart"] == 1
+
+
+def thoughtful(bench: Any, *thoughts: str) -> Any:
+    """The policy thinks one thought after the other, and says the same after each."""
+    said = iter(thoughts)
+    bench.policy.answer = lambda request: f"<think>\n{next(said)}\n</think>\n\nhi"
+    return bench
+
+
+@pytest.mark.parametrize("shown", ["hi", " hi\n"])
+def test_thoughts_that_a_client_leaves_out(make: Any, shown: str) -> None:
+    bench = thoughtful(make(), *"abc")
+    messages: list[Any] = []
+    for turn in range(3):
+        reply = bench.ask([*messages, user(f"turn {turn}")], None).reply
+        assert "</think>" in reply.content
+        messages += [user(f"turn {turn}"), {"role": "assistant", "content": shown}]
+    assert depths(bench) == [["turn 0", "turn 1", "turn 2"]]
+    # after a restart as well
+    bench.service.close()
+    again = thoughtful(make(), "d")
+    again.ask([*messages, user("turn 3")], None)
+    assert depths(again) == [["turn 0", "turn 1", "turn 2", "turn 3"]]
+
+
+def test_thoughts_tell_conversations_apart_only_where_they_are_sent(make: Any) -> None:
+    bench = thoughtful(make(), "Ann's", "Bob's", "c", "d", "e")
+    ann, bob = (bench.ask([user("hello")], None).reply for _ in range(2))
+    bench.ask([user("hello"), bob, user("b")], None)
+    bench.ask([user("hello"), ann, user("a")], None)
+    assert depths(bench) == [["hello", "a"], ["hello", "b"]]
+    bench.ask([user("hello"), {"role": "assistant", "content": "hi"}, user("c")], None)
+    assert [len(turns) for turns in depths(bench)] == [2, 2, 1]
+    # a thought that nobody here had is another conversation's
+    other = {"role": "assistant", "content": "<think>\nno\n</think>\n\nhi"}
+    bench.service.close()
+    bench = thoughtful(make(), "x", "y")
+    bench.ask([user("good day")], None)
+    bench.ask([user("good day"), other, user("z")], None)
+    assert depths(bench)[-1] == ["[user]\ngood day\n\n[assistant]\n<think>\nno\n</think>\n\nhi\n\n[user]\nz"]
+
+
+def test_calls_have_ids_that_tell_conversations_apart(make: Any) -> None:
+    bench = make()
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    bench.policy.answer = lambda request: call
+    offered = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    ann, bob = (bench.ask([user("hello")], None, tools=offered).reply for _ in range(2))
+    assert ann.tool_calls[0].id != bob.tool_calls[0].id
+
+    def result(reply: Any, text: str) -> list[Any]:
+        return [user("hello"), reply, {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": text}]
+
+    bench.ask(result(bob, "b"), None, tools=offered)
+    bench.ask(result(ann, "a"), None, tools=offered)
+    assert depths(bench) == [["hello", "a"], ["hello", "b"]]
+    # a client that makes ids of its own has none that tell
+    own = replace(ann, tool_calls=(replace(ann.tool_calls[0], id="own"),))
+    bench.ask(result(own, "c"), None, tools=offered)
+    assert len(depths(bench)) == 3
+
+
+def test_examples_that_clients_share_are_nobodys_conversation(make: Any) -> None:
+    bench = make()
+    example = [user("2 + 2?"), {"role": "assistant", "content": "4"}]
+    for text in ("a", "b", "c"):
+        goes_on(bench, example, text)
+    assert len(depths(bench)) == 3
+    assert "not_told_apart" not in bench.service.health()
+
+
+def test_requests_at_the_same_time_are_two_conversations(make: Any) -> None:
+    """New ones get names of their own, and of two that go on from one answer the first has the session."""
+    bench = make()
+    bench.policy.gate.clear()
+    begun = [bench.begin([user(text)], None) for text in ("a", "b", "a")]
+    bench.policy.flow()
+    replies = [inflight.wait(20).reply for inflight in begun]
+    assert depths(bench) == [["a"], ["b"], ["a"]]
+    history = [user("b"), replies[1]]
+    found: list[Any] = []
+    bench.policy.gate.clear()
+    threads = [threading.Thread(target=lambda t=t: found.append(bench.ask([*history, user(t)], None))) for t in "xy"]
+    for thread in threads:
+        thread.start()
+    until(lambda: bench.service.health()["underway"] == 2)
+    bench.policy.flow()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(len(turns) for turns in depths(bench)) == [1, 1, 1, 2]
+    assert not any(record.retry for record in found)
 
 
 def test_users_keep_their_conversations_apart(make: Any) -> None:
@@ -135,19 +254,23 @@ def test_their_temperature_and_seed_are_honored(make: Any) -> None:
     assert [turn.excluded for turn in bench.episodes[0].turns] == ["sampled at temperature 0.25", None]
 
 
-def test_the_longest_history_wins_and_the_first_to_say_it_keeps_it() -> None:
+def test_the_longest_history_wins() -> None:
     def said(*texts: str) -> list[ChatMessage]:
-        return [ChatMessage(role="user", content=text) for text in texts]
+        roles = ("user", "assistant")
+        return [ChatMessage(role=roles[n % 2], content=text) for n, text in enumerate(texts)]
 
     match = HistoryMatch()
     match.note("short", "", said("a", "b"))
+    assert match.find("", said("a", "b", "x")) == ("short", True)
     match.note("long", "", said("a", "b", "c", "d"))
-    match.note("late", "", said("a", "b"))
-    assert match.find("", said("a", "b", "c", "d", "e")) == "long"
-    assert match.find("", said("a", "b", "x")) == "short"
-    assert match.find("", said("a", "b")) is None
-    assert match.find("else", said("a", "b", "x")) is None
-    match.forget("late")
-    assert match.find("", said("a", "b", "x")) == "short"
+    assert match.find("", said("a", "b", "c", "d", "e")) == ("long", True)
+    assert match.find("", said("a", "b", "x")) == (None, False)
+    assert match.find("", said("a", "b")) == (None, True)
+    assert match.find("else", said("a", "b", "c", "d", "e")) == (None, True)
+    match.forget("long")
+    assert match.find("", said("a", "b", "x")) == ("short", True)
     match.note("short", "", said("a", "b", "y", "z"))
-    assert match.find("", said("a", "b", "x")) is None
+    assert match.find("", said("a", "b", "x")) == (None, True)
+    match.forget("short")
+    match.forget("short")
+    assert not match._passing
