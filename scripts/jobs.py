@@ -43,12 +43,30 @@ class Job:
     """Must be finished before this one can start."""
     evaluates: bool = False
     """A training run that ends with an evaluation."""
+    processes: int = 1
+    """Processes that train together, under torchrun, a GPU each."""
     same_start: str | None = None
     """Runs with the same value begin with the same evaluation: it is played once."""
 
     @property
     def command(self) -> str:
-        return shlex.join(["turngym", self.verb, *self.words, "--out", str(self.folder)])
+        words = [self.verb, *self.words, "--out", str(self.folder)]
+        return shlex.join(["torchrun", *self._together, *words] if self.together else ["turngym", *words])
+
+    @property
+    def together(self) -> bool:
+        """Whether it is one run of several processes."""
+        return self.processes > 1 and self.verb == "train"
+
+    @property
+    def _together(self) -> list[str]:
+        return ["--standalone", "--nproc-per-node", str(self.processes), "-m", "turngym"]
+
+    @property
+    def argv(self) -> list[str]:
+        """The command as this Python runs it."""
+        start = ["torch.distributed.run", *self._together] if self.together else ["turngym.scripts"]
+        return [sys.executable, "-m", *start, self.verb, *self.words, "--out", str(self.folder)]
 
     @property
     def model(self) -> Path:
@@ -173,7 +191,7 @@ def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
     """Starts or resumes a run, which writes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
-    argv = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
+    argv = job.argv
     argv += ["--resume"] if job.begun else []
     # jobs run side by side
     environment = {**environment_with_threads(1), SHARE: str(cores)}

@@ -231,7 +231,7 @@ def list_presets(argv: Sequence[str]) -> bool:
 
 def train_argv(world: EmbeddedWorld, split: str | None = None, max_turns: int | None = None) -> list[str]:
     """Options of `turngym train` that select the environment and split of `world`, and its turns if not others."""
-    given = world.settings(split)
+    given = world.settings(split=split)
     argv = ["--env", given["env"], "--split", given["split"], "--env-kwargs", json.dumps(given["env_kwargs"])]
     return [*argv, "--max-turns", str(max_turns or given["max_turns"])]
 

@@ -173,4 +173,6 @@ def _inline(pyplot: Any, panel: Panel, prefix: str) -> str:
 
 def _metadata(suffix: str) -> dict[str, Any]:
     # no date and no version: the same numbers give the same file
+    if suffix == ".pdf":
+        return {"CreationDate": None}
     return {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}

@@ -23,6 +23,9 @@ from .config import DistillConfig as DistillConfig
 from .config import OptimizerConfig as OptimizerConfig
 from .config import RunConfig as RunConfig
 from .config import fingerprint as fingerprint
+from .losses import ClippedAdvantage as ClippedAdvantage
+from .losses import PolicyGradient as PolicyGradient
+from .losses import SupportKL as SupportKL
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
 from .models import save_model as save_model
@@ -30,6 +33,11 @@ from .run import build_trainer as build_trainer
 from .run import train as train
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
+from .targets import ComparableGroups as ComparableGroups
+from .targets import GroupAdvantage as GroupAdvantage
+from .targets import TeacherTopK as TeacherTopK
+from .targets import grpo_advantage as grpo_advantage
+from .targets import label_logprobs as label_logprobs
 from .token_weights import WEIGHTS as WEIGHTS
 from .train_config import TrainConfig as TrainConfig
 from .train_loop import RunResult as RunResult

@@ -73,6 +73,17 @@ class DistillRecipe:
     """Further settings of `turngym.trainers.train`, such as its adapters."""
 
 
+REWARDED: Mapping[str, Mapping[str, Any]] = {
+    # long failures would outweigh short successes if every token counted the same
+    "grpo": {"weight": "trajectory", "kl_coef": 0.0},
+    "gigpo": {"weight": "trajectory", "kl_coef": 0.0},
+    "luffy": {"weight": "trajectory"},
+    "prm-rl": {},
+}
+"""Algorithms that learn from rewards alone, and what else than a learning rate of 2e-4 they need in an embedded world:
+each batch is used four times, since rollouts cost more than updates (docs/learn.md)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedWorld:
     """A small task family of one environment, and the two models that the quickstart starts from."""
@@ -110,14 +121,29 @@ class EmbeddedWorld:
             )
         return CHECKPOINTS / self.name / role
 
-    def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Settings with which `turngym.trainers.train` trains in this world."""
-        return {
+    def settings(self, algorithm: str | None = None, *, split: str | None = None) -> dict[str, Any]:
+        """Settings with which `turngym.trainers.train` trains in this world.
+
+        Without `algorithm` those of the environment alone: env, split, env_kwargs, max_turns. With its name also the
+        sizes and the optimizer that suit the tiny models: at the learning rate of billions of parameters they learn
+        nothing, and at that of distillation a policy gradient undoes them.
+        """
+        found: dict[str, Any] = {
             "env": self.env_id,
             "split": split or self.split,
             "env_kwargs": dict(self.make),
             "max_turns": self.max_turns,
         }
+        if algorithm is None:
+            return found
+        recipe = self.distill
+        optimizer = {"lr": recipe.lr, "lr_warmup": recipe.warmup, "schedule": "cosine", "weight_decay": 0.0}
+        found |= {"max_turns": recipe.max_turns or self.max_turns, "episodes": recipe.episodes, "micro_tokens": 2048}
+        found |= recipe.settings
+        if algorithm in REWARDED:
+            optimizer |= {"lr": 2e-4, "ppo_epochs": 2, "minibatches": 2}
+            found |= {algorithm.replace("-", "_"): REWARDED[algorithm]} if REWARDED[algorithm] else {}
+        return {**found, "optimizer": optimizer}
 
     def make_tokenizer(self) -> Any:
         """One token for each phrase of the world, of the system message and of the text channel's tags."""

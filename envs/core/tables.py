@@ -31,6 +31,33 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def latex(table: Table) -> str:
+    """The table in LaTeX, for the package booktabs: a `tabular` alone, to be put into a `table`."""
+    header, rows = table
+    lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
+    columns_ = "l" + "r" * (len(header) - 1)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{columns_}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
 def print_table(table: Table, title: str = "") -> None:
     """Prints the table on standard output, as wide as the terminal: no number is cut.
 

@@ -1,4 +1,4 @@
-"""Studies on tiny models: learn, scenarios, turnopd, regime, recipe; plan their size, and how intervals cover."""
+"""Methods compared over seeds, worlds and tasks, from one file: run, show, list; plan how large; coverage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
-    "coverage": "turngym.scripts.study.coverage",
-    "learn": "turngym.scripts.study.learn",
+    "run": "turngym.scripts.study.run",
+    "show": "turngym.scripts.study.show",
+    "list": "turngym.scripts.study.list",
     "plan": "turngym.scripts.study.plan",
+    "coverage": "turngym.scripts.study.coverage",
     "regime": "turngym.scripts.study.regime",
-    "recipe": "turngym.scripts.study.recipe",
-    "scenarios": "turngym.scripts.study.scenarios",
-    "turnopd": "turngym.scripts.study.turnopd",
 }
 
 

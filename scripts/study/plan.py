@@ -38,6 +38,7 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.tables import Table, print_table
+from turngym.scripts.study.records import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class StudyPlanOptions:
     second: tuple[Path, ...] = ()
     """Those of the other method, in the same order of seeds."""
     data: Path | None = None
-    """A study.json (or .json.gz) in place of --first and --second; its last evaluations count."""
+    """The folder of a study, or a study.json (.gz), in place of --first and --second; its last evaluations count."""
     methods: tuple[str, str] = ("opd", "turnopd")
     """--data: the two methods."""
     difference: float | None = None
@@ -156,16 +157,10 @@ def _evaluation(path: Path) -> tuple[TaskMeans, int, float]:
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
-    from turngym.scripts.study.grid import Record
-    from turngym.scripts.study.turnopd import read_study
-
-    found: dict[str, dict[int, Record]] = {}
-    records = read_study(path).records
-    worlds = {record.world for record in records}
+    worlds = read_records(path).worlds
     if len(worlds) > 1:
         raise TurngymError(f"{path} holds {', '.join(sorted(worlds))}: a pilot is of one world")
-    for record in records:
-        found.setdefault(record.method, {})[record.seed] = record
+    (found,) = worlds.values()
     for name in options.methods:
         if name not in found:
             raise TurngymError(f"--methods {name!r}: {path} has {', '.join(found)}.{did_you_mean(name, [*found])}")

@@ -25,7 +25,7 @@ from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
 from turngym.envs.core.trace import read_episodes
-from turngym.scripts.study.grid import thirds
+from turngym.scripts.study.records import thirds
 from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, cost_weights
-from turngym.agents.worlds import WORLDS
-from turngym.envs.core.errors import TurngymError
-from turngym.scripts.study.grid import Cost, Evaluation, Record
-from turngym.scripts.study.settings import BASE, GROUPS, methods
+from turngym.scripts.study.records import Cost, Evaluation, Record
 
 LAST = 4
 """Evaluation points that are averaged."""
@@ -31,18 +26,10 @@ class Estimate:
     value: Interval
     """Mean with the 95 % interval over seeds and tasks."""
     minus_base: Difference | None
-    """Minus OPD, paired by seed and task; None where no seed pairs up, and for OPD itself."""
+    """Minus the baseline, paired by seed and task; None where no seed pairs up, and for the baseline itself."""
 
 
-def by_world(records: Sequence[Record]) -> dict[str, dict[str, dict[int, Record]]]:
-    """World -> method -> seed -> record."""
-    found: dict[str, dict[str, dict[int, Record]]] = {}
-    for record in records:
-        found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = record
-    return found
-
-
-def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
+def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     """The greatest step that all records reached, and each method's accuracy there (its last four evaluations)."""
     step = min(record.evaluations[-1].step for seeds in rows.values() for record in seeds.values())
     return step, _estimates(
@@ -52,14 +39,15 @@ def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
                 for seed, record in seeds.items()
             }
             for name, seeds in rows.items()
-        }
+        },
+        baseline,
     )
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
     """Seed -> the least that any main method needed for all of its steps."""
     seeds = {seed for found in rows.values() for seed in found}
-    main = {name: found for name, found in rows.items() if any(r.group == "main" for r in found.values())}
+    main = {name: found for name, found in rows.items() if any(r.group == "main" for r in found.values())} or rows
     costs = {seed: [getattr(found[seed].total, measure) for found in main.values() if seed in found] for seed in seeds}
     return {seed: min(values) for seed, values in costs.items() if values}
 
@@ -68,10 +56,10 @@ WINDOW = 0.3
 """The last part of the budget over which Least-Time is averaged, too."""
 
 
-def least_time(rows: Rows, measure: Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
+def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
     """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
     mean over this last part of it."""
-    return _estimates(maps_at(rows, budgets(rows, measure), measure, window))
+    return _estimates(maps_at(rows, budgets(rows, measure), measure, window), baseline)
 
 
 def maps_at(
@@ -147,11 +135,11 @@ def total_cost(seeds: Mapping[int, Record]) -> Cost:
     return mean_cost([record.total for record in seeds.values()])
 
 
-def _estimates(maps: Mapping[str, Mapping[int, TaskMeans]]) -> dict[str, Estimate]:
-    """The differences from OPD are one family."""
-    base = maps.get(BASE, {})
+def _estimates(maps: Mapping[str, Mapping[int, TaskMeans]], baseline: str) -> dict[str, Estimate]:
+    """The differences from the baseline are one family."""
+    base = maps.get(baseline, {})
     minus = in_family(
-        {name: found for name, seeds in maps.items() if name != BASE and (found := _difference(base, seeds))}
+        {name: found for name, seeds in maps.items() if name != baseline and (found := _difference(base, seeds))}
     )
     return {
         name: Estimate(value=over_seeds(list(seeds.values())), minus_base=minus.get(name))
@@ -173,108 +161,3 @@ def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:
         "averaged weights": [record.averaged for record in records],
     }
     return {name: [tasks for tasks in found if tasks is not None] for name, found in ways.items() if None not in found}
-
-
-# Merging the data files of one study, whose cells were run on different machines or days.
-
-OWN = ("--seed", "--out", "--checkpoint-every", "--keep-checkpoints")
-"""Options in which the cells of one row may differ; what `--average` keeps changes no training."""
-MODELS = ("--student", "--teacher")
-"""Options with folders, which lie elsewhere on another machine: the last two names of a path count."""
-Found = tuple[str, Record]
-"""A record, and the file that it is from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What a data file holds."""
-
-    records: Sequence[Record]
-    made_by: Sequence[Mapping[str, Any]]
-    """Command line, versions, platform and time of every command that wrote some of the records."""
-
-
-def merge_studies(files: Mapping[str, Study]) -> Study:
-    """All cells of `files` (name -> content), in the order in which a study runs them, whatever that of the files.
-
-    A cell that two files have alike is taken once. Raises TurngymError where a cell has different numbers in two files,
-    and where cells that would stand in one table were run with different settings. One file is left as it is.
-    """
-    if len(files) == 1:
-        return next(iter(files.values()))
-    worlds: dict[tuple[str, bool], Found] = {}
-    rows: dict[tuple[str, str], Found] = {}
-    cells: dict[tuple[str, str, int], Found] = {}
-    for file, study in files.items():
-        for record in study.records:
-            one, row = (file, record), (record.world, record.method)
-            # rows that learn from a reward have a learning rate of their own
-            key = (record.world, record.group == "reward")
-            _compare(worlds.setdefault(key, one), one, shared_settings)
-            _compare(rows.setdefault(row, one), one, own_settings)
-            first, other = cells.setdefault((*row, record.seed), one)
-            if other != record:
-                raise TurngymError(f"{first} and {file} both have {_name(record)}, with other numbers: leave one out")
-    made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
-    return Study(
-        records=sorted((record for _, record in cells.values()), key=_place),
-        made_by=[made[text] for text in sorted(made, key=lambda text: (str(made[text].get("started")), text))],
-    )
-
-
-def shared_settings(record: Record) -> dict[str, str]:
-    """The settings that all cells of a world share: options, steps of the evaluations, and tasks."""
-    settings = {name: value for name, value in _options(record)[1].items() if name not in OWN}
-    settings |= {name: "/".join(settings[name].split("/")[-2:]) for name in MODELS if name in settings}
-    settings["evaluations after steps"] = " ".join(str(point.step) for point in record.evaluations)
-    settings["samples"] = str(record.samples)
-    settings["tasks"] = " ".join(sorted(record.categories))
-    return settings
-
-
-def own_settings(record: Record) -> dict[str, str]:
-    """The settings that distinguish a row of the table."""
-    return {"method's options": " ".join(_options(record)[0]), "group": record.group}
-
-
-def _options(record: Record) -> tuple[list[str], dict[str, str]]:
-    """The words of `turngym train` that are the method's, and the options of all, which begin with the models."""
-    words = shlex.split(record.command)[2:]
-    start = words.index("--student") if "--student" in words else len(words)
-    found, name = dict[str, str](), ""
-    for word in words[start:]:
-        if word.startswith("--"):
-            name, found[word] = word, ""
-        else:
-            found[name] = f"{found[name]} {word}".strip()
-    return words[:start], found
-
-
-def _compare(first: Found, other: Found, settings: Callable[[Record], dict[str, str]]) -> None:
-    """Raise TurngymError for the first setting in which two cells differ."""
-    left, right = settings(first[1]), settings(other[1])
-    for name in dict.fromkeys([*left, *right]):
-        if left.get(name) != right.get(name):
-            said = [_said(file, record, name, of.get(name)) for (file, record), of in ((first, left), (other, right))]
-            raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
-
-
-def _said(file: str, record: Record, name: str, value: str | None) -> str:
-    shown = "nothing" if value is None else value if len(value) <= 60 else f"{value[:60]}..."
-    return f"{_name(record)} of {file} has {name} {shown}"
-
-
-def _name(record: Record) -> str:
-    return f"{record.world}/{record.method}/seed{record.seed}"
-
-
-def _place(record: Record) -> tuple[int | str, ...]:
-    """Seed by seed, group by group; the rows of a group as they are listed, fixed depths by depth."""
-    turns = record.method.removeprefix("fixed-")
-    row = (_index(GROUPS, record.group), _index([*methods(1)], record.method), int(turns) if turns.isdigit() else 0)
-    return (record.seed, *row, _index([*WORLDS], record.world), record.world, record.method)
-
-
-def _index(names: Sequence[str], name: str) -> int:
-    """The place of `name`; behind all others if it is not there."""
-    return names.index(name) if name in names else len(names)

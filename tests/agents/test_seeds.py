@@ -304,13 +304,13 @@ def test_a_pilot_finds_the_spread_again() -> None:
 
 def test_two_seeds_and_half_the_tasks_predict_the_recorded_studies() -> None:
     """The width of all 26 recorded comparisons of 3 seeds x 100 tasks, from a third of their episodes."""
-    from turngym.scripts.study.turnopd import read_study
+    from turngym.scripts.study.records import read_records
 
     ratios = []
     for world in ("alfworld", "search"):
         path = Path(__file__).parents[2] / "docs" / "data" / f"study-{world}-loops.json.gz"
         runs: dict[str, dict[int, TaskMeans]] = {}
-        for record in read_study(path).records:
+        for record in read_records(path).records:
             runs.setdefault(record.method, {})[record.seed] = record.evaluations[-1].tasks
         for method, of in runs.items():
             if method == "opd" or len(of) < 3:

@@ -14,27 +14,27 @@ import study_records
 
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study.grid import Cost, Record
-from turngym.scripts.study.results import Study, merge_studies
-from turngym.scripts.study.turnopd import read_study, write_study
+from turngym.scripts.study.records import Cost, Record, Records, merge_records, read_records
+from turngym.scripts.study.show import write_tables
 
-WORDS = "--env E --env-kwargs '{\"a b\": 1}' --steps 20"
+SETTINGS: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}, "steps": 20}
 
 
 def cell(
-    method: str, seed: int, group: str = "main", folder: str = "/here", words: str = WORDS, **changes: Any
+    method: str, seed: int, group: str = "main", folder: str = "/here", more: Any = None, **changes: Any
 ) -> Record:
     """Two evaluations of two tasks."""
     costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0 + seed)]
-    models = f"--student {folder}/loops/student --teacher {folder}/loops/teacher"
-    command = f"turngym train --algorithm {method} {models} {words} --seed {seed} --out {folder}/{method}"
+    models = {"student": f"{folder}/loops/student", "teacher": f"{folder}/loops/teacher"}
+    settings = {"algorithm": method, **models, **SETTINGS, "seed": seed, **(more or {})}
     curve = [{"a": 0.5, "b": 0.25 * n} for n in range(2)]
-    given = {"world": "alfworld-loops", "group": group, "command": command, **changes}
+    given = {"world": "alfworld-loops", "group": group, "settings": settings, **changes}
     return study_records.record(method, seed, costs, curve, every=20, **given)
 
 
-def study(*records: Record, started: str = "2026-01-01") -> Study:
-    return Study(records=records, made_by=[{"command": "turngym study turnopd", "started": started}])
+def study(*records: Record, started: str = "2026-01-01") -> Records:
+    made = [{"command": "turngym study run", "started": started}]
+    return Records(title="t", baseline="opd", records=records, made_by=made)
 
 
 OLD = study(cell("opd", 0), cell("turnopd", 0), cell("fixed-24", 0, "fixed"), cell("opd", 1), started="2026-01-02")
@@ -55,74 +55,80 @@ def names(records: Sequence[Record]) -> list[str]:
 
 def test_cells_stand_as_a_study_runs_them_whatever_the_order_of_the_files() -> None:
     for files in itertools.permutations({"old": OLD, "new": NEW, "last": LAST}.items()):
-        merged = merge_studies(dict(files))
+        merged = merge_records(dict(files))
+        # by group and name, then by seed
         assert names(merged.records) == [
-            *("opd:0", "turnopd:0", "depth-only:0", "partial:0", "grpo-opd:0", "fixed-6:0", "fixed-24:0", "p0.4-all:0"),
-            *("opd:1", "turnopd:1", "fixed-24:1"),
+            *("depth-only:0", "partial:0", "grpo-opd:0", "fixed-24:0", "fixed-24:1", "fixed-6:0"),
+            *("opd:0", "opd:1", "turnopd:0", "turnopd:1", "p0.4-all:0"),
         ]
         assert [made["started"] for made in merged.made_by] == ["2026-01-01", "2026-01-02"]
 
 
 def test_one_file_is_left_as_it_is() -> None:
-    mixed = study(cell("turnopd", 1), cell("opd", 0, words="--steps 7"))
-    assert merge_studies({"one": mixed}) == mixed
+    mixed = study(cell("turnopd", 1), cell("opd", 0, more={"steps": 7}))
+    assert merge_records({"one": mixed}) == mixed
 
 
 def test_a_cell_with_other_numbers_is_refused() -> None:
     first = OLD.records[3]
     other = study(replace(first, total=replace(first.total, cpu=7.0)))
     with pytest.raises(TurngymError, match=r"^old and new both have alfworld-loops/opd/seed1, with other numbers"):
-        merge_studies({"old": OLD, "new": other})
+        merge_records({"old": OLD, "new": other})
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (cell("tcod", 0, words=WORDS.replace("20", "40")), "tcod/seed0 of new has --steps 40"),
-        (cell("tcod", 0, words="--env E --steps 20"), "tcod/seed0 of new has --env-kwargs nothing"),
-        (cell("tcod", 0, words=f"{WORDS} --lr 1"), "seed0 of old has --lr nothing, .* of new has --lr 1"),
-        (cell("tcod", 0, words=f"{WORDS} --no-tensorboard"), "of old has --no-tensorboard nothing"),
-        (cell("tcod", 0, folder="/other/pair"), ""),
-        (cell("tcod", 0, words=f"{WORDS} --checkpoint-every 10 --keep-checkpoints 4"), ""),
-        (replace(cell("tcod", 0), command=cell("tcod", 0).command.replace("loops/", "x/")), "has --student x/student"),
-        (cell("tcod", 0, samples=2), "has samples 2"),
-        (cell("tcod", 0, categories={"a": "place"}), "opd/seed0 of old has tasks a b, .* of new has tasks a"),
-        (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), "has evaluations after steps 20"),
-        (cell("turnopd", 1, "ablation"), "has group ablation"),
+        (cell("tcod", 0, more={"steps": 40}), "tcod/seed0 of new has steps 40"),
+        (cell("tcod", 0, more={"env_kwargs": {}}), "tcod/seed0 of new has env_kwargs {}"),
         (
-            replace(cell("turnopd", 1), command=cell("turnopd", 1).command.replace("turnopd", "turnopd --p 1", 1)),
-            "turnopd/seed0 of old has method's options --algorithm turnopd, .*has method's options .* turnopd --p 1",
+            cell("turnopd", 1, more={"optimizer": {"lr": 1}}),
+            "of old has optimizer.lr None, .* of new has optimizer.lr 1",
         ),
-        (replace(cell("turnopd", 1), world="alfworld", command="turngym train"), ""),
+        (cell("tcod", 0, more={"optimizer": {"lr": 1}}), ""),
+        (cell("tcod", 0, folder="/other/pair"), ""),
+        (cell("opd", 2, folder="/other/pair", more={"checkpoint_every": 10, "keep_checkpoints": 4}), ""),
+        (cell("opd", 2, more={"student": "/here/x/student"}), "has student 'x/student'"),
+        (cell("tcod", 0, samples=2), "has samples 2"),
+        (cell("tcod", 0, categories={"a": "place"}), r"opd/seed0 of old has tasks \['a', 'b'\], .* of new has tasks"),
+        (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), r"has evaluations after steps \[20\]"),
+        (cell("turnopd", 1, more={"turnopd": {"weight": "turn"}}), "has turnopd.weight 'turn'"),
+        (replace(cell("turnopd", 1), world="alfworld"), ""),
     ],
 )
 def test_cells_of_other_settings_are_refused(other: Record, said: str) -> None:
     files = {"old": OLD, "new": study(other)}
     if not said:
-        assert len(merge_studies(files).records) == 5
+        assert len(merge_records(files).records) == 5
         return
     with pytest.raises(TurngymError, match=f"^not cells of one study: .*{said}") as error:
-        merge_studies(files)
+        merge_records(files)
     assert "\n" not in str(error.value)
 
 
 def test_a_long_value_is_cut() -> None:
     other = cell("tcod", 0, categories={f"task {n}": "place" for n in range(100)})
-    with pytest.raises(TurngymError, match=r"has tasks task 0 task 1 .*\.\.\.$"):
-        merge_studies({"old": OLD, "new": study(other)})
+    with pytest.raises(TurngymError, match="has tasks") as error:
+        merge_records({"old": OLD, "new": study(other)})
+    assert len(str(error.value)) < 300
+
+
+def test_studies_with_other_baselines_are_not_one() -> None:
+    with pytest.raises(TurngymError, match="new compares with grpo, old with opd"):
+        merge_records({"old": OLD, "new": replace(NEW, baseline="grpo")})
 
 
 def test_the_command_merges_files_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {"old": OLD, "new": NEW}.items():
-        write_study(content, tmp_path / name)
+        write_tables(content, tmp_path / name)
     old, new = (tmp_path / name / "study.json" for name in ("old", "new"))
     packed = tmp_path / "old.json.gz"
     packed.write_bytes(gzip.compress(old.read_bytes()))
     for out, files in {"a": [old, new], "b": [new, packed]}.items():
-        assert main(["study", "turnopd", "--data", *map(str, files), "--out", str(tmp_path / out)]) == 0
-    a, b = ({path.name: path.read_bytes() for path in (tmp_path / out / "tables").iterdir()} for out in "ab")
+        assert main(["study", "show", *map(str, files), "--out", str(tmp_path / out)]) == 0
+    a, b = ({path.name: path.read_bytes() for path in (tmp_path / out).glob("*.csv")} for out in "ab")
     assert a == b
-    assert len(read_study(tmp_path / "a" / "tables" / "study.json").records) == 10
-    assert "| fixed-24 | 2 |" in capsys.readouterr().out
-    assert main(["study", "turnopd", "--data", str(old), str(tmp_path / "no"), "--out", str(tmp_path / "c")]) == 2
+    assert len(read_records(tmp_path / "a").records) == 10
+    assert "fixed-24" in capsys.readouterr().out
+    assert main(["study", "show", str(old), str(tmp_path / "no"), "--out", str(tmp_path / "c")]) == 2
     assert not (tmp_path / "c").exists()

@@ -12,29 +12,35 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import check_result, play_again
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.scripts.main import main
-from turngym.scripts.study.grid import Cell, make_record, pooled_sums, read_record
-from turngym.scripts.study.settings import StudyOptions
-from turngym.scripts.study.turnopd import cells_of
+from turngym.scripts.study.records import make_record, pooled_sums, read_record
+from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
-WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "4", "--evaluations", "4"]
-WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1", "--average", "--pack"]
+FILE = """
+world = "search"
+baseline = "opd"
+tables = ["accuracy"]
+train = { steps = 4, episodes = 4 }
+evaluate = { times = 4, tasks = 3, samples = 2, average = true }
+[methods.opd]
+[methods.turnopd]
+"""
+WORDS = ["--parallel", "1", "--pack"]
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study")
-    assert main(["study", "turnopd", *WORDS, "--out", str(out)]) == 0
+    (out / "file.toml").write_text(FILE)
+    assert main(["study", "run", str(out / "file.toml"), *WORDS, "--out", str(out)]) == 0
     return out
 
 
 def cells(out: Path) -> dict[str, Cell]:
-    size = {"steps": 4, "evaluations": 4, "episodes": 4, "tasks": 3, "samples": 2, "average": True}
-    options = StudyOptions(out=out, worlds=("search",), methods=("turnopd",), seeds=(0,), **size)
-    return {cell.method: cell for cell in cells_of(options)}
+    return {cell.method: cell for cell in cells_of(read_study_file(out / "file.toml"), out)}
 
 
 def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
@@ -91,7 +97,7 @@ def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) 
     before, metrics = read_record(cell.folder), (cell.folder / "metrics.jsonl").read_bytes()
     cell.record.unlink()
     assert not cell.finished
-    assert main(["study", "turnopd", *WORDS, "--out", str(study)]) == 0
+    assert main(["study", "run", str(study / "file.toml"), *WORDS, "--out", str(study)]) == 0
     assert (cell.folder / "metrics.jsonl").read_bytes() == metrics
     assert make_record(cell) == before == read_record(cell.folder)
     assert [path.stat().st_mtime_ns for path in packed] == stamps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ import study_records
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study import turnopd as tables
-from turngym.scripts.study.grid import Cost, Record, from_json, to_json
-from turngym.scripts.study.results import Study, by_world, least_time, reached, same_step, total_cost
-from turngym.scripts.study.turnopd import made_by, read_study, write_study
+from turngym.scripts.study import results, tables
+from turngym.scripts.study.records import Cost, Record, Records, from_json, made_by, read_records, to_json
+from turngym.scripts.study.results import Estimate, Rows, reached, total_cost
+from turngym.scripts.study.show import write_tables
+from turngym.scripts.study.tables import TABLES, View, tables_of
 
 
 def record(method: str, seed: int, curve: Sequence[float], seconds: float) -> Record:
@@ -29,6 +31,22 @@ def record(method: str, seed: int, curve: Sequence[float], seconds: float) -> Re
 
 def cost(seconds: float) -> Cost:
     return Cost(seconds=seconds, cpu=seconds / 2, turns=seconds * 3, tokens=seconds * 12)
+
+
+def by_world(records: Sequence[Record]) -> dict[str, Rows]:
+    return Records(title="t", records=records).worlds
+
+
+def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
+    return results.same_step(rows, "opd")
+
+
+def least_time(rows: Rows, measure: results.Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
+    return results.least_time(rows, "opd", measure, window)
+
+
+def view(rows: Rows, baseline: str = "opd") -> View:
+    return View(world="house", rows=rows, baseline=baseline, against={})
 
 
 OPD = [record("opd", 0, [0.5, 0.6, 0.7, 0.7, 0.8, 0.8], 2.0), record("opd", 1, [0.5, 0.6, 0.6, 0.7, 0.7, 0.8], 2.0)]
@@ -59,7 +77,7 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
 
 def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     ours = [replace(item, averaged={"a": level, "b": 0.5}) for item, level in zip(OURS, (0.6, 0.8), strict=True)]
-    header, lines = tables.averages(by_world([*OPD, *ours, *FIXED])["house"])
+    header, lines = tables.averages(view(by_world([*OPD, *ours, *FIXED])["house"]))
     assert header == ["method", "seeds", "last evaluation", "mean of the last 4", "averaged weights"]
     rows = {row[0]: row[1:] for row in lines}
     # .55 and .55 at the end; .5 and .45 as means of the last four; no averaged weights
@@ -113,20 +131,18 @@ def test_least_time_by_another_measure() -> None:
     assert "opd" in least_time(rows, "turns")
     # without an evaluation within the limit there is nothing to say
     assert set(least_time(rows, "cpu")) == {"turnopd"}
-    assert tables.accuracy(rows)[1][0][-2:] == ["-", "-"]
+    assert tables.accuracy(view(rows))[1][0][-2:] == ["-", "-"]
 
 
 def test_what_differences_rest_on_and_their_family() -> None:
     rows = by_world([*OPD, *OURS, *[replace(one, method="tcod") for one in OURS]])["house"]
-    header, lines = tables.parts(rows)
+    header, lines = tables.parts(view(rows))
     found = dict(zip(header, lines[0], strict=True))
     assert (found["seeds"], found["tasks"], found["better in a task %"]) == ("2 and 2", "2", "100")
-    assert "minus opd (family of 2)" in tables.accuracy(rows)[0]
-    header, lines = tables.p_values(rows)
+    assert "minus opd (family of 2)" in tables.accuracy(view(rows))[0]
+    header, lines = tables.p_values(view(rows))
     alone, together = lines[1][1:3]
     assert float(together) == pytest.approx(min(1.0, 2 * float(alone)), abs=2e-4)
-    assert "house-p" not in tables.study_tables([*OPD, *OURS])
-    assert "house-p" in tables.study_tables([*OPD, *OURS], p=True)
 
 
 def test_differences_at_equal_cpu_time_are_those_of_the_cpu_clock() -> None:
@@ -141,9 +157,9 @@ def test_differences_at_equal_cpu_time_are_those_of_the_cpu_clock() -> None:
 
 
 def test_without_a_main_method_there_is_no_least_time() -> None:
-    header, lines = tables.accuracy(by_world(FIXED)["house"])
-    assert "Least-Time (- s) [95 %]" in header
-    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", *"-------"]]
+    header, lines = tables.accuracy(view(by_world(FIXED)["house"]))
+    assert header[0] == "method"
+    assert lines[0][:3] == ["fixed-6", "1", "35.0 [3.9, 90.5]"]
 
 
 def test_when_a_method_arrives() -> None:
@@ -159,21 +175,21 @@ def test_when_a_method_arrives() -> None:
 def test_costs_and_their_ratios() -> None:
     rows = by_world([*OPD, *OURS])["house"]
     assert total_cost(rows["opd"]) == cost(100.0)
-    assert tables.cost(rows)[1] == [
+    assert tables.cost(view(rows))[1] == [
         ["opd", "300", "1200", "100.0", "50.0", "1.00x", "1.00x", "1.00x", "1.00x"],
         ["turnopd", "150", "600", "50.0", "25.0", "2.00x", "2.00x", "2.00x", "2.00x"],
     ]
     # OPD's Same-Step is .475; TurnOPD evaluates at .55 from step 20 on, a fifth of OPD's 100 s
-    assert tables.to_target(rows)[1][1] == ["turnopd", "20 %", "20 %", "20 %", "20 %"]
+    assert tables.to_target(view(rows))[1][1] == ["turnopd", "20 %", "20 %", "20 %", "20 %"]
 
 
 def test_categories_phases_and_depth() -> None:
     rows = by_world([*OPD, *OURS])["house"]
-    header, lines = tables.categories(rows)
+    header, lines = tables.categories(view(rows))
     assert header == ["method", "heat", "place"]
     assert lines[1][1:] == ["40.0 [0.0, 100.0]", "90.0 [0.0, 100.0]"]
-    assert tables.phases(rows)[1][0] == ["opd", "2.0", "1.0", "2.0", "1.0", "2.0", "1.0"]
-    header, lines = tables.depth(rows)
+    assert tables.phases(view(rows))[1][0] == ["opd", "2.0", "1.0", "2.0", "1.0", "2.0", "1.0"]
+    header, lines = tables.depth(view(rows))
     assert dict(zip(header, lines[1], strict=True)) == {
         "method": "turnopd",
         "mean cap": "8.0",
@@ -188,20 +204,68 @@ def test_categories_phases_and_depth() -> None:
     }
 
 
+def test_a_study_asks_for_its_tables() -> None:
+    study = Records(title="t", baseline="opd", tables=("overview", "cost"), records=[*OPD, *OURS])
+    assert list(tables_of(study)) == ["house: overview", "house: cost"]
+    header, lines = tables_of(study)["house: overview"]
+    assert header == ["method", "seeds", "success", "minus opd [95 %]", "at equal CPU [95 %]", "turns"]
+    assert [line[:3] for line in lines] == [["opd", "2", "47.5"], ["turnopd", "2", "60.0"]]
+    alone = replace(study, baseline=None)
+    assert tables_of(alone)["house: overview"][0] == ["method", "seeds", "success", "turns"]
+
+
+def test_rises_and_whom_each_row_is_compared_with() -> None:
+    rows = by_world([*OPD, *OURS, *FIXED])["house"]
+    chosen = replace(view(rows), against={"fixed-6": "turnopd"})
+    found = {line[0]: line for line in tables.rises(chosen)[1]}
+    assert [found[name][5] for name in ("opd", "turnopd", "fixed-6")] == ["-", "opd", "turnopd"]
+    # from .25 to .55
+    assert found["opd"][4].startswith("+30.0 [")
+    # .35 against .65, seed 0 alone
+    assert found["fixed-6"][6].startswith("-30.0 [")
+    assert found["fixed-6"][6].endswith("one run each")
+
+
+def test_the_critic_and_held_out_text() -> None:
+    steps = [{"step": n, "critic_explained": n / 100} for n in range(1, 51)]
+    one = replace(OPD[0], steps=steps, text=({"0": 2.0, "1": 3.0}, {"0": 1.0, "1": 2.5}))
+    other = replace(OURS[0], text=({"0": 2.0, "1": 3.0}, {"0": 2.0, "1": 3.0}))
+    rows = by_world([one, other])["house"]
+    # the mean of .26 to .5
+    assert tables.critic(view(rows))[1] == [["opd", "1", "0.38", "0.38"]]
+    lines = {line[0]: line for line in tables.heldout(view(rows))[1]}
+    assert (lines["opd"][2], lines["opd"][3][:5], lines["opd"][4][:6]) == ("2.500", "1.750", "-0.750")
+    assert lines["turnopd"][5:][0] == "opd"
+    assert lines["turnopd"][6].startswith("+0.750")
+
+
+def test_every_table_can_be_made_of_any_study() -> None:
+    bare = replace(OURS[0], regime={}, phases=dict.fromkeys(("rollout", "teacher", "update"), (0.0, 0.0)), steps=[])
+    for records in ([*OPD, *OURS, *FIXED], [bare]):
+        for baseline in ("opd", None):
+            for name in TABLES:
+                tables_of(Records(title="t", baseline=baseline, tables=(name,), records=records))
+
+
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = Study(records=[*OPD, *OURS, *FIXED], made_by=[made_by("turngym study turnopd")])
-    text = write_study(study, tmp_path / "first")
-    assert "### house: to target" in text
+    made = [made_by("turngym study run")]
+    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=[*OPD, *OURS, *FIXED], made_by=made)
+    text = write_tables(study, tmp_path / "first")
+    assert "## house: to-target" in text
     data = tmp_path / "first" / "study.json"
-    assert main(["study", "turnopd", "--data", str(data), "--out", str(tmp_path / "again")]) == 0
-    assert text in capsys.readouterr().out
-    first = {path.name: path.read_text() for path in (tmp_path / "first").iterdir()}
-    again = {path.name: path.read_text() for path in (tmp_path / "again" / "tables").iterdir()}
-    assert {"study.md", "study.json", "overview.csv", "house-accuracy.csv"} < set(first)
+    assert main(["study", "show", str(data), "--out", str(tmp_path / "again")]) == 0
+    assert "house: to-target" in capsys.readouterr().out
+    first, again = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("first", "again"))
+    assert {"study.md", "study.json", "house-overview.csv", "house-overview.tex", "house-curves.png"} < set(first)
     assert first == again
-    (made,) = json.loads(first["study.json"])["made_by"]
-    assert made["command"] == "turngym study turnopd"
-    assert "host" not in made
+    (row,) = json.loads(first["study.json"])["made_by"]
+    assert row["command"] == "turngym study run"
+    assert "host" not in row
+    # the numbers are the same in LaTeX
+    tex = (tmp_path / "first" / "house-overview.tex").read_text()
+    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    for row in csv.DictReader((tmp_path / "first" / "house-overview.csv").open()):
+        assert all(f" {value}" in tex for name, value in row.items() if name != "method"), row
 
 
 def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
@@ -214,9 +278,9 @@ def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
         from_json(values, "here")
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(TurngymError, match=r"x\.json is not a study\.json"):
-        read_study(tmp_path / "x.json")
+        read_records(tmp_path / "x.json")
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(b"{}")[:-4])
     with pytest.raises(TurngymError, match=r"x\.json\.gz is not a study\.json"):
-        read_study(tmp_path / "x.json.gz")
+        read_records(tmp_path / "x.json.gz")
     with pytest.raises(TurngymError, match="cannot read"):
-        read_study(tmp_path / "none.json")
+        read_records(tmp_path / "none.json")

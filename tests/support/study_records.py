@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turngym.scripts.study.grid import Cost, Evaluation, Record
+from turngym.scripts.study.records import Cost, Evaluation, Record
 
 
 def record(
@@ -19,7 +19,7 @@ def record(
         "group": "main" if method in ("opd", "turnopd") else "fixed",
         "about": f"about {method}",
         "seed": seed,
-        "command": "turngym train",
+        "settings": {"algorithm": method},
         "samples": 4,
         "evaluations": tuple(Evaluation(step=every * n, cost=cost, tasks=tasks) for n, (cost, tasks) in points),
         "categories": {"a": "place", "b": "heat"},

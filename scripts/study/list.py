@@ -1,0 +1,28 @@
+"""The studies that come along, and what each asks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from turngym.scripts.study.study_file import built_in, read_study_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions:
+    """It has no options."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym study list`."""
+    tyro.cli(ListOptions, args=list(argv), prog="turngym study list", description=__doc__)
+    for name, path in built_in().items():
+        study = read_study_file(path)
+        where = ", ".join(place.name for place in study.places)
+        print(f"{name}\n{textwrap.fill(study.title, 78, initial_indent='  ', subsequent_indent='  ')}")
+        methods = ", ".join(study.methods)
+        print(textwrap.fill(f"{where}: {methods}", 78, initial_indent="  ", subsequent_indent="  "))
+    return 0

@@ -1,0 +1,371 @@
+"""The records of a study: what every finished cell leaves for tables, and the file that holds all of them.
+
+A record has the mean success of every task at every evaluation, what it had cost by then, depth step by step, and sums
+by turn. Tables and figures are made from records alone (`turngym.scripts.study.tables`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import provenance
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.trace import iter_episodes
+from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
+from turngym.trainers.metrics import read_metrics
+
+RECORD = "cell.json"
+"""What a finished cell leaves for the tables."""
+
+
+class Finished(Protocol):
+    """A cell whose run is over."""
+
+    @property
+    def world(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def verb(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+# The record of a finished cell: evaluations task by task and what they cost.
+
+SCHEMA = 2
+PHASES = ("rollout", "teacher", "update")
+DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
+SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Cost of training up to a point, without evaluations."""
+
+    seconds: float
+    """Wall clock."""
+    cpu: float
+    """CPU seconds of the training process."""
+    turns: float
+    """Turns played."""
+    tokens: float
+    """Tokens sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation: its step, the cost up to it, and the mean success of every task."""
+
+    step: int
+    cost: Cost
+    tasks: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A finished cell."""
+
+    world: str
+    method: str
+    group: str
+    about: str
+    seed: int
+    settings: Mapping[str, Any]
+    """Settings of `turngym train` that differ from its defaults, as a nested table."""
+    samples: int
+    evaluations: tuple[Evaluation, ...]
+    categories: Mapping[str, str]
+    """Task -> category."""
+    total: Cost
+    phases: Mapping[str, tuple[float, float]]
+    """Phase -> wall clock and CPU seconds."""
+    steps: Sequence[Mapping[str, Any]]
+    """Depth, alpha and shares of the deep third, step by step."""
+    regime: Mapping[str, Mapping[str, list[float]]]
+    """Window -> sums by turn of the full-depth steps (`TurnSums`); empty where there are none."""
+    text: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    """Nats per token of every held-out document before and after training, where the method models text."""
+    averaged: Mapping[str, float] | None = None
+    """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
+
+
+def make_record(cell: Finished) -> Record:
+    """Read a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing."""
+    rows = read_metrics(cell.folder) if cell.verb == "train" else []
+    costs, phases = _costs(rows)
+    if cell.verb == "train":
+        steps = sorted(int(row["step"]) for row in rows if row["kind"] == "eval")
+        traces = {step: cell.folder / "eval" / f"step_{step:06d}.jsonl" for step in steps}
+    else:
+        traces = {0: cell.folder / "trace.jsonl"}
+    evaluations: list[Evaluation] = []
+    categories: dict[str, str] = {}
+    samples = 0
+    for step, path in traces.items():
+        counted = [EpisodeOutcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
+        if not counted:
+            raise TurngymError(f"{path}: no episode that counts")
+        samples = max(one.sample for one in counted) + 1
+        categories |= {one.task.task_id: one.task.category for one in counted}
+        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
+    train = [row for row in rows if row["kind"] == "train"]
+    kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
+    return Record(
+        world=cell.world,
+        method=cell.method,
+        group=cell.group,
+        about=cell.about,
+        seed=cell.seed,
+        settings=cell.settings,
+        samples=samples,
+        evaluations=tuple(evaluations),
+        categories=categories,
+        total=costs[max(costs)],
+        phases=phases,
+        steps=[{name: row.get(name) for name in kept if name in row} for row in train],
+        regime=regime_windows(rows),
+        averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
+    )
+
+
+def _averaged(trace: Path) -> dict[str, float] | None:
+    return task_means([EpisodeOutcome.of(one) for one in iter_episodes(trace)]) if trace.is_file() else None
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str, tuple[float, float]]]:
+    """Cost after each step, from step 0 on, and in all by phase."""
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    found, phases = {0: cost}, dict.fromkeys(PHASES, (0.0, 0.0))
+    for row in rows:
+        if row["kind"] != "train":
+            continue
+        spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
+        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
+        cost = Cost(
+            seconds=row["time/train_s"],
+            cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
+            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            tokens=cost.tokens + (row.get("tokens") or 0),
+        )
+        found[int(row["step"])] = cost
+        phases = {name: (phases[name][0] + wall, phases[name][1] + cpu) for name, (wall, cpu) in spent.items()}
+    return found, phases
+
+
+WINDOWS = ("early", "late", "all")
+
+
+def thirds(full: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The first and the last third of full-depth steps, and all of them."""
+    part = max(1, len(full) // 3)
+    return dict(zip(WINDOWS, (full[:part], full[-part:], full), strict=True))
+
+
+def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Sums by turn of the full-depth steps by window."""
+    full = full_depth_rows(rows)
+    if not full or "turn/kl_raw" not in full[0]:
+        return {}
+    depth = int(full[0]["depth/cap"])
+    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in thirds(full).items()}
+
+
+def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
+    return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
+
+
+def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
+    """Sums over several runs of one depth."""
+    total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    return {"schema": SCHEMA, **asdict(record)}
+
+
+def from_json(values: Mapping[str, Any], where: str) -> Record:
+    """The record that `to_json` wrote. Raises TurngymError for something else."""
+    if values.get("schema") != SCHEMA:
+        raise TurngymError(f"{where}: schema {values.get('schema')!r} is not a study's record of schema {SCHEMA}")
+    try:
+        given = {item.name: values[item.name] for item in fields(Record) if item.name in values}
+        given["evaluations"] = tuple(
+            Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
+            for item in values["evaluations"]
+        )
+        given["total"] = Cost(**values["total"])
+        given["phases"] = {name: (wall, cpu) for name, (wall, cpu) in values["phases"].items()}
+        given["text"] = None if given.get("text") is None else tuple(given["text"])
+        return Record(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TurngymError(f"{where}: not a study's record ({error})") from error
+
+
+def read_record(path: Path) -> Record:
+    """The record of a cell's folder."""
+    return from_json(json.loads((path / RECORD).read_text(encoding="utf-8")), str(path / RECORD))
+
+
+# All records of a study in one file.
+
+DATA = "study.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The finished cells of a study, and what its tables need beside them."""
+
+    title: str
+    about: str = ""
+    baseline: str | None = None
+    """Method with which the others are compared."""
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Method -> whom it is compared with instead."""
+    tables: tuple[str, ...] = ("overview",)
+    """Names of the tables that it is shown in."""
+    records: Sequence[Record]
+    made_by: Sequence[Mapping[str, Any]] = ()
+    """Command line, versions, platform and time of every command that wrote some of the records."""
+
+    @property
+    def worlds(self) -> dict[str, dict[str, dict[int, Record]]]:
+        """World -> method -> seed -> record."""
+        found: dict[str, dict[str, dict[int, Record]]] = {}
+        for record in self.records:
+            found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = record
+        return found
+
+
+def made_by(command: str) -> dict[str, Any]:
+    """Where records come from that `command` makes now; whose machine it is, is nobody's business."""
+    return {name: value for name, value in provenance(command).items() if name != "host"}
+
+
+def write_records(study: Records, path: Path) -> None:
+    """Writes all of `study` as JSON. The same bytes every time."""
+    table = {item.name: getattr(study, item.name) for item in fields(Records) if item.name != "records"}
+    write_json(path, {**table, "records": [to_json(record) for record in study.records]})
+
+
+def read_records(path: Path) -> Records:
+    """Reads a study.json, also compressed by gzip, or the one in the folder of a study. Raises TurngymError."""
+    if path.is_dir():
+        path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
+    try:
+        data = path.read_bytes()
+        values: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
+        return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TurngymError(f"{path} is not a study.json with records") from error
+    except OSError as error:
+        raise TurngymError(f"cannot read {path}: {error.strerror}") from error
+
+
+FREE = ("seed", "checkpoint_every", "keep_checkpoints")
+"""Settings in which the cells of one row may differ; what is kept of a run changes no training."""
+SHARED = ("env", "split", "env_kwargs", "panel", "eval_limit", "eval_every", "steps", "eval_temperature", "preset")
+"""Settings that all cells of a world must share, for else their numbers are not about the same thing."""
+MODELS = ("student", "teacher")
+"""Folders, which lie elsewhere on another machine: the last two names of a path count."""
+
+
+def merge_records(files: Mapping[str, Records]) -> Records:
+    """All cells of `files` (name -> content), whose cells were run on different machines or days.
+
+    A cell that two files have alike is taken once. Raises TurngymError where a cell has other numbers in two files, and
+    where cells that would stand in one table were run with different settings. One file is left as it is.
+    """
+    first = next(iter(files.values()))
+    if len(files) == 1:
+        return first
+    worlds: dict[str, tuple[str, Record]] = {}
+    rows: dict[tuple[str, str], tuple[str, Record]] = {}
+    cells: dict[tuple[str, str, int], tuple[str, Record]] = {}
+    for file, study in files.items():
+        if study.baseline != first.baseline:
+            raise TurngymError(f"{file} compares with {study.baseline}, {next(iter(files))} with {first.baseline}")
+        for record in study.records:
+            one, row = (file, record), (record.world, record.method)
+            _compare(worlds.setdefault(record.world, one), one, shared_settings)
+            _compare(rows.setdefault(row, one), one, row_settings)
+            place, other = cells.setdefault((*row, record.seed), one)
+            if other != record:
+                raise TurngymError(f"{place} and {file} both have {_name(record)}, with other numbers: leave one out")
+    made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
+    order = {name: place for place, name in enumerate(_names(files.values()))}
+    return Records(
+        title=first.title,
+        about=first.about,
+        baseline=first.baseline,
+        against={name: whom for study in files.values() for name, whom in study.against.items()},
+        tables=tuple(dict.fromkeys(name for study in files.values() for name in study.tables)),
+        records=sorted((one for _, one in cells.values()), key=lambda one: (one.world, order[one.method], one.seed)),
+        made_by=[made[text] for text in sorted(made, key=lambda text: (str(made[text].get("started")), text))],
+    )
+
+
+def _names(studies: Iterable[Records]) -> list[str]:
+    """Methods of all studies in one order, whatever that of the files: by group, then by name."""
+    found = {(record.group, record.method) for study in studies for record in study.records}
+    return [method for _, method in sorted(found)]
+
+
+def shared_settings(record: Record) -> dict[str, Any]:
+    """What all cells of a world share: the tasks, how often they are played, and when."""
+    found: dict[str, Any] = {name: record.settings.get(name) for name in SHARED}
+    found["evaluations after steps"] = [point.step for point in record.evaluations]
+    return {**found, "samples": record.samples, "tasks": sorted(record.categories)}
+
+
+def row_settings(record: Record) -> dict[str, Any]:
+    """What all seeds of a method share: every setting of training."""
+    flat = _flat(record.settings)
+    models = {name: "/".join(Path(str(flat[name])).parts[-2:]) for name in MODELS if name in flat}
+    return {name: value for name, value in (flat | models).items() if name not in FREE}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
+def _compare(
+    first: tuple[str, Record], other: tuple[str, Record], settings: Callable[[Record], dict[str, Any]]
+) -> None:
+    """Raises TurngymError for the first setting in which two cells differ."""
+    left, right = settings(first[1]), settings(other[1])
+    for name in dict.fromkeys([*left, *right]):
+        if left.get(name) != right.get(name):
+            said = [
+                f"{_name(one)} of {file} has {name} {of.get(name)!r:.60}"
+                for (file, one), of in ((first, left), (other, right))
+            ]
+            raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
+
+
+def _name(record: Record) -> str:
+    return f"{record.world}/{record.method}/seed{record.seed}"

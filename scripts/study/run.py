@@ -1,0 +1,261 @@
+"""Runs the cells of a study: a file in, a folder of training runs, tables and figures out.
+
+Several processes and machines may run one study in one folder. Each cell has a lock; a cell that was killed goes on
+from its last checkpoint, and one that is done is kept.
+
+Examples:
+    turngym study run turnopd-short --out runs/short
+    turngym study run mine.toml --out runs/mine --parallel 2
+    turngym study run mine.toml --out runs/mine --set 'seeds = [0, 1, 2]'   # adds what is missing
+    turngym study run mine.toml --print                                     # the commands of its cells
+    turngym study run paper-turnopd --processes 8 --parallel 1              # a node with 8 GPUs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from turngym.agents.evaluation.packed import pack_result
+from turngym.agents.evaluation.packed_file import SUFFIX
+from turngym.agents.evaluation.results import AVERAGE
+from turngym.envs.core.errors import TurngymError, checked_int
+from turngym.envs.core.secrets import recorded_command
+from turngym.envs.core.settings import read_toml, to_toml
+from turngym.envs.core.tables import atomic_write, write_json
+from turngym.scripts.jobs import Job, Runner
+from turngym.scripts.model import average, evaluate_average
+from turngym.scripts.result_table import write_table
+from turngym.scripts.study.records import MODELS, Records, made_by, make_record, read_record, to_json
+from turngym.scripts.study.show import write_tables
+from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
+from turngym.scripts.study.texts import heldout_nats, text_path, write_text
+
+Executor = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Which study is run, where, and how many cells at a time."""
+
+    file: tyro.conf.Positional[str]
+    """A study file, or the name of one that comes along (`turngym study list`)."""
+    out: Path | None = None
+    """Folder of the cells and, under tables/, of the report; by default runs/NAME. Machines may share it."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A setting in TOML that overrides the file's, for example 'train.steps = 12'; may be given several times."""
+    parallel: int = 2
+    """Cells at a time in this process, one thread each."""
+    executor: Executor = "local"
+    """Where cells run: processes of this machine, or tasks of a Ray cluster that shares the folder."""
+    ray_address: str | None = None
+    """Address of the Ray cluster (auto, HOST:PORT); by default one is started on this machine."""
+    processes: int = 1
+    """Processes that train a cell together, under torchrun: one for each GPU of a node. Then give --parallel 1."""
+    pack: bool = False
+    """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
+    print: bool = False
+    """Print the commands of the cells, and run nothing."""
+
+    def __post_init__(self) -> None:
+        checked_int("--parallel", self.parallel, 1)
+        checked_int("--processes", self.processes, 1)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym study run` with `argv` (without the verb itself)."""
+    options = tyro.cli(RunOptions, args=list(argv), prog="turngym study run", description=__doc__)
+    if options.print:
+        study = read_study_file(options.file, options.set)
+        print(f"# {study.title}\n{_commented(study.about)}")
+        for cell in cells_of(study, options.out or _folder(options.file)):
+            cell = replace(cell, processes=options.processes)
+            print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(to_toml(cell.settings))}")
+        return 0
+    records = run_study(
+        options.file,
+        options.out,
+        changes=options.set,
+        parallel=options.parallel,
+        executor=options.executor,
+        ray_address=options.ray_address,
+        processes=options.processes,
+        pack=options.pack,
+        command=recorded_command(["turngym", "study", "run", *argv]),
+    )
+    out = options.out or _folder(options.file)
+    print(write_tables(records, out / "tables"))
+    print(f"written to {out / 'tables'}")
+    return 0
+
+
+def run_study(
+    file: str | Path,
+    out: str | Path | None = None,
+    *,
+    changes: Sequence[str] = (),
+    parallel: int = 2,
+    executor: Executor = "local",
+    ray_address: str | None = None,
+    processes: int = 1,
+    pack: bool = False,
+    command: str = "turngym.scripts.study.run.run_study",
+) -> Records:
+    """Runs the cells of a study that are missing. Returns the records of all finished cells, other processes' included.
+
+    Args:
+        file: a study file, or the name of one that comes along.
+        out: folder of the study; by default runs/NAME.
+        changes: settings in TOML that override the file's, for example `["train.steps = 12"]`.
+        parallel: cells at a time, one thread each.
+        executor: `local` processes, or tasks of a `ray` cluster that shares `out`.
+        ray_address: the cluster's address; None starts one on this machine.
+        processes: processes that train a cell together, under torchrun, a GPU each.
+        pack: also pack the last evaluation of every cell (`turngym result pack`).
+        command: the caller, as recorded beside the records.
+
+    Raises TurngymError, before anything is run, for a file that cannot be meant, and for a folder that holds one of its
+    cells with other settings; at the end, if a cell failed.
+    """
+    study = read_study_file(file, changes)
+    out = _folder(file) if out is None else Path(out)
+    cells = [replace(cell, processes=processes) for cell in cells_of(study, out)]
+    claim(study, cells, out)
+    for place in study.places:
+        for cell in cells:
+            if cell.world == place.name and cell.text is not None:
+                write_text(text_path(out, place.name, cell.text), cell.text, place.world)
+    if executor == "ray":
+        _run_on_ray(cells, parallel, ray_address, study)
+    else:
+        run_cells(cells, parallel, ended=_average_weights if study.evaluate.average else None)
+    finished = [cell for cell in cells if cell.finished and not cell.is_start]
+    if not finished:
+        raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
+    if pack:
+        for cell in finished:
+            packed = out / "results" / f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
+            if not packed.exists():
+                pack_result(last_trace(cell), packed)
+        write_table(out / "results", out / "results-table", study.title)
+    return Records(
+        title=study.title,
+        about=study.about,
+        baseline=study.baseline,
+        against={method.name: method.against for method in study.methods.values() if method.against},
+        tables=study.tables,
+        records=[read_record(cell.folder) for cell in finished],
+        made_by=[made_by(command)],
+    )
+
+
+def _folder(file: str | Path) -> Path:
+    return Path("runs") / find_study(file).stem
+
+
+def _commented(text: str) -> str:
+    return "".join(f"#   {line}\n" for line in text.splitlines())
+
+
+def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
+    """Writes the settings of every cell beside its folder, and says which cells of the folder the file does not have.
+
+    Raises TurngymError for the first cell that was run with other settings.
+    """
+    for cell in cells:
+        if not cell.settings_file.is_file():
+            continue
+        changed = differences(portable(read_toml(cell.settings_file)), portable(cell.settings))
+        for name, was, now in changed[:1]:
+            raise TurngymError(
+                f"{cell.name} in {out} was run with {name} = {was!r}, and {study.where} says {now!r}: give the method "
+                f"another name, choose another --out, or remove {cell.folder}"
+            )
+    for cell in cells:
+        if not cell.settings_file.is_file():
+            with atomic_write(cell.settings_file) as file:
+                file.write(to_toml(cell.settings))
+    known = {cell.settings_file for cell in cells}
+    stray = sorted(f"{path.parent.name}/{path.stem}" for path in out.glob("cells/*/*.toml") if path not in known)
+    if stray:
+        print(
+            f"turngym: kept and not shown, since {study.where} has no such cells: {', '.join(stray)}", file=sys.stderr
+        )
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which models have the last two names of their paths: they lie elsewhere on another machine."""
+    models = {name: "/".join(Path(str(settings[name])).parts[-2:]) for name in MODELS if name in settings}
+    return {**settings, **models}
+
+
+def differences(one: object, two: object, above: str = "") -> list[tuple[str, object, object]]:
+    """Settings in which two tables differ: (name, value in `one`, value in `two`); None where a table lacks it."""
+    if isinstance(one, dict) or isinstance(two, dict):
+        left, right = (part if isinstance(part, dict) else {} for part in (one, two))
+        names = dict.fromkeys([*left, *right])
+        return [
+            row
+            for name in names
+            for row in differences(left.get(name), right.get(name), f"{above}.{name}" if above else str(name))
+        ]
+    return [] if one == two else [(above, one, two)]
+
+
+def run_cells(
+    cells: Sequence[Job], parallel: int, poll: float = 0.5, ended: Callable[[Cell], None] | None = None
+) -> None:
+    """Runs cells, `parallel` at a time. Each that ends writes its record, after `ended` was called with it."""
+
+    def finish(job: Job) -> None:
+        if isinstance(job, Cell) and not job.is_start:
+            if ended is not None and job.verb == "train":
+                ended(job)
+            record = make_record(job)
+            if job.heldout:
+                before = job.needs.model if job.needs is not None else Path(str(job.settings["student"]))
+                record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
+            write_json(job.record, to_json(record))
+
+    Runner(jobs=cells, finish=finish, parallel=parallel, poll=poll).run()
+
+
+def _average_weights(cell: Cell) -> None:
+    """Averages the weights of a cell's last checkpoints and evaluates them; what a killed process left goes on."""
+    if not (cell.folder / AVERAGE / "model").exists():
+        average(cell.folder, last=LAST)
+    evaluate_average(cell.folder)
+
+
+def last_trace(cell: Cell) -> Path:
+    """The trace of a cell's last evaluation."""
+    return cell.folder / ("trace.jsonl" if cell.verb == "eval" else f"eval/step_{cell.steps:06d}.jsonl")
+
+
+def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study: Study) -> None:
+    """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others."""
+    import ray
+
+    from turngym.agents.executor.options import available_cores
+
+    own = not ray.is_initialized()
+    if own:
+        ray.init(address=address, num_cpus=None if address else min(parallel, available_cores()), log_to_driver=False)
+    average_too = study.evaluate.average
+    try:
+        play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)
+        for part in ([cell for cell in cells if cell.is_start], [cell for cell in cells if not cell.is_start]):
+            # a cell that needs a start finds it finished
+            ray.get([play.remote(cell, average_too) for cell in part if not cell.finished])
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _cell_task(cell: Cell, average_too: bool) -> None:
+    run_cells([cell] if cell.needs is None else [cell.needs, cell], 1, ended=_average_weights if average_too else None)

@@ -1,0 +1,549 @@
+"""What the file of a study says: where is trained, by which methods, with which seeds, and what is compared.
+
+    title = "Entropy credit against OPD"
+    world = "alfworld-loops"             # an embedded world; or `worlds`, a list, or a table for each
+    seeds = [0, 1]
+    baseline = "opd"                     # whom the others are compared with
+    train = { steps = 60, episodes = 32 }
+    [methods.opd]                        # a method is named like its algorithm, or says which it is
+    [methods.grpo]
+    optimizer.lr = 2e-4                  # and what it changes of the settings of `turngym train`
+    [methods.mine]
+    algorithm = "entcredit:ALGORITHM"
+
+`read_study_file` checks all of it, `cells_of` makes its cells: one training run, or one evaluation, for every world,
+method and seed. The settings of a cell are those of its world, then `[train]`, then the world's own table, then the
+method's, each on top of the one before. docs/study.md lists every key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.worlds import WORLDS, load_world
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.settings import SettingsError, from_table, read_toml
+from turngym.scripts.eval import EvalOptions
+from turngym.scripts.jobs import Job, shown
+from turngym.scripts.study.records import RECORD
+from turngym.scripts.study.texts import TEXTS, text_path
+from turngym.trainers.algorithm import find_algorithm
+from turngym.trainers.train_config import train_config
+
+# What a file says, table by table.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """The table `[evaluate]`: how often cells are evaluated, and on how much of their panel."""
+
+    times: int = 10
+    """Evaluations after the one before step 1, evenly spaced; the last one is after the last step."""
+    tasks: int | None = None
+    """The first so many tasks of the panel; all by default."""
+    samples: int = 4
+    """Episodes per task: Avg@n."""
+    average: bool = False
+    """Also evaluate the averaged weights of the last four checkpoints, one after each evaluation."""
+    heldout: bool = False
+    """Also measure what models know of held-out passages, before and after training (`text = "passages"`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("times", "tasks", "samples"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; valid: at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a method is trained: an embedded world, or an environment with its own models and panel."""
+
+    name: str
+    world: EmbeddedWorld | None
+    settings: Mapping[str, Any]
+    """Settings that take the place of the world's: env, split, panel, student, teacher, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """The table `[methods.NAME]`."""
+
+    name: str
+    algorithm: str
+    """A built-in algorithm, an entry point, or `package.module:NAME`. "" for an agent that is evaluated only."""
+    about: str
+    """What the method is, in a line."""
+    group: str = "main"
+    """Methods that are run together. The budgets of Least-Time come from `main`."""
+    against: str | None = None
+    """Whom it is compared with, if not with the baseline."""
+    seeds: tuple[int, ...] | None = None
+    """Its own seeds, if not those of the study."""
+    text: str | None = None
+    """Text that L_PT reads: `expert` or `passages` (`turngym.scripts.study.texts`)."""
+    agent: str | None = None
+    """An agent of `turngym eval` that is evaluated and not trained, for example `openai:MODEL`."""
+    settings: Mapping[str, Any]
+    """What it changes of the settings of `turngym train` (of an agent: of `turngym eval`)."""
+    within: Mapping[str, Mapping[str, Any]]
+    """Settings for single worlds, by name: `[methods.NAME.in.WORLD]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study, checked."""
+
+    where: str
+    """The file, for errors."""
+    title: str
+    about: str
+    places: tuple[Place, ...]
+    seeds: tuple[int, ...]
+    baseline: str | None
+    train: Mapping[str, Any]
+    evaluate: Evaluate
+    methods: Mapping[str, Method]
+    starts: Mapping[str, Method]
+    """Runs whose models other runs begin with, by name: `[starts.NAME]`, written as methods are."""
+    tables: tuple[str, ...]
+
+
+KEYS = (
+    *("title", "about", "world", "worlds", "seeds", "baseline", "train", "evaluate", "methods", "starts", "tables"),
+)
+OWN = ("algorithm", "of", "depth", "about", "group", "against", "seeds", "text", "agent", "in")
+"""Keys of a method that are not settings of `turngym train`."""
+FOR_EVALUATE = {"eval_every": "times", "eval_samples": "samples", "eval_limit": "tasks"}
+"""Settings of `turngym train` that `[evaluate]` has under other names."""
+NO_SETTINGS = {"seed": "`seeds` lists them", "out": "--out is the folder of all cells", "resume": "cells resume alone"}
+LAST = 4
+"""Checkpoints whose weights are averaged."""
+
+
+# Reading.
+
+
+def built_in() -> dict[str, Path]:
+    """The studies that come along, by name."""
+    folder = files("turngym.scripts.study") / "files"
+    paths = sorted((Path(str(path)) for path in folder.iterdir()), key=lambda path: path.stem)
+    return {path.stem: path for path in paths if path.suffix == ".toml"}
+
+
+def find_study(name: str | Path) -> Path:
+    """The file of a study, by its path or by the name of one that comes along. Raises TurngymError."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    known = built_in()
+    if str(name) in known:
+        return known[str(name)]
+    hint = did_you_mean(str(name), known)
+    raise TurngymError(f"there is no file {name}, and no study of that name.{hint} `turngym study list` lists them")
+
+
+def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
+    """Reads and checks a study. `changes` are settings in TOML that override the file's: `train.steps = 12`.
+
+    Raises TurngymError for a key, method, world, table or setting that does not exist or cannot have its value: one
+    line, before anything is run.
+    """
+    path = find_study(name)
+    table = read_toml(path)
+    for change in changes:
+        try:
+            table = merged(table, tomllib.loads(change))
+        except tomllib.TOMLDecodeError as error:
+            raise TurngymError(f"--set {change!r} is not TOML ({error}); valid: --set 'train.steps = 12'") from error
+    return _study(table, shown(path))
+
+
+def merged(table: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` with `above` on top; of two tables of one name the values in them are merged."""
+    found = dict(table)
+    for key, value in above.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def _study(table: Mapping[str, Any], where: str) -> Study:
+    from turngym.scripts.study.tables import TABLES
+
+    _known(table, KEYS, where)
+    methods = _methods(_table(table, "methods", where), where, "methods")
+    if not methods:
+        raise SettingsError(f"{where}: methods is empty; valid: a table for each method, for example [methods.opd]")
+    starts = _methods(_table(table, "starts", where), where, "starts")
+    places = tuple(_places(table, where))
+    for method in methods.values():
+        if method.against is not None:
+            _named(method.against, methods, f"{where}: methods.{method.name}.against")
+    baseline = _typed(table, "baseline", str, where, None)
+    if baseline is not None:
+        _named(baseline, methods, f"{where}: baseline")
+    tables = _list(table, "tables", str, where, ("overview",))
+    for name in tables:
+        _named(name, TABLES, f"{where}: tables")
+    seeds = _seeds(table, where, "seeds", (0,))
+    train = _table(table, "train", where)
+    _no_foreign(train, f"{where}: train")
+    study = Study(
+        where=where,
+        title=_typed(table, "title", str, where, Path(where).stem),
+        about=_typed(table, "about", str, where, ""),
+        places=places,
+        seeds=seeds,
+        baseline=baseline,
+        train=train,
+        evaluate=from_table(Evaluate, _table(table, "evaluate", where), f"{where}: evaluate"),
+        methods=methods,
+        starts=starts,
+        tables=tables,
+    )
+    # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
+    cells_of(study, Path())
+    return study
+
+
+def _places(table: Mapping[str, Any], where: str) -> Iterator[Place]:
+    """The worlds of `world` and `worlds`: names, or tables of settings, which may build on a world."""
+    if ("world" in table) == ("worlds" in table):
+        raise SettingsError(f"{where}: valid is one of `world` (a name) and `worlds` (a list of names, or tables)")
+    given = table.get("worlds", [table.get("world")])
+    named = given if isinstance(given, Mapping) else {name: {} for name in given} if isinstance(given, list) else None
+    if not named or not all(isinstance(name, str) for name in named):
+        raise SettingsError(f"{where}: worlds is {given!r}; valid: a list of names, or a table for each")
+    for name, settings in named.items():
+        if not isinstance(settings, Mapping):
+            raise SettingsError(f"{where}: worlds.{name} is {settings!r}; valid: a table of settings")
+        rest = {key: value for key, value in settings.items() if key != "world"}
+        if isinstance(panel := rest.get("panel"), str) and (beside := Path(where).parent / panel).is_file():
+            rest["panel"] = str(beside)
+        _no_foreign(rest, f"{where}: worlds.{name}")
+        base = settings.get("world", name)
+        if base in WORLDS:
+            yield Place(name=name, world=load_world(base), settings=rest)
+        elif "world" in settings or not {"env", "student"} <= set(rest):
+            hint = did_you_mean(str(base), WORLDS) or f" There are: {', '.join(WORLDS)}."
+            raise SettingsError(
+                f"{where}: there is no world {base!r}.{hint} An environment of your own is a table with `env` and "
+                "`student`"
+            )
+        else:
+            yield Place(name=name, world=None, settings=rest)
+
+
+def _methods(tables: Mapping[str, Any], where: str, kind: str) -> dict[str, Method]:
+    found: dict[str, Method] = {}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise SettingsError(f"{where}: {kind}.{name} is {table!r}; valid: a table")
+        if not name or set(name) & set("/\\\n") or name.startswith("."):
+            raise SettingsError(f"{where}: {kind}.{name!r} names a folder; valid: a name without / and leading dots")
+        found[name] = _method(name, table, tables, f"{where}: {kind}.{name}")
+    return found
+
+
+def _method(name: str, table: Mapping[str, Any], others: Mapping[str, Any], where: str) -> Method:
+    """A method, built on the one that `of` names, if it names one."""
+    seen = [name]
+    while "of" in table:
+        _named(table["of"], others, f"{where}.of")
+        if table["of"] in seen:
+            raise SettingsError(f"{where}.of: {' -> '.join([*seen, table['of']])} goes round in a circle")
+        seen.append(table["of"])
+        above = {key: value for key, value in table.items() if key != "of"}
+        table = merged({"algorithm": table["of"], **others[table["of"]]}, above)
+    agent = _typed(table, "agent", str, where, None)
+    algorithm = "" if agent else _typed(table, "algorithm", str, where, name)
+    settings = {key: value for key, value in table.items() if key not in OWN}
+    _no_foreign(settings, where)
+    if "depth" in table:
+        algorithm, settings = _fixed_depth(algorithm, table["depth"], settings, where)
+    within = _table(table, "in", where)
+    for place, changed in within.items():
+        if not isinstance(changed, Mapping):
+            raise SettingsError(f"{where}.in.{place} is {changed!r}; valid: a table of settings")
+    return Method(
+        name=name,
+        algorithm=algorithm,
+        about=_typed(table, "about", str, where, ""),
+        group=_typed(table, "group", str, where, "main"),
+        against=_typed(table, "against", str, where, None),
+        seeds=_seeds(table, where, "seeds", ()) or None if "seeds" in table else None,
+        text=_text(table, where),
+        agent=agent,
+        settings=settings,
+        within=within,
+    )
+
+
+def _text(table: Mapping[str, Any], where: str) -> str | None:
+    text = _typed(table, "text", str, where, None)
+    if text is not None:
+        _named(text, TEXTS, f"{where}.text")
+    return text
+
+
+def _fixed_depth(algorithm: str, depth: Any, settings: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """`depth = 6` of OPD: episodes of training end after 6 turns, those of evaluations do not.
+
+    TurnOPD with its horizons held at that depth and OPD's weights does this.
+    """
+    if algorithm != "opd" or not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise SettingsError(
+            f"{where}.depth is {depth!r} of {algorithm!r}; valid: a number of turns, of the algorithm opd"
+        )
+    held = {"turnopd": {"weight": "trajectory", "depth": {"h_min": depth, "h_max": depth}}}
+    return "turnopd", merged(held, settings)
+
+
+def _no_foreign(settings: Mapping[str, Any], where: str) -> None:
+    for key in settings:
+        if key in FOR_EVALUATE:
+            raise SettingsError(f"{where}.{key}: write it as {FOR_EVALUATE[key]} in [evaluate]")
+        if key in NO_SETTINGS:
+            raise SettingsError(f"{where}.{key}: it is no setting of a study; {NO_SETTINGS[key]}")
+
+
+def _known(table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            hint = did_you_mean(key, keys) or f" Valid: {', '.join(keys)}."
+            raise SettingsError(f"{where}: a study has no key {key!r}.{hint}")
+
+
+def _named(name: Any, known: Mapping[str, Any], where: str) -> None:
+    if name not in known:
+        hint = did_you_mean(str(name), known) or f" There are: {', '.join(known)}."
+        raise SettingsError(f"{where}: there is no {name!r}.{hint}")
+
+
+def _typed(table: Mapping[str, Any], key: str, kind: type, where: str, default: Any) -> Any:
+    value = table.get(key, default)
+    if value is not default and (not isinstance(value, kind) or not value):
+        raise SettingsError(f"{where}: {key} is {value!r}; valid: {'a text' if kind is str else kind.__name__}")
+    return value
+
+
+def _table(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{where}: {key} is {value!r}; valid: a table")
+    return value
+
+
+def _list(table: Mapping[str, Any], key: str, kind: type, where: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
+    value = table.get(key, default)
+    if not isinstance(value, list | tuple) or not value or not all(type(item) is kind for item in value):
+        raise SettingsError(f"{where}: {key} is {value!r}; valid: a list, not empty")
+    return tuple(value)
+
+
+def _seeds(table: Mapping[str, Any], where: str, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    if key not in table:
+        return default
+    found = _list(table, key, int, where, default)
+    if len(set(found)) != len(found) or min(found) < 0:
+        raise SettingsError(f"{where}: {key} is {list(found)}; valid: different whole numbers from 0")
+    return found
+
+
+# From a study to its cells.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Job):
+    """One run of a study: `seed` of `method` in `world`, or (without a seed of its own) a start."""
+
+    world: str
+    method: str
+    group: str = "main"
+    about: str = ""
+    seed: int
+    settings: Mapping[str, Any] = field(repr=False)
+    """All settings that differ from the defaults of `turngym train`, as a table."""
+    is_start: bool = False
+    """Whether other cells begin with its model: it has no record."""
+    text: str | None = None
+    """Text that must be written before it runs."""
+    heldout: bool = False
+    """Whether held-out text is measured before and after it."""
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORD
+
+    @property
+    def settings_file(self) -> Path:
+        """Beside the folder: a run that begins wants its folder empty."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    @property
+    def finished(self) -> bool:
+        """The record is written last, so a cell that was killed before that goes on."""
+        return self.ended if self.is_start else self.record.exists()
+
+
+def cells_of(study: Study, out: Path) -> list[Cell]:
+    """The cells of `study` in `out`, in the order in which they are run: starts, then seed by seed, group by group.
+
+    Raises TurngymError for settings that a run could not have.
+    """
+    starts: dict[tuple[str, str], Cell] = {}
+    groups = list(dict.fromkeys(method.group for method in study.methods.values()))
+    rows = [(place, method) for place in study.places for method in study.methods.values()]
+    rows.sort(key=lambda row: groups.index(row[1].group))
+    seeds = sorted({seed for method in study.methods.values() for seed in method.seeds or study.seeds})
+    cells = []
+    for seed in seeds:
+        for place, method in rows:
+            if seed in (method.seeds or study.seeds):
+                make = _agent_cell if method.agent else _cell
+                cells.append(make(study, place, method, seed, out, starts))
+    return [*starts.values(), *cells]
+
+
+def _cell(
+    study: Study, place: Place, method: Method, seed: int, out: Path, starts: dict[tuple[str, str], Cell]
+) -> Cell:
+    settings = _settings(study, place, method, out)
+    needs = _begin_with(study, place, settings, out, starts)
+    panel = settings.get("panel")
+    if panel is None:
+        raise SettingsError(f"{study.where}: worlds.{place.name} has no panel: nothing could be evaluated")
+    steps, times = settings.get("steps", 100), study.evaluate.times
+    if not isinstance(steps, int) or steps % times:
+        raise SettingsError(
+            f"{study.where}: {steps} steps cannot be cut into {times} equal parts (evaluate.times): {method.name}"
+        )
+    if study.evaluate.average and times < LAST:
+        raise SettingsError(f"{study.where}: evaluate.average needs {LAST} evaluations; evaluate.times is {times}")
+    settings |= {"eval_every": steps // times, "eval_samples": study.evaluate.samples, "seed": seed}
+    settings |= {} if study.evaluate.tasks is None else {"eval_limit": study.evaluate.tasks}
+    if study.evaluate.average:
+        settings |= {"checkpoint_every": steps // times, "keep_checkpoints": LAST}
+    cell = _as_cell(study, place, method, settings, steps, out / "cells" / place.name / f"{method.name}-seed{seed}")
+    return replace(
+        cell,
+        seed=seed,
+        needs=needs,
+        evaluates=True,
+        heldout=study.evaluate.heldout,
+        # runs with the same weights, tasks and seed begin with the same evaluation
+        same_start=f"{place.name}-{settings['student']}-{panel}-seed{seed}",
+    )
+
+
+def _begin_with(
+    study: Study, place: Place, settings: dict[str, Any], out: Path, starts: dict[tuple[str, str], Cell]
+) -> Cell | None:
+    """Puts the models of starts in place of `student = "starts.NAME"` and `teacher = "starts.NAME"`.
+
+    Returns the run that must be finished before; where both are made here, the student's comes after the teacher's.
+    """
+    needs: Cell | None = None
+    for role in ("teacher", "student"):
+        prefix, dot, name = str(settings.get(role, "")).partition(".")
+        if prefix != "starts" or not dot:
+            continue
+        _named(name, study.starts, f"{study.where}: {role}")
+        if (place.name, name) not in starts:
+            method = study.starts[name]
+            # what methods begin with in this world does not hold for the start itself
+            plain = {key: value for key, value in place.settings.items() if not str(value).startswith("starts.")}
+            own = _settings(study, replace(place, settings=plain), method, out)
+            own.pop("panel", None)
+            if str(own.get("student", "")).startswith("starts.") or str(own.get("teacher", "")).startswith("starts."):
+                raise SettingsError(f"{study.where}: starts.{name} begins with another start; valid: a model's folder")
+            folder = out / "cells" / place.name / f"start-{name}"
+            made = _as_cell(study, place, method, {**own, "seed": 0}, own.get("steps", 100), folder)
+            starts[place.name, name] = replace(made, is_start=True, needs=needs)
+        needs = starts[place.name, name]
+        settings[role] = str(needs.model)
+    return needs
+
+
+def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any], steps: int, folder: Path) -> Cell:
+    where = f"{study.where}, {method.name} in {place.name}"
+    # the class of the algorithm's settings says what does not exist or cannot be
+    train_config(method.algorithm, {**settings, "out": str(folder)}, where)
+    cell = Cell(
+        world=place.name,
+        method=method.name,
+        group=method.group,
+        about=method.about or f"{method.algorithm}",
+        seed=0,
+        name=f"{place.name}/{folder.name}",
+        folder=folder,
+        words=(),
+        steps=steps,
+        settings=settings,
+        text=method.text,
+    )
+    return replace(cell, words=("--config", str(cell.settings_file)))
+
+
+def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
+    """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
+    try:
+        uses = find_algorithm(method.algorithm).uses
+    except TurngymError as error:
+        raise SettingsError(f"{study.where}: methods.{method.name}: {error}") from error
+    settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
+    if place.world is not None:
+        world = place.world
+        settings = merged(settings, world.settings(method.algorithm))
+        settings |= {"student": str(world.checkpoint("student")), "panel": world.panel}
+        settings |= {"teacher": str(world.checkpoint("teacher"))} if "teacher" in uses else {}
+        settings |= {"expert": world.expert} if "expert" in uses else {}
+    layers = [study.train, place.settings, method.settings, method.within.get(place.name, {})]
+    for layer in layers:
+        settings = merged(settings, layer)
+    if "teacher" not in uses and not any("teacher" in layer for layer in layers[2:]):
+        settings.pop("teacher", None)
+    if method.text is not None:
+        settings = merged(settings, {"lm_loss": {"files": [str(text_path(out, place.name, method.text))]}})
+    # a warm-up as long as a short run would leave it nothing to learn with
+    asked = any("lr_warmup" in layer.get("optimizer", {}) for layer in layers)
+    warmup, steps = settings.get("optimizer", {}).get("lr_warmup"), settings.get("steps", 100)
+    if warmup is not None and not asked and isinstance(steps, int):
+        settings["optimizer"] = {**settings["optimizer"], "lr_warmup": min(warmup, steps // 5)}
+    return settings
+
+
+def _agent_cell(
+    study: Study, place: Place, method: Method, seed: int, out: Path, starts: dict[tuple[str, str], Cell]
+) -> Cell:
+    """An evaluation without training."""
+    settings = merged(merged({}, place.settings), merged(method.settings, method.within.get(place.name, {})))
+    panel = settings.pop("panel", None) or (place.world.panel if place.world is not None else None)
+    if panel is None:
+        raise SettingsError(f"{study.where}: worlds.{place.name} has no panel: nothing could be evaluated")
+    for name in ("env", "split", "env_kwargs", "student", "teacher", "max_turns"):
+        settings.pop(name, None)
+    settings |= {"panel": panel, "agent": method.agent, "samples": study.evaluate.samples, "seed": seed}
+    settings |= {} if study.evaluate.tasks is None else {"limit": study.evaluate.tasks}
+    from_table(EvalOptions, settings, f"{study.where}, {method.name} in {place.name}")
+    folder = out / "cells" / place.name / f"{method.name}-seed{seed}"
+    cell = Cell(
+        world=place.name,
+        method=method.name,
+        group=method.group,
+        about=method.about or str(method.agent),
+        seed=seed,
+        name=f"{place.name}/{folder.name}",
+        folder=folder,
+        words=(),
+        steps=study.evaluate.samples * (study.evaluate.tasks or 1),
+        verb="eval",
+        settings=settings,
+    )
+    return replace(cell, words=("--config", str(cell.settings_file)))

@@ -1,0 +1,451 @@
+"""The tables of a study, one function each, made from records alone.
+
+A study file names the tables that it wants; `TABLES` has them by name. Each is about one world: its rows are methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+from turngym.agents.evaluation.seeds import Difference, crossed_error, differences, over_seeds, rise, seed_spread
+from turngym.agents.evaluation.statistics import t_quantile
+from turngym.envs.core.tables import Table
+from turngym.scripts.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
+from turngym.scripts.study.regime import Measured, regime_table
+from turngym.scripts.study.results import (
+    MEASURES,
+    WINDOW,
+    Estimate,
+    Rows,
+    at_category,
+    budgets,
+    ends_of,
+    least_time,
+    maps_at,
+    reached,
+    same_step,
+    total_cost,
+)
+from turngym.trainers.diagnostics.depth import measure_regime
+
+NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One world of a study: what a table is made of."""
+
+    world: str
+    rows: Rows
+    """Method -> seed -> record."""
+    baseline: str
+    """Method with which the others are compared; "" for none."""
+    against: Mapping[str, str]
+    """Method -> whom it is compared with instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTable:
+    """A table that studies may ask for."""
+
+    make: Callable[[View], Table]
+    about: str
+    """What its columns say."""
+
+
+def tables_of(study: Records) -> dict[str, Table]:
+    """Title (`WORLD: TABLE`) -> table, for the tables that `study` asks for; those without a row are left out."""
+    found: dict[str, Table] = {}
+    for world, rows in study.worlds.items():
+        view = View(world=world, rows=rows, baseline=study.baseline or "", against=study.against)
+        for name in study.tables:
+            table = TABLES[name].make(view)
+            if table[1]:
+                found[f"{world}: {name}"] = table
+    return found
+
+
+# The tables, from the question that is asked first.
+
+
+def overview(view: View) -> Table:
+    """Better by how much, how sure, at what cost: 80 columns. Intervals of success itself are in `accuracy`."""
+    base = view.baseline
+    steps, cpus = same_step(view.rows, base)[1], least_time(view.rows, base, "cpu")
+    header = ["method", "seeds", "success", *([f"minus {base} [95 %]", "at equal CPU [95 %]"] if base else []), "turns"]
+    lines = []
+    for name, seeds in view.rows.items():
+        cells = [name, str(len(seeds)), f"{100 * steps[name].value.mean:.1f}"]
+        if base:
+            within = cpus.get(name)
+            minus = [steps[name].minus_base, None if within is None else within.minus_base]
+            cells += [signed(one).replace(", one run each", " †") for one in minus]
+        lines.append([*cells, f"{total_cost(seeds).turns:.0f}"])
+    return header, lines
+
+
+def rises(view: View) -> Table:
+    """How far each method rises from its start, and beyond whom it is compared with, at their last evaluations."""
+    header = [
+        "method",
+        "seeds",
+        "start",
+        "end [95 %]",
+        "rise [95 %]",
+        "against",
+        "end minus its end [95 %]",
+        "training",
+    ]
+    lines = []
+    for name, seeds in view.rows.items():
+        first = {seed: record.evaluations[0].tasks for seed, record in seeds.items()}
+        last = {seed: record.evaluations[-1].tasks for seed, record in seeds.items()}
+        control = view.against.get(name, view.baseline if name != view.baseline else "")
+        other = {seed: record.evaluations[-1].tasks for seed, record in view.rows.get(control, {}).items()}
+        both = [seed for seed in last if seed in other]
+        against = rise([other[seed] for seed in both], [last[seed] for seed in both]) if both else None
+        cells = [str(over_seeds(list(first.values()))), str(over_seeds(list(last.values())))]
+        cells += [signed(rise(list(first.values()), list(last.values()))), control if both else "-", signed(against)]
+        spent = median(record.total.seconds for record in seeds.values())
+        lines.append([name, str(len(seeds)), *cells, f"{spent:.0f} s"])
+    return header, lines
+
+
+def accuracy(view: View) -> Table:
+    """Same-Step and Least-Time with intervals over seeds and tasks, and what each differs from the baseline by."""
+    rows, base = view.rows, view.baseline
+    step, steps = same_step(rows, base)
+    # without a main method there is no limit
+    seconds = f"{fmean(limits.values()):.0f}" if (limits := budgets(rows)) else "-"
+    ways = {
+        f"Same-Step ({step})": steps,
+        f"Least-Time ({seconds} s)": least_time(rows, base),
+        f"its last {100 * WINDOW:.0f} %": least_time(rows, base, window=WINDOW),
+        "Least-CPU": least_time(rows, base, "cpu"),
+    }
+    header = ["method", "seeds"]
+    for name, found in ways.items():
+        header += [f"{name} [95 %]", *([f"minus {base} (family of {family_size(found)})"] if base else [])]
+    lines = []
+    for name, seeds in rows.items():
+        at = [found.get(name) for found in ways.values()]
+        cells = [
+            cell for one in at for cell in (["-", "-"] if one is None else [str(one.value), signed(one.minus_base)])
+        ]
+        cells = cells if base else cells[::2]
+        lines.append([name, str(len(seeds)), *cells])
+    return header, lines
+
+
+def family_size(found: Mapping[str, Estimate]) -> int:
+    """Comparisons with the baseline that are made together."""
+    return max((one.minus_base.family for one in found.values() if one.minus_base is not None), default=0)
+
+
+def parts(view: View) -> Table:
+    """What the differences from the baseline rest on, after the same steps: seeds and tasks of both, standard errors,
+    and how often a run of the method does better in a task."""
+    header = [
+        "method",
+        f"minus {view.baseline} [95 %]",
+        "seeds",
+        "tasks",
+        "s.e. by seeds",
+        "s.e. by tasks",
+        "better in a task %",
+    ]
+    lines = []
+    for name, one in same_step(view.rows, view.baseline)[1].items():
+        if (found := one.minus_base) is not None:
+            lines.append([name, signed(found), "{} and {}".format(*found.seeds), str(found.tasks)])
+            lines[-1] += [points(found.seed_error), points(found.task_error), f"{100 * found.better:.0f}"]
+    return header, lines
+
+
+def p_values(view: View) -> Table:
+    """p-values of the differences from the baseline, alone and among all of the family (Holm)."""
+    rows, base = view.rows, view.baseline
+    ways = {
+        "Same-Step": same_step(rows, base)[1],
+        "Least-Time": least_time(rows, base),
+        "Least-CPU": least_time(rows, base, "cpu"),
+    }
+    header = ["method", *(f"{name}: {kind}" for name in ways for kind in ("p", "p (Holm)"))]
+    lines = []
+    for name in rows:
+        cells = []
+        for found in ways.values():
+            minus = found[name].minus_base if name in found else None
+            cells += [_p(None if minus is None else minus.p), _p(None if minus is None else minus.adjusted)]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def _p(value: float | None) -> str:
+    return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def averages(view: View) -> Table:
+    """What averaging does to how high a method ends, and how far apart its seeds: mean ± standard deviation of seeds,
+    less what chance alone gives."""
+    rows = view.rows
+    ways = {name: ends_of(list(seeds.values())) for name, seeds in rows.items()}
+    columns = list(dict.fromkeys(way for found in ways.values() for way in found))
+    lines, apart = [], dict[str, list[float]]()
+    for name, found in ways.items():
+        cells = []
+        for way in columns:
+            runs = found.get(way, [])
+            spread = seed_spread(runs)
+            apart.setdefault(way, []).extend([] if spread is None else [spread])
+            mean = f"{100 * fmean(fmean(run.values()) for run in runs):.1f}" if runs else "-"
+            cells.append(mean + _plus_minus(spread))
+        lines.append([name, str(len(rows[name])), *cells])
+    total = [f"± {100 * fmean(apart[way]):.1f} ({len(apart[way])} methods)" if apart[way] else "-" for way in columns]
+    return ["method", "seeds", *columns], [*lines, ["mean of methods", "", *total]]
+
+
+def cost(view: View) -> Table:
+    """What all steps cost, mean over seeds, and how many times less than the baseline's that is."""
+    header = ["method", "turns", "tokens", "wall clock s", "CPU s"]
+    header += [f"speed-up, {NAMES[name]}" for name in ("seconds", "cpu", "turns", "tokens")]
+    rows = view.rows
+    base = total_cost(rows[view.baseline]) if view.baseline in rows else None
+    lines = []
+    for name, seeds in rows.items():
+        total = total_cost(seeds)
+        cells = [f"{total.turns:.0f}", f"{total.tokens:.0f}", f"{total.seconds:.1f}", f"{total.cpu:.1f}"]
+        cells += [_times(base, total, measure) for measure in ("seconds", "cpu", "turns", "tokens")]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def to_target(view: View) -> Table:
+    """Share of the baseline's turns, tokens and time in which a method reaches its Same-Step accuracy (`reached`)."""
+    rows, name_of_base = view.rows, view.baseline
+    header = ["method", *(f"{NAMES[name]}, % of {name_of_base}'s" for name in MEASURES)]
+    if name_of_base not in rows:
+        return header, []
+    target, base = same_step(rows, name_of_base)[1][name_of_base].value.mean, total_cost(rows[name_of_base])
+    lines = []
+    for name, at in reached(rows, target).items():
+        shares = [_share(at, base, measure) if at is not None else "-" for measure in MEASURES]
+        lines.append([name, *shares])
+    return header, lines
+
+
+def categories(view: View) -> Table:
+    """Accuracy by category at Least-Time (Tables 3 and 4)."""
+    rows = view.rows
+    every = [record.categories.values() for seeds in rows.values() for record in seeds.values()]
+    names = sorted({kind for kinds in every for kind in kinds})
+    found = maps_at(rows, budgets(rows), "seconds")
+    lines = [
+        [name, *(str(at_category(found[name], seeds, kind)) for kind in names)]
+        for name, seeds in rows.items()
+        if name in found
+    ]
+    return ["method", *names], lines
+
+
+def phases(view: View) -> Table:
+    """Wall clock and CPU seconds by phase, mean over seeds."""
+    header = ["method", *(f"{phase}, {clock}" for phase in PHASES for clock in ("wall s", "CPU s"))]
+    lines = []
+    for name, seeds in view.rows.items():
+        cells = [
+            f"{fmean(record.phases[phase][clock] for record in seeds.values()):.1f}"
+            for phase in PHASES
+            for clock in (0, 1)
+        ]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def depth(view: View) -> Table:
+    """What the controller chose: caps off probes, horizons at the end, and where weights and loss went (Table 6)."""
+    header = ["method", "mean cap", "turns / episode", "last H_eff", "last H_cov", "last Hbar", "mean alpha"]
+    header += ["deep third of weights", "deep third of loss", "deep third of KL (eq. 11)"]
+    lines = []
+    for name, seeds in view.rows.items():
+        steps = [step for record in seeds.values() for step in record.steps]
+        if not steps:
+            continue  # an agent that was only evaluated
+        ends = [record.steps[-1] for record in seeds.values() if record.steps]
+        caps = [step["depth/cap"] for step in steps if not step.get("depth/probe")] or [s["depth/cap"] for s in steps]
+        cells = [_average(caps), _average([step.get("turns_mean") for step in steps])]
+        cells += [_average([end.get(f"depth/{key}") for end in ends]) for key in ("h_eff", "h_cov", "hbar")]
+        cells += [_average([step.get("weight/alpha") for step in steps], 2)]
+        for key in ("weight_deep_share", "loss_deep_share", "kl_deep_share"):
+            cells.append(_average([None if step.get(key) is None else 100 * step[key] for step in steps], 1, " %"))
+        lines.append([name, *cells])
+    return header, lines
+
+
+def critic(view: View) -> Table:
+    """Share of the returns' variance that a critic explains before it learns from them, second half of the steps."""
+    lines = []
+    for name, seeds in view.rows.items():
+        values = []
+        for record in seeds.values():
+            half = record.evaluations[-1].step / 2
+            late = [step.get("critic_explained") for step in record.steps if step["step"] > half]
+            known = [value for value in late if value is not None]
+            values += [fmean(known)] if known else []
+        if values:
+            lines.append(
+                [name, str(len(values)), f"{fmean(values):.2f}", ", ".join(f"{value:.2f}" for value in values)]
+            )
+    return ["method", "seeds", "variance explained", "seed by seed"], lines
+
+
+def heldout(view: View) -> Table:
+    """Nats per token of held-out passages before and after, and how much more than whom it is compared with."""
+    found = {
+        name: {seed: record.text for seed, record in seeds.items() if record.text is not None}
+        for name, seeds in view.rows.items()
+    }
+    lines = []
+    for name, seeds in found.items():
+        if not seeds:
+            continue
+        before, after = ([text[place] for text in seeds.values()] for place in (0, 1))
+        control = view.against.get(name, view.baseline if name != view.baseline else "")
+        both = [seed for seed in seeds if seed in found.get(control, {})]
+        against = [found[control][seed][1] for seed in both], [seeds[seed][1] for seed in both]
+        cells = [f"{fmean(map(_mean, before)):.3f}", _nats(after), _nats(differences(before, after), "+")]
+        lines.append([name, str(len(seeds)), *cells, control if both else "-"])
+        lines[-1].append(_nats(differences(*against), "+") if both else "-")
+    return ["method", "seeds", "start", "end [95 %]", "more [95 %]", "against", "end minus its end [95 %]"], lines
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return fmean(values.values())
+
+
+def _nats(runs: Sequence[Mapping[str, float]], sign: str = "") -> str:
+    """Mean over seeds and documents, crossed, with its interval; of one seed over documents."""
+    values = [[run[name] for name in sorted(runs[0])] for run in runs]
+    mean, count = fmean(map(fmean, values)), len(values[0])
+    one = t_quantile(0.975, count - 1) * stdev(values[0]) / count**0.5
+    half = crossed_error(values) if len(values) > 1 else one
+    return f"{mean:{sign}.3f} [{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"
+
+
+def regime(view: View) -> Table:
+    """The regime of every method whose steps of full depth were measured, pooled over seeds: early, late, all."""
+    found: dict[str, dict[str, Measured]] = {}
+    for name, seeds in view.rows.items():
+        parts = [record.regime for record in seeds.values() if record.regime]
+        if parts and (name == view.baseline or view.baseline not in view.rows):
+            sums = {window: pooled_sums([part[window] for part in parts]) for window in WINDOWS}
+            found[name] = {window: Measured(regime=measure_regime(one)) for window, one in sums.items()}
+    return regime_table(found)
+
+
+def signed(value: Difference | None) -> str:
+    """A difference in points with its interval, and whether it is clear of zero (`*`) or of one run each."""
+    if value is None:
+        return "-"
+    said = f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+    return said + (" *" if value.clear else ", one run each" if value.one_run_each else "")
+
+
+def points(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:.1f}"
+
+
+def _plus_minus(spread: float | None) -> str:
+    return "" if spread is None else f" ± {100 * spread:.1f}"
+
+
+def _times(base: Cost | None, total: Cost, measure: str) -> str:
+    if base is None or not getattr(total, measure):
+        return "-"
+    return f"{getattr(base, measure) / getattr(total, measure):.2f}x"
+
+
+def _share(at: Cost, base: Cost, measure: str) -> str:
+    return f"{100 * getattr(at, measure) / getattr(base, measure):.0f} %" if getattr(base, measure) else "-"
+
+
+def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.{digits}f}{unit}" if known else "-"
+
+
+# The tables by name.
+
+TABLES: Mapping[str, NamedTable] = {
+    "overview": NamedTable(
+        make=overview,
+        about="Success in percent: mean of the last four evaluations after the same number of steps, and what it is "
+        "more than the baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time "
+        "that any main method needed. Turns: played in training. `*`: clear of zero among all of its column (Holm). "
+        "`†`: one run each; it holds for these two runs and says nothing about other seeds.",
+    ),
+    "rises": NamedTable(
+        make=rises,
+        about="Success in percent before and after training. The rise is end minus start, paired by seed and task; "
+        "training: wall clock of a run, median over seeds.",
+    ),
+    "accuracy": NamedTable(
+        make=accuracy,
+        about="Percent, with 95 % intervals for new seeds and new tasks, which are crossed; a row of one seed has one "
+        "for this run and new tasks (one run each). Same-Step: mean of the last four evaluations up to this step."
+        " Least-Time: at the least wall clock that any main method needed for all of its steps, seed by seed, on "
+        "straight lines between evaluations, and as a mean over the last part of it; Least-CPU the same by CPU "
+        "seconds. `*`: the difference is clear of zero among all of its column (Holm, family-wise 5 %).",
+    ),
+    "parts": NamedTable(
+        make=parts,
+        about="Differences at Same-Step: how many seeds and tasks, standard errors in points by seeds (chance taken "
+        "out) and by tasks (with the chance of samples), and the probability of improvement: how often a run of "
+        "the method does better than one of the baseline in the same task, equal counting half.",
+    ),
+    "p": NamedTable(
+        make=p_values,
+        about="p-values: the least level at which the interval is clear of zero, alone and among all of the column "
+        "(Holm).",
+    ),
+    "averages": NamedTable(
+        make=averages,
+        about="Percent, mean ± standard deviation of training seeds, less what chance alone gives: at their last "
+        "evaluation, in the mean of their last four, and with the averaged weights of their last checkpoints "
+        "(`evaluate.average`). Below: mean of the deviations.",
+    ),
+    "cost": NamedTable(
+        make=cost,
+        about="All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process.",
+    ),
+    "to-target": NamedTable(
+        make=to_target,
+        about="The first evaluation at the baseline's Same-Step accuracy or above from which on the mean of the rest "
+        "stays there too (means over seeds), as a share of what all of the baseline's steps cost. `-`: none.",
+    ),
+    "categories": NamedTable(
+        make=categories, about="Mean success by category at Least-Time, percent, 95 % over seeds and tasks."
+    ),
+    "phases": NamedTable(make=phases, about="Seconds of training by phase, mean over seeds."),
+    "depth": NamedTable(
+        make=depth,
+        about="Caps off probes (where every step is a probe: of those), horizons after the last step, and shares of the"
+        " deepest third of each step's turns, means over steps and seeds.",
+    ),
+    "critic": NamedTable(
+        make=critic,
+        about="Share of the returns' variance that the critic explains before it learns from them, second half of the "
+        "steps.",
+    ),
+    "heldout": NamedTable(
+        make=heldout,
+        about="Negative log-likelihood of held-out passages, nats per token, intervals over seeds and documents; "
+        "differences are paired by seed and document.",
+    ),
+    "regime": NamedTable(
+        make=regime,
+        about="Signs that depth can pay, in the baseline's own full-depth steps (`turngym study regime`).",
+    ),
+}

@@ -1,0 +1,296 @@
+"""Study files: which cells follow from them, with which settings, and what is refused before anything is run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.core.errors import TurngymError
+from turngym.scripts.main import main
+from turngym.scripts.study.study_file import Cell, built_in, cells_of, read_study_file
+from turngym.trainers.algorithm import FixedDepth
+from turngym.trainers.algorithms.tcod import Curriculum
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth
+from turngym.trainers.run import build_algorithm
+from turngym.trainers.token_weights import Blend, Static, TurnLevel
+from turngym.trainers.train_config import train_config
+
+SHORT = """
+title = "Entropy credit against OPD"
+world = "alfworld-loops"
+seeds = [0, 1]
+baseline = "opd"
+train = { steps = 60, episodes = 32 }
+[methods.opd]
+[methods.grpo]
+optimizer.lr = 3e-4
+"""
+
+
+def cells(tmp_path: Path, text: str, *changes: str) -> dict[str, Cell]:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    found = cells_of(read_study_file(path, changes), tmp_path / "out")
+    return {f"{cell.world}/{cell.folder.name}": cell for cell in found}
+
+
+def built(cell: Cell) -> Any:
+    """The algorithm that a cell trains with."""
+    settings = {**cell.settings, "out": str(cell.folder)}
+    return build_algorithm(train_config(cell.settings["algorithm"], settings, "test"))
+
+
+def test_the_shortest_file(tmp_path: Path) -> None:
+    found = cells(tmp_path, SHORT)
+    assert list(found) == [f"alfworld-loops/{name}-seed{seed}" for seed in (0, 1) for name in ("opd", "grpo")]
+    opd, grpo = found["alfworld-loops/opd-seed1"].settings, found["alfworld-loops/grpo-seed0"].settings
+    # the world's own settings, then [train], then the method's
+    assert (opd["seed"], opd["steps"], opd["episodes"], opd["optimizer"]["lr"]) == (1, 60, 32, 1e-3)
+    assert (opd["panel"], opd["max_turns"], opd["eval_every"], opd["eval_samples"]) == ("alfworld-loops", 48, 6, 4)
+    assert (grpo["optimizer"]["lr"], grpo["optimizer"]["minibatches"], grpo["grpo"]["weight"]) == (
+        3e-4,
+        2,
+        "trajectory",
+    )
+    # who learns from the reward alone has no teacher
+    assert Path(opd["teacher"]).parts[-2:] == ("alfworld-loops", "teacher")
+    assert "teacher" not in grpo
+    # runs with the same weights, tasks and seed share their first evaluation
+    starts = [found[f"alfworld-loops/{name}"].same_start for name in ("opd-seed0", "grpo-seed0", "opd-seed1")]
+    assert starts[0] == starts[1] != starts[2]
+
+
+def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
+    text = """
+    evaluate = { times = 2 }
+    train = { steps = 20, episodes = 5, optimizer.lr = 1.0, optimizer.eps = 1e-6 }
+    [worlds.alfworld]
+    [worlds.shop]
+    world = "webshop"
+    episodes = 6
+    max_turns = 7
+    [methods.opd]
+    episodes = 8
+    in.shop.optimizer.lr = 3.0
+    [methods.turnopd]
+    optimizer.lr = 2.0
+    """
+    found = {name: cell.settings for name, cell in cells(tmp_path, text).items()}
+    names = ("alfworld/opd-seed0", "alfworld/turnopd-seed0", "shop/opd-seed0", "shop/turnopd-seed0")
+    assert [found[name]["episodes"] for name in names] == [8, 5, 8, 6]
+    assert [found[name]["optimizer"]["lr"] for name in names] == [1.0, 2.0, 3.0, 2.0]
+    assert {settings["optimizer"]["eps"] for settings in found.values()} == {1e-6}
+    assert (found["shop/opd-seed0"]["max_turns"], found["shop/opd-seed0"]["panel"]) == (7, "webshop-quickstart")
+    changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
+    assert changed["shop/turnopd-seed4"].settings["optimizer"]["lr"] == 9.0
+
+
+def test_a_warm_up_fits_short_runs_unless_it_was_asked_for(tmp_path: Path) -> None:
+    short = cells(tmp_path, SHORT, "train.steps = 20")["alfworld-loops/opd-seed0"].settings
+    asked = cells(tmp_path, SHORT, "train.steps = 20", "train.optimizer.lr_warmup = 9")[
+        "alfworld-loops/opd-seed0"
+    ].settings
+    assert (short["optimizer"]["lr_warmup"], asked["optimizer"]["lr_warmup"]) == (4, 9)
+
+
+def test_evaluations(tmp_path: Path) -> None:
+    more = "evaluate = { times = 5, tasks = 7, samples = 2, average = true }"
+    found = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"].settings
+    assert (found["eval_every"], found["eval_limit"], found["eval_samples"]) == (12, 7, 2)
+    assert (found["checkpoint_every"], found["keep_checkpoints"]) == (12, 4)
+    assert "keep_checkpoints" not in cells(tmp_path, SHORT)["alfworld-loops/opd-seed0"].settings
+
+
+def test_models_that_are_made_first(tmp_path: Path) -> None:
+    text = """
+    evaluate = { times = 2 }
+    train.steps = 4
+    [worlds.alfworld]
+    student = "starts.warm"
+    [starts.warm]
+    algorithm = "sft"
+    steps = 3
+    [starts.strong]
+    algorithm = "grpo"
+    [methods.grpo]
+    [methods.opd]
+    teacher = "starts.strong"
+    """
+    found = cells(tmp_path, text)
+    warm, strong = found["alfworld/start-warm"], found["alfworld/start-strong"]
+    assert (warm.is_start, warm.steps, "panel" in warm.settings) == (True, 3, False)
+    # the start itself begins with the world's student
+    assert Path(warm.settings["student"]).parts[-2:] == ("alfworld", "student")
+    grpo, opd = found["alfworld/grpo-seed0"], found["alfworld/opd-seed0"]
+    assert (grpo.settings["student"], grpo.needs) == (str(warm.model), warm)
+    assert (opd.settings["student"], opd.settings["teacher"]) == (str(warm.model), str(strong.model))
+    assert list(found)[:2] == ["alfworld/start-warm", "alfworld/start-strong"]
+    # nothing begins before both of its models are there
+    needed = (
+        {opd.needs.name, *([opd.needs.needs.name] if opd.needs and opd.needs.needs else [])} if opd.needs else set()
+    )
+    assert needed >= {warm.name}
+
+
+def test_an_agent_is_evaluated_and_not_trained(tmp_path: Path) -> None:
+    found = cells(tmp_path, SHORT + '[methods.model]\nagent = "openai:m"\nbase_url = "http://127.0.0.1:1/v1"\n')
+    cell = found["alfworld-loops/model-seed1"]
+    assert (cell.verb, cell.settings["agent"], cell.settings["seed"]) == ("eval", "openai:m", 1)
+    assert (cell.settings["panel"], cell.settings["base_url"]) == ("alfworld-loops", "http://127.0.0.1:1/v1")
+
+
+def test_an_environment_of_ones_own(tmp_path: Path) -> None:
+    text = """
+    [worlds.mine]
+    env = "turngym/WebShop-v0"
+    split = "train"
+    panel = "webshop-quickstart"
+    student = "models/s"
+    [methods.grpo]
+    """
+    found = cells(tmp_path, text)["mine/grpo-seed0"].settings
+    assert (found["env"], found["split"], found["student"]) == ("turngym/WebShop-v0", "train", "models/s")
+
+
+def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "entcredit.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from turngym.trainers import AlgorithmSpec\n"
+        "from turngym.trainers.algorithms import grpo\n"
+        "@dataclass(frozen=True, slots=True, kw_only=True)\n"
+        "class Config:\n"
+        '    """Entropy credit."""\n'
+        "    power: float = 1.0\n"
+        '    """Of the entropy."""\n'
+        "ALGORITHM = AlgorithmSpec(\n"
+        '    name="entcredit", config=Config, uses=frozenset({"reward"}),\n'
+        "    build=lambda config, context: grpo.build(grpo.GrpoConfig(), context),\n"
+        ")\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = SHORT + '[methods.mine]\nalgorithm = "entcredit:ALGORITHM"\nentcredit.power = 2.0\n'
+    found = cells(tmp_path, mine)["alfworld-loops/mine-seed0"]
+    assert found.settings["entcredit"] == {"power": 2.0}
+    with pytest.raises(TurngymError, match=r"mine in alfworld-loops: there is no setting entcredit.powr.*power"):
+        cells(tmp_path, mine.replace("power", "powr"))
+    sys.modules.pop("entcredit")
+
+
+def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -> None:
+    study = read_study_file("turnopd", ['worlds = ["webshop"]', "seeds = [5]"])
+    found = {cell.method: built(cell) for cell in cells_of(study, tmp_path)}
+    depth: dict[str, Any] = {name: algorithm.depth for name, algorithm in found.items()}
+    weight: dict[str, Any] = {name: algorithm.weight for name, algorithm in found.items()}
+    assert depth["opd"] == FixedDepth(h_max=12)
+    # the shop's own schedule
+    assert isinstance(depth["tcod"], Curriculum)
+    assert (depth["tcod"].schedule.eta, depth["tcod"].schedule.k_max) == (4, 15)
+    assert isinstance(depth["turnopd"], AdaptiveDepth)
+    assert (depth["turnopd"].config.p, depth["turnopd"].config.probe_share) == (0.8, 1.0)
+    assert isinstance(weight["turnopd"], Blend)
+    assert (depth["depth-only"], isinstance(weight["depth-only"], Static)) == (depth["turnopd"], True)
+    assert (depth["blend-only"], isinstance(weight["blend-only"], Blend)) == (FixedDepth(h_max=12), True)
+    assert (depth["hard-turn"], isinstance(weight["hard-turn"], TurnLevel)) == (depth["turnopd"], True)
+    assert depth["partial"].config.probe_share == 0.25
+    for p in (0.4, 0.6):
+        assert (depth[f"p{p}-success"].config.p, depth[f"p{p}-success"].config.use_success) == (p, True)
+    for p in (0.4, 0.6, 0.8):
+        assert (depth[f"p{p}-all"].config.p, depth[f"p{p}-all"].config.use_success) == (p, False)
+    plans = [depth["fixed-6"].plan(depth["fixed-6"].start(), step) for step in (1, 5, 8)]
+    assert [plan.cap for plan in plans] == [6, 6, 6]
+    assert isinstance(weight["fixed-6"], Static)
+    for name in ("guided-opd", "atod", "sage-opd", "grpo-opd"):
+        assert (found[name].name, depth[name]) == (name, FixedDepth(h_max=12))
+
+
+@pytest.mark.parametrize(
+    ("world", "rate", "turns"),
+    [
+        ("alfworld-loops", 1e-3, 48),
+        ("webshop-loops", 2e-5, 30),
+        ("search-loops", 1e-4, 30),
+        ("search-chains", 1e-4, 30),
+    ],
+)
+def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, tmp_path: Path) -> None:
+    (settings,) = (cell.settings for cell in cells(tmp_path, f'world = "{world}"\n[methods.opd]\n').values())
+    assert (settings["optimizer"]["lr"], settings["max_turns"], settings["panel"]) == (rate, turns, world)
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_the_studies_that_come_along_can_be_run(name: str, tmp_path: Path) -> None:
+    study = read_study_file(name)
+    found = cells_of(study, tmp_path)
+    assert study.title
+    assert study.tables
+    assert len({cell.folder for cell in found}) == len(found)
+
+
+def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["study", "list"]) == 0
+    said = capsys.readouterr().out
+    assert "bench\n  Distillation, reward, and turns" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert main(["study", "run", "paper-luffy", "--print", "--processes", "8", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("torchrun --standalone --nproc-per-node 8 -m turngym train --config") == 18
+    assert not list(tmp_path.iterdir()), "printing runs nothing"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('metods = "x"', "a study has no key 'metods'. Did you mean 'methods'"),
+        ('baseline = "odp"', "baseline: there is no 'odp'. Did you mean 'opd'"),
+        ('world = "alfworld-lops"', "there is no world 'alfworld-lops'. Did you mean 'alfworld-loops'"),
+        ('worlds = ["alfworld"]', "valid is one of `world`"),
+        ('tables = ["overveiw"]', "tables: there is no 'overveiw'. Did you mean 'overview'"),
+        ("seeds = [0, 0]", "seeds is [0, 0]; valid: different whole numbers"),
+        ("seeds = [-1]", "seeds is [-1]"),
+        ("seeds = 3", "seeds is 3; valid: a list"),
+        ("title = 3", "title is 3; valid: a text"),
+        ("methods = {}", ""),
+        ("methods.grpo.optimizer.lrr = 1.0", "grpo in alfworld-loops: there is no setting optimizer.lrr"),
+        ('methods.grpo.optimizer.lr = "high"', "optimizer.lr is 'high'"),
+        ("methods.grpo.turnopd.weight = 'turn'", "there is no setting turnopd"),
+        ('methods.grpo.algorithm = "grop"', "methods.grpo: "),
+        ('methods.grpo.algorithm = "no_such_module:X"', "no_such_module"),
+        ('methods.grpo.against = "odp"', "methods.grpo.against: there is no 'odp'"),
+        ('methods.grpo.of = "grpo"', "goes round in a circle"),
+        ('methods.grpo.of = "x"', "methods.grpo.of: there is no 'x'"),
+        ("methods.grpo.depth = 3", "methods.grpo.depth is 3 of 'grpo'; valid"),
+        ("methods.opd.depth = 0", "methods.opd.depth is 0"),
+        ("methods.grpo.eval_every = 3", "methods.grpo.eval_every: write it as times in [evaluate]"),
+        ("methods.grpo.seed = 3", "methods.grpo.seed: it is no setting of a study; `seeds` lists them"),
+        ('methods.grpo.student = "starts.warm"', "student: there is no 'warm'"),
+        ('methods."a/b" = {}', "names a folder"),
+        ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
+        ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
+        ("evaluate.time = 3", "evaluate: there is no setting time"),
+        ("evaluate.samples = 0", "evaluate: samples is 0"),
+        ("evaluate = { times = 2, average = true }", "evaluate.average needs 4 evaluations"),
+        ("nonsense", "--set 'nonsense' is not TOML"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(
+    change: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SHORT)
+    status = main(["study", "run", str(path), "--out", str(tmp_path / "out"), "--set", change, "--print"])
+    error = capsys.readouterr().err.strip()
+    if not said:
+        assert status == 0
+        return
+    assert status == 2
+    assert len(error.splitlines()) == 1
+    assert said in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "run", "turnopt"]) == 2
+    assert "there is no file turnopt, and no study of that name. Did you mean 'turnopd" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Cells of a study are run once, go on after a kill, and are shared by processes; a changed file adds what is new."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import study_records
+
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_file
+from turngym.envs.core.settings import read_toml
+from turngym.scripts import jobs as running
+from turngym.scripts.jobs import Job
+from turngym.scripts.main import main
+from turngym.scripts.study import run
+from turngym.scripts.study.records import Cost
+from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
+
+FILE = """
+world = "alfworld"
+seeds = [0, 1]
+baseline = "opd"
+train = { steps = 4, episodes = 8 }
+evaluate = { times = 1, tasks = 2, samples = 1 }
+[methods.opd]
+[methods.turnopd]
+"""
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Trainings are processes that only make the files of a finished run; the names of those that were started."""
+    started: list[str] = []
+
+    def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
+        started.append(job.name)
+        assert read_toml(job.settings_file) == job.settings, "a run finds its settings"
+        row = json.dumps({"step": job.steps, "kind": "eval"})
+        code = 'mkdir -p "$1"; echo "$3" > "$2/metrics.jsonl"'
+        return subprocess.Popen(["sh", "-ec", code, "sh", str(job.model), str(job.folder), row])
+
+    def record(cell: Cell) -> Any:
+        costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
+        curve = [{"a": 0.5, "b": 0.25}, {"a": 1.0, "b": 0.75}]
+        settings = dict(cell.settings)
+        return study_records.record(cell.method, cell.seed, costs, curve, every=4, world=cell.world, settings=settings)
+
+    monkeypatch.setattr(running, "launch", launch)
+    monkeypatch.setattr(run, "make_record", record)
+    return started
+
+
+def study(tmp_path: Path, *changes: str) -> tuple[Path, Path]:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    return path, tmp_path / "out"
+
+
+def test_cells_are_run_once_and_those_of_somebody_else_are_left_alone(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    cells = cells_of(read_study_file(path), out)
+    cells[1].folder.parent.mkdir(parents=True)
+    with locked_file(cells[1].folder):
+        found = run.run_study(path, out)
+        assert [cell.finished for cell in cells] == [True, False, True, True]
+        assert len(found.records) == 3
+    assert len(run.run_study(path, out).records) == 4
+    assert sorted(launched) == sorted(cell.name for cell in cells)
+    assert not [lock for cell in cells for lock in cell.folder.parent.glob(".*.lock")]
+
+
+def test_a_changed_file_adds_what_is_new_and_says_what_no_longer_fits(
+    tmp_path: Path, launched: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = study(tmp_path)
+    run.run_study(path, out)
+    launched.clear()
+    # a new method and a new seed
+    path.write_text(FILE.replace("[methods.turnopd]", "[methods.tcod]").replace("[0, 1]", "[0, 1, 2]"))
+    found = run.run_study(path, out)
+    assert sorted(launched) == [
+        "alfworld/opd-seed2",
+        "alfworld/tcod-seed0",
+        "alfworld/tcod-seed1",
+        "alfworld/tcod-seed2",
+    ]
+    assert {record.method for record in found.records} == {"opd", "tcod"}
+    said = capsys.readouterr().err
+    assert "kept and not shown" in said
+    assert "alfworld/turnopd-seed0, alfworld/turnopd-seed1" in said
+    # another setting of cells that are there
+    launched.clear()
+    with pytest.raises(TurngymError, match=r"opd-seed0 in .* was run with optimizer.lr = 0.001, and .* says 0.5"):
+        run.run_study(path, out, changes=["train.optimizer.lr = 0.5"])
+    assert not launched
+
+
+def test_models_may_lie_elsewhere_on_another_machine(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    run.run_study(path, out)
+    for cell in cells_of(read_study_file(path), out):
+        text = cell.settings_file.read_text()
+        cell.settings_file.write_text(text.replace(cell.settings["student"], "/elsewhere/alfworld/student"))
+    assert len(run.run_study(path, out).records) == 4
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    works = running.launch
+
+    def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["false"]) if job.name == "alfworld/opd-seed0" else works(job, cores)
+
+    monkeypatch.setattr(running, "launch", launch)
+    with pytest.raises(TurngymError, match=r"failed: alfworld/opd-seed0; the reason is at the end of .*opd-seed0.log"):
+        run.run_study(path, out)
+    assert sorted(launched) == ["alfworld/opd-seed1", "alfworld/turnopd-seed0", "alfworld/turnopd-seed1"]
+
+
+def test_a_node_trains_a_cell_in_several_processes(tmp_path: Path) -> None:
+    path, out = study(tmp_path)
+    cell = cells_of(read_study_file(path), out)[0]
+    assert cell.command.startswith("turngym train --config ")
+    together = replace(cell, processes=8)
+    assert together.command.startswith("torchrun --standalone --nproc-per-node 8 -m turngym train --config ")
+    assert together.argv[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
+    assert Job(name="e", folder=out, words=(), steps=1, verb="eval", processes=8).argv[1:3] == ["-m", "turngym.scripts"]
+
+
+def test_the_command_writes_and_shows_tables(
+    tmp_path: Path, launched: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = study(tmp_path)
+    assert main(["study", "run", str(path), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "## alfworld: overview" in said
+    names = {file.name for file in (out / "tables").iterdir()}
+    assert {"study.md", "study.json", "alfworld-overview.csv", "alfworld-overview.tex", "alfworld-curves.pdf"} <= names
+    assert main(["study", "show", str(out), "--tables", "accuracy", "--out", str(tmp_path / "shown")]) == 0
+    assert "Same-Step" in capsys.readouterr().out
+    assert (tmp_path / "shown" / "alfworld-accuracy.csv").is_file()
+    assert main(["study", "show", str(out), "--tables", "acuracy"]) == 2
+    assert "there is no table 'acuracy'. Did you mean 'accuracy'" in capsys.readouterr().err
+    assert main(["study", "show", str(tmp_path / "nothing")]) == 2
+
+
+@pytest.mark.long
+def test_a_study_of_evaluations_and_trainings_from_its_file_to_its_table(tmp_path: Path) -> None:
+    path, out = study(tmp_path)
+    path.write_text(
+        FILE.replace("[0, 1]", "[0]") + '[methods.expert]\nagent = "expert"\n[methods.short]\nof = "opd"\ndepth = 3\n'
+    )
+    found = run.run_study(path, out, pack=True)
+    by_name = {record.method: record for record in found.records}
+    assert set(by_name) == {"opd", "turnopd", "expert", "short"}
+    assert set(by_name["expert"].evaluations[0].tasks.values()) == {1.0}
+    assert by_name["short"].total.turns <= 3 * 8 * 4
+    # the four trainings begin with one evaluation
+    assert by_name["opd"].evaluations[0].tasks == by_name["short"].evaluations[0].tasks
+    assert len(list((out / "results").iterdir())) == 4
