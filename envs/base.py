@@ -152,6 +152,12 @@ class TextEnv(gym.Env[str, str], ABC):
         """Graded success in [0, 1]; by default 1.0 or 0.0."""
         return 1.0 if self.success else 0.0
 
+    @property
+    def scoring(self) -> dict[str, str]:
+        """What scores depend on besides the task, for the identity of results: `scored_with`, a name with its version,
+        and `approximate` where they are only about the benchmark's, which says why and what makes them exact."""
+        return {}
+
     def admissible(self) -> tuple[str, ...] | None:
         """All actions that are possible now; None in open action spaces, where `check` judges."""
         return None

@@ -1,10 +1,11 @@
-"""Build, inspect, verify and plan retrieval indexes.
+"""Build, inspect, verify and plan retrieval indexes; find the nouns of a shop's titles.
 
 Examples:
     turngym index build --corpus wiki.jsonl --kind bm25 --out wiki-bm25
     turngym index build --corpus wiki.jsonl --kind dense --encoder hf:models/e5-base-v2 --factory IVF4096,SQ8 --out wiki
     turngym index verify wiki
     turngym index plan --passages 21000000 --dim 768
+    turngym index nouns --profile full-human --data ~/webshop
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tyro
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.tables import print_table
+from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.plan import plan_table
@@ -64,9 +66,23 @@ class Plan:
     """Dimensions of the encoder."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nouns:
+    """Find the nouns of all titles of a WebShop once, as the original's reward does, so that its scores are exact.
+    After a kill the same command goes on where it was."""
+
+    profile: str
+    """The shop, for example `full-human`. The nouns of the original's 1,000 products come with turngym."""
+    data: Path | None = None
+    """Folder of the shop's files; by default $WEBSHOP_DATA."""
+    model: str = SPACY_MODEL
+    """spaCy's model, by name or folder; its version becomes part of every result."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `turngym index` with `argv` (without the verb itself)."""
     verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _inspect, Plan: _plan}
+    verbs |= {Nouns: _nouns}
     try:
         return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
     except RetrievalError as error:
@@ -101,6 +117,18 @@ def _plan(options: Plan) -> int:
     table, notes = plan_table(options.passages, options.dim)
     print_table(table, title=f"{options.passages:,} passages, {options.dim} dimensions")
     print("\n".join(notes))
+    return 0
+
+
+def _nouns(options: Nouns) -> int:
+    with _bars() as progress:
+        table = record_nouns(
+            options.profile,
+            options.data,
+            model=options.model,
+            progress=lambda what, done: progress(what, done, None),
+        )
+    print(f"the nouns of {len(table):,} titles by {table.name}; results of {options.profile} are scored with them")
     return 0
 
 

@@ -206,6 +206,7 @@ def sections(
         made.append(Section(title="Paired difference", parts=(("paired", paired), PAIRED)))
     if scores:
         text = "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted."
+        text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
         made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
     unlike = settings_table(runs)
@@ -286,7 +287,7 @@ def head(
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     panels = dict.fromkeys(run.panel for run in runs if run.panel)
     names = [run.name for run in runs if run.training] or [run.name for run in runs]
-    where = ", ".join(panels or envs)
+    where = ", ".join(panels or envs) + (", scores approximate" if approximate(scores) else "")
     facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(run) for run in runs]
     return Head(
         title=title or " and ".join(names) + (f": {where}" if where else ""),
@@ -320,8 +321,13 @@ def _outcome(paired: Table | None) -> list[str]:
     return [f"{name}: {difference} points of success on {tasks} shared tasks, {holds}."]
 
 
+def approximate(scores: Mapping[str, Scores]) -> list[str]:
+    """Why scores of these runs are approximate, each reason once."""
+    return list(dict.fromkeys(item.approximate for item in scores.values() if item.approximate))
+
+
 def _levels(scores: Mapping[str, Scores]) -> list[str]:
-    found = ", ".join(f"{name} {percent(item.overall.avg.mean)} %" for name, item in scores.items())
+    found = ", ".join(f"{name} {item.mark}{percent(item.overall.avg.mean)} %" for name, item in scores.items())
     return [f"Success: {found}."] if found else []
 
 

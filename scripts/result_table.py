@@ -1,8 +1,8 @@
 """Many packed results as one table: a page that sorts and holds every episode, CSV, Markdown.
 
-Results of one panel and preset stand together. Files NAME-seed0, NAME-seed1, ... are training seeds of one method, and
-methods have a table of their own. Differences are paired by task, where settings are the same; all of a group are one
-family (Holm).
+Results of one panel and preset, scored alike, stand together. Files NAME-seed0, NAME-seed1, ... are training seeds of
+one method, and methods have a table of their own. Differences are paired by task, where settings are the same; all of a
+group are one family (Holm).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
-from turngym.agents.evaluation.scores import check_hashes, task_means
+from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.envs.core.errors import TurngymError
@@ -40,7 +40,7 @@ HEADER += ["seed", "played by", "turngym", "date", "seal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Results of one panel and preset."""
+    """Results of one panel and preset, scored alike."""
 
     title: str
     results: Mapping[str, PackedResult]
@@ -185,11 +185,15 @@ def read_folder(folder: Path) -> dict[str, PackedResult]:
 
 
 def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
-    """The results by panel and preset."""
+    """The results by panel, preset and what the scores depend on besides."""
     found: dict[str, dict[str, PackedResult]] = {}
     for name, result in results.items():
         preset = result.settings.get("preset")
         title = str(result.settings["panel"]) + (f", preset {preset}" if preset else "")
+        if why := result.settings.get(APPROXIMATE):
+            title += f", scores approximate ({why})"
+        elif (tagger := result.settings.get("scored_with")) is not None:
+            title += f", scored with {tagger}"
         found.setdefault(title, {})[name] = result
     return [
         Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -_success(row[1]))))
@@ -202,7 +206,8 @@ def _row(name: str, result: PackedResult) -> list[str]:
     overall = scores["overall"]
     best = max(overall["pass_intervals"], key=int)
     cut = sum(scores["truncated"].values())
-    cells = [name, str(Interval(**overall["avg"])), str(Interval(**overall["pass_intervals"][best]))]
+    mark = "~" if APPROXIMATE in settings else ""
+    cells = [name, *(f"{mark}{Interval(**row)}" for row in (overall["avg"], overall["pass_intervals"][best]))]
     cells += [str(overall["samples"]), str(overall["avg"]["tasks"]), f"{scores['turns']:.1f}"]
     cells += [f"{100 * scores['invalid_rate']:.1f}", f"{100 * cut:.1f}", str(scores["errors"]), str(settings["seed"])]
     return [*cells, _agent(settings), result.versions.get("turngym", "-"), result.date[:10] or "-", result.seal[:12]]
@@ -294,16 +299,15 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
 
 def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     """All results as rows for a CSV file, numbers as they are; header first."""
-    header = ["result", "panel", "panel_sha256", "preset", "agent", "model", "temperature", "seed", "samples", "tasks"]
+    header = ["result", "panel", "panel_sha256", "preset", "scored_with", "approximate", "agent", "model"]
+    header += ["temperature", "seed", "samples", "tasks"]
     header += ["success", "low", "high", "turns", "invalid_rate", "errors", "turngym", "date", "sha256"]
     rows = [header]
     for group in groups:
         for name, result in group.results.items():
             own, scores = result.settings, result.scores
             average = scores["overall"]["avg"]
-            named = [
-                own.get(key) for key in ("panel", "panel_sha256", "preset", "agent", "model", "temperature", "seed")
-            ]
+            named = [own.get(key) for key in header[1:10]]
             numbers = [own["samples"], average["tasks"], average["mean"], average["low"], average["high"]]
             numbers += [scores["turns"], scores["invalid_rate"], scores["errors"]]
             about = [result.versions.get("turngym"), result.date, result.seal]

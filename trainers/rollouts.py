@@ -27,7 +27,7 @@ from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.agent import system_message
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.presets import find_preset
@@ -124,8 +124,11 @@ class StudentRollouts:
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         self._env = SharedEnv(self._maker())
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
+        self._scoring = self._env.env.unwrapped.scoring
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
+            if why := self._scoring.get("approximate"):
+                print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
 
         shots, tool = config.few_shots, self._env.env.unwrapped.tool
         self._examples = Examples()
@@ -205,6 +208,7 @@ class StudentRollouts:
         play = self.config.play
         identity: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
         identity["chat"] = self.settings.identity
+        identity |= self._scoring
         if self._examples.identity is not None:
             identity["examples"] = self._examples.identity
         if play.rollout_dtype is not None:
@@ -231,6 +235,9 @@ class StudentRollouts:
         play, panel = self.config.play, self._panel
         kwargs = self._eval_kwargs(panel)
         chat, temperature = self._learner.settings, play.eval_temperature
+        scoring = probe(panel.env_id, {**kwargs, **self._data}).scoring
+        if why := scoring.get("approximate"):
+            print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
         evaluation = TaskEvaluation(
             panel,
             env_maker(panel.env_id, **{**kwargs, "channel": self.settings.channel, **self._data}),
@@ -242,7 +249,7 @@ class StudentRollouts:
             slots=play.slots,
             system=chat.system,
             # the channel as `evaluate` records it: without it nobody could play the responses again
-            settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs)},
+            settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs), **scoring},
             play=self._play,
         )
         return PanelEvaluation(evaluation, self.run.out / "eval")

@@ -82,7 +82,7 @@ class PanelSessions:
             settings = ChatSettings(channel=cast(Any, channel))
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make)
         known = {"make": changed} | ({} if channel is None else {"channel": channel})
-        known |= eval_overrides(panel, {**panel.make_kwargs, **changed})
+        known |= eval_overrides(panel, {**panel.make_kwargs, **changed}) | pool.scoring
         path = None if trace is None else Path(trace).expanduser()
         found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, seed=seed, trace=path, settings=known)
         if path is not None and path.exists():

@@ -20,6 +20,7 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE, check_settings
 from turngym.agents.evaluation.scores import (
+    APPROXIMATE,
     EpisodeOutcome,
     EvaluationError,
     category_rank,
@@ -243,6 +244,8 @@ class Comparison:
     """Episodes that are the same in both to the token (of agents without token ids: to the letter)."""
     shared: int = 0
     """Episodes of the same task and sample in both; 0 if one of them is a results file, which holds no episodes."""
+    approximate: tuple[str | None, str | None] = (None, None)
+    """Why success of the first and of the second is only about the benchmark's; None where it is exact."""
 
     @property
     def alike(self) -> bool:
@@ -252,14 +255,16 @@ class Comparison:
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
         header = ["", "first %", "second %", "second minus first [95 %]", "tasks"]
+        first, second = self.approximate
         return header, [
-            [row.name, _percent(row.first), _percent(row.second), str(row.difference), str(row.tasks)]
+            [row.name, _percent(row.first, first), _percent(row.second, second), str(row.difference), str(row.tasks)]
             for row in self.rows
         ]
 
     def notes(self) -> list[str]:
         """A line for every setting that differs, and one if they changed nothing, or not everything."""
-        lines = [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
+        lines = [f"~ is approximate: {why}" for why in dict.fromkeys(self.approximate) if why]
+        lines += [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
         if self.differ and self.alike:
             lines.append(f"yet all {self.shared} episodes are the same to the token: what differs changed nothing")
         elif self.same:
@@ -324,7 +329,8 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     differ = differing(flat_settings(one.settings), flat_settings(other.settings))
     shared = one.said.keys() & other.said.keys()
     same = sum(one.said[key] == other.said[key] for key in shared)
-    comparison = Comparison(rows=(), differ=differ, same=same, shared=len(shared))
+    why = one.settings.get(APPROXIMATE), other.settings.get(APPROXIMATE)
+    comparison = Comparison(rows=(), differ=differ, same=same, shared=len(shared), approximate=why)
     try:
         check_hashes(*({task_id: sha256 for task_id, (sha256, _) in run.tasks.items()} for run in (one, other)))
         categories = sorted({category for _, category in one.tasks.values()}, key=category_rank)
@@ -377,5 +383,5 @@ def _compared(category: str | None, first: RecordedEvaluation, second: RecordedE
     )
 
 
-def _percent(interval: Interval) -> str:
-    return f"{100 * interval.mean:.1f}"
+def _percent(interval: Interval, approximate: str | None) -> str:
+    return f"{'~' if approximate else ''}{100 * interval.mean:.1f}"

@@ -28,6 +28,7 @@ from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.secrets import redacted
 from turngym.envs.core.settings import FILE, to_table, write_config
 from turngym.envs.core.task import ToolSpec
+from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
 
 AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
@@ -106,8 +107,7 @@ def evaluate(
         opened = ready.opened
         # an evaluation that shows how its own tasks are done would measure copying
         assert_disjoint(opened.examples.tasks, panel.tasks)
-        if verify:
-            _check(panel, env_maker(panel.env_id, **ready.kwargs)())
+        scoring = _opened(panel, env_maker(panel.env_id, **ready.kwargs)(), verify)
         trace = None if out is None else Path(out) / "trace.jsonl"
         # a resumed evaluation keeps the configuration with which it began
         if trace is not None and not trace.exists():
@@ -127,7 +127,7 @@ def evaluate(
                 slots=slots,
                 trace=trace,
                 system=opened.system,
-                settings=identity(ready.overrides, opened) | ready.preset_note,
+                settings=identity(ready.overrides, opened) | ready.preset_note | scoring,
                 about={
                     **({"chat": opened.chat} if opened.chat else {}),
                     **({} if ready.preset is None else {"preset_values": ready.preset.values}),
@@ -240,9 +240,11 @@ def eval_overrides(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {} if own is None or kwargs.get("max_turns") == own else {"panel_max_turns": own}
 
 
-def _check(panel: Panel, env: Any) -> None:
+def _opened(panel: Panel, env: Any, verify: bool) -> dict[str, str]:
+    """Compares the tasks of `env` with the panel's if `verify`, closes it, and returns its `scoring`."""
     try:
-        problems = verify_panel(panel, env)
+        problems = verify_panel(panel, env) if verify else []
+        scoring = guard_of(env).base.scoring
     finally:
         env.close()
     if problems:
@@ -250,6 +252,7 @@ def _check(panel: Panel, env: Any) -> None:
             f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
             "data that the panel names (`turngym panel verify` lists every difference)"
         )
+    return scoring
 
 
 @dataclass(frozen=True, slots=True)

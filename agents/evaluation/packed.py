@@ -23,7 +23,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
-from turngym.agents.evaluation.scores import EvaluationError, Scores, score
+from turngym.agents.evaluation.scores import APPROXIMATE, EvaluationError, Scores, score
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker, probe
@@ -137,6 +137,7 @@ def differences(result: PackedResult, *, panel: str | None = None, data: str | N
     make = env_maker(known.env_id, **_make_kwargs(result, known, data))
     env = make()
     try:
+        found += _scoring(result, guard_of(env).base.scoring)
         for episode in result.episodes:
             where = f"{episode.task.task_id} sample {episode.sample}"
             found += [f"{where}, {line}" for line in _replayed(episode, env)]
@@ -179,6 +180,13 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
             yield f"{where}: its task has sha256 {episode.task.sha256[:12]}, the panel says {task.sha256[:12]}"
         if episode.seed != settings["seed"]:
             yield f"{where}: played with seed {episode.seed}, the settings say {settings['seed']}"
+
+
+def _scoring(result: PackedResult, here: Mapping[str, str]) -> Iterator[str]:
+    """Differences in what the scores depend on besides the tasks."""
+    for name in ("scored_with", APPROXIMATE):
+        if result.settings.get(name) != here.get(name):
+            yield f"settings: {_said(name, result.settings.get(name), here.get(name))}"
 
 
 def _replayed(episode: Episode, env: Any) -> Iterator[str]:
@@ -238,6 +246,8 @@ def _table(result: PackedResult) -> Iterator[str]:
     except TurngymError as error:
         yield f"table: {error}"
         return
+    # what a setting says is not packed with every episode
+    scores = replace(scores, approximate=result.settings.get(APPROXIMATE))
     now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):

@@ -18,7 +18,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.options import AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.client import PolicyServer
@@ -136,7 +136,8 @@ def play_episodes(
             workers=workers,
             servers=servers,
         )
-        opened, chosen = ready.opened, _choose(env_maker(env, **ready.kwargs), tasks, seed if draw else None)
+        opened, make_env = ready.opened, env_maker(env, **ready.kwargs)
+        chosen, scoring = _choose(make_env, tasks, seed if draw else None), probe(env, ready.kwargs).scoring
         # a trace that is added to keeps the configuration of its first episodes
         if out is not None and not out.exists():
             many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
@@ -168,7 +169,7 @@ def play_episodes(
                 max_turns=depth,
                 on_episode=watch,
                 system=opened.system,
-                meta={"temperature": opened.temperature, **ready.preset_note},
+                meta={"temperature": opened.temperature, **ready.preset_note, **scoring},
             )
             watch.check()
         return PlayedEpisodes(

@@ -16,6 +16,7 @@ from typing import Any
 from turngym.agents.endpoint.messages import usage_of, usage_table
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
+    APPROXIMATE,
     EpisodeOutcome,
     EvaluationError,
     Scores,
@@ -191,6 +192,7 @@ class EvalResult:
         what += f", reading {made['reading']}" if "reading" in made else ""
         what += ", admissible actions shown" if made.get("show_admissible") and "preset" not in self.settings else ""
         what += f", examples {self.settings['examples']}" if "examples" in self.settings else ""
+        what += f", scores approximate ({why})" if (why := self.settings.get(APPROXIMATE)) else ""
         samples = self.settings["samples"]
         return f"{what}: {samples} sample{'s' if samples > 1 else ''}" + (
             "" if heat is None else f", temperature {heat:g}"

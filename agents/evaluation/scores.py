@@ -50,6 +50,8 @@ class EpisodeOutcome:
     """Number of answers that ended at the limit on new tokens."""
     used: bool
     """Whether the episode recorded the tokens that an endpoint charges for."""
+    approximate: str | None = None
+    """Why its score is only about the benchmark's; None where it is exact."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -72,6 +74,7 @@ class EpisodeOutcome:
             response_tokens=response if episode.segments else None,
             cut=sum(turn.finish == "length" for turn in episode.turns),
             used="usage" in episode.meta,
+            approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else str(why),
         )
 
     @property
@@ -84,6 +87,8 @@ class EpisodeOutcome:
         return sum(count for verdict, count in zip(Verdict, self.verdicts, strict=True) if not verdict.valid)
 
 
+APPROXIMATE = "approximate"
+"""In `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]
 
 
@@ -143,6 +148,13 @@ class Scores:
     """Share of episodes by truncation status."""
     goal_rate: float | None
     """Mean share of goal conditions met at the end; None if the environment has none."""
+    approximate: str | None = None
+    """Why success and score are only about those of the benchmark; None where they are exact."""
+
+    @property
+    def mark(self) -> str:
+        """What stands before success and score in tables: `~` where they are approximate."""
+        return "~" if self.approximate else ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -175,6 +187,7 @@ def score(episodes: Played) -> Scores:
         cut_rate=sum(one.cut for one in counted) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
         goal_rate=fmean(goals) if goals else None,
+        approximate=next((one.approximate for one in counted if one.approximate), None),
     )
 
 
@@ -254,17 +267,18 @@ def behavior_table(runs: Mapping[str, Scores]) -> Table:
         cells = [f"{scores.turns:.1f}", "-" if scores.success_turns is None else f"{scores.success_turns:.1f}"]
         cells += [_percent(scores.invalid_rate), _percent(scores.verdicts["malformed"]), _percent(scores.cut_rate)]
         cells += [_percent(scores.truncated[key]) for key in ("truncated_turns", "truncated_tokens")]
-        cells += ["-" if scores.goal_rate is None else _percent(scores.goal_rate), f"{scores.score:.3f}"]
+        cells += ["-" if scores.goal_rate is None else _percent(scores.goal_rate), f"{scores.mark}{scores.score:.3f}"]
         rows.append([name, *cells, str(scores.errors)])
     return header, rows
 
 
 def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Sequence[int]) -> list[str]:
     rows: dict[str, ScoreRow] = {row.name: row for row in scores.categories}
-    cells = [_percent(rows[category].avg.mean) if category in rows else "-" for category in names]
+    mark = scores.mark
+    cells = [f"{mark}{_percent(rows[category].avg.mean)}" if category in rows else "-" for category in names]
     overall, best = scores.overall, scores.overall.pass_intervals[max(scores.overall.pass_at)]
     for own in (str(overall.avg), str(best)):
-        cells += [own if n == overall.samples else "-" for n in samples]
+        cells += [f"{mark}{own}" if n == overall.samples else "-" for n in samples]
     return [name, *cells, str(overall.avg.tasks)]
 
 

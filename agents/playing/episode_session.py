@@ -281,6 +281,7 @@ class SessionPool:
         guard = guard_of(probe)
         self.tool: ToolSpec = guard.tool
         self.env_id = guard.env_id
+        self.scoring: dict[str, str] = guard.base.scoring
         self._task_ids = guard.task_ids()
         self._idle.append(probe)
         self.sampling = with_stops(sampling or Sampling(), guard.channel, renderer)

@@ -72,7 +72,8 @@ class WebShopEnv(TextEnv):
         strict_admissible: refuse what the page does not offer. Without it search works on every page, as in the
             original, and what the shop does not understand shows the same page again.
         backdoors: the queries `<r>`, `<c> category`, `<q> query` of the original.
-        tagger: what finds nouns in titles for the reward; None takes the built-in one.
+        tagger: what finds nouns in titles for the reward, see `open_shop`; None takes the recorded ones of the
+            original's model, and where a shop's are not recorded the built-in list, which is approximate.
         num_prev_obs, num_prev_actions: how many earlier observations and actions stand in front of each observation.
         show_attributes: products have the page Attributes.
         oracle_query: whether `expert_action` searches for the product's title or for what the instruction says.
@@ -159,6 +160,10 @@ class WebShopEnv(TextEnv):
         """Of the purchase, 0.0 before it."""
         reward = self._state.reward
         return float(reward.total) if reward is not None and self._state.kind == "done" else 0.0
+
+    @property
+    def scoring(self) -> dict[str, str]:
+        return self.shop.scoring
 
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]

@@ -96,14 +96,19 @@ def load_catalog(
         return MemoryCatalog(products(None), profile.kind)
 
     # named after everything that fixes the content, so that each content is built once
-    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
-    root = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
+    root = cache_folder(cache)
     origin = [file_hash(path, root) for path in paths] if paths else repr(find_config(profile.preset))
     parts = {"source": origin, "kind": profile.kind, "num_products": None, "format": FORMAT}
     folder = root / "webshop" / content_hash(parts)[:32]
     if not (folder / "manifest.json").exists():
         build_folder(folder, products, profile.kind, progress)
     return MappedCatalog(folder)
+
+
+def cache_folder(cache: str | os.PathLike[str] | None) -> Path:
+    """The folder for what is built once: `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`."""
+    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
 
 
 def file_hash(path: Path, cache: Path) -> str:

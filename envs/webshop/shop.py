@@ -32,6 +32,7 @@ from turngym.envs.webshop.actions import (
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
+from turngym.envs.webshop.nouns import BUILTIN, SPACY_MODEL, NounTagger, find_tagger
 from turngym.envs.webshop.open_catalog import Storage, load_catalog
 from turngym.envs.webshop.products import (
     DATA_VARIABLE,
@@ -44,13 +45,10 @@ from turngym.envs.webshop.products import (
 )
 from turngym.envs.webshop.queries import OracleQuery, searches
 from turngym.envs.webshop.reward import (
-    DEFAULT_TAGGER,
-    NounTagger,
     ProductFacts,
     Reward,
     best_purchase,
     compute_reward,
-    make_tagger,
 )
 
 ENV_ID = "turngym/WebShop-v0"
@@ -76,16 +74,18 @@ class Shop:
         profile: Profile,
         *,
         price_seed: int = DEFAULT_PRICE_SEED,
-        tagger: str | NounTagger = DEFAULT_TAGGER,
+        tagger: str | NounTagger | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`price_seed` draws what the original draws after `random.seed(price_seed)`."""
+        """`price_seed` draws what the original draws after `random.seed(price_seed)`; `tagger` and `cache` are as for
+        `open_shop`."""
         self.profile = profile
         self.products = catalog
         self.price_seed = price_seed
-        self.tagger = make_tagger(tagger) if isinstance(tagger, str) else tagger
+        self.tagger = find_tagger(tagger, catalog, profile, cache)
         self.users = 0
         """How many `open_shop` calls have not been closed."""
-        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}
+        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger, "cache": cache}
         rng = random.Random(price_seed)
         self._prices = draw_prices(catalog.pricing, rng)
         self.goals = Goals(catalog.entries, self._prices, rng, kind=profile.kind, product=self._at, order=catalog.order)
@@ -117,6 +117,21 @@ class Shop:
         """SHA-256 of everything that decides products, prices, goals and scores."""
         parts = {"products": self.products.sha256, "kind": self.profile.kind, "price_seed": self.price_seed}
         return content_hash({**parts, "tagger": self.tagger.name, "goals": len(self.goals)})
+
+    @property
+    def scoring(self) -> dict[str, str]:
+        """What scores depend on besides the goal: `scored_with`, what found the nouns of titles, with its version, and
+        `approximate` where that is not what the original asks, which says what makes them exact.
+
+        Empty for a generated shop, whose scores are defined by the built-in list of nouns.
+        """
+        if self.profile.generated and self.tagger.name == BUILTIN:
+            return {}
+        found = {"scored_with": self.tagger.name}
+        if self.profile.generated or self.tagger.exact:
+            return found
+        command = f"`turngym index nouns --profile {self.profile.name}`"
+        return found | {"approximate": f"nouns of titles by {self.tagger.name}, not by {SPACY_MODEL}: {command}"}
 
     def product(self, asin: str) -> Product | None:
         """The product with that asin (upper case as in the files), or None."""
@@ -254,7 +269,7 @@ def open_shop(
     data: str | os.PathLike[str] | None = None,
     *,
     price_seed: int = DEFAULT_PRICE_SEED,
-    tagger: str | NounTagger = DEFAULT_TAGGER,
+    tagger: str | NounTagger | None = None,
     storage: Storage = "auto",
     cache: str | os.PathLike[str] | None = None,
     progress: Any = None,
@@ -265,9 +280,10 @@ def open_shop(
         profile: `embedded`, `embedded-small`, `1k-synthetic`, `1k-human`, `full-synthetic` or `full-human`.
         data: folder of the original's files; default `$WEBSHOP_DATA`. Not used by embedded shops.
         price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
-        tagger: `builtin`, `spacy`, `all-words`, or one of your own.
+        tagger: what finds the nouns of titles: None for the recorded ones, else the built-in list; `builtin`, `spacy`,
+            `spacy:MODEL`, `all-words`, or one of your own.
         storage: `memory`, `mapped`, or `auto`: mapped from 64 MiB of products on.
-        cache: folder for mapped shops; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
+        cache: folder for mapped shops and recorded nouns; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
         progress: called with (what, products done) while a mapped shop is built.
 
     Raises:
@@ -279,7 +295,7 @@ def open_shop(
     with _lock:
         if key not in _open:
             catalog = load_catalog(chosen, data, storage=storage, cache=cache, progress=progress)
-            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger)
+            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, cache=cache)
             shop._opened_with = partial(
                 open_shop,
                 profile,

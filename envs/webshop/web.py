@@ -367,6 +367,7 @@ class Web:
         if state.kind == "done":
             assert state.reward is not None
             shown |= {"reward": state.reward, "parts_of_score": score_parts(env, state.reward), "best": env.describe()}
+            shown["approximate"] = self.shop.scoring.get("approximate")
             shown |= {"bought": self.shop.product(page.asin), "target": self.shop.product(env.goal.asin)}
         elif state.kind == "item":
             shown["chips"] = list(chips(page, env.scene))

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.webshop.goals import Goal
-from turngym.envs.webshop.products import Product, ShopDataError
+from turngym.envs.webshop.nouns import NounTagger
+from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.reward import (
     COLORS,
-    NounTagger,
     ProductFacts,
     Reward,
     best_purchase,
     compute_reward,
-    make_tagger,
     matches,
     processed,
     simplify_pair,
@@ -227,25 +226,3 @@ def test_the_best_purchase_is_literal_where_it_can_be() -> None:
 
 def test_wanted_options() -> None:
     assert wanted_options(goal()) == ("white", "size    small")
-
-
-def test_built_in_nouns() -> None:
-    nouns = make_tagger("builtin").nouns
-    assert nouns("Women's Washable Rug for the Living-Room, 2 Pack") == ("women", "rug", "living", "room", "pack")
-    assert nouns("") == nouns("2 x 4 — & of the") == ()
-    assert make_tagger("all-words").nouns("The Soft rug, 3pc") == ("soft", "rug", "pc")
-
-
-def test_unknown_tagger() -> None:
-    with pytest.raises(ShopDataError, match=r"valid: builtin, spacy, all-words\. Did you mean 'spacy'"):
-        make_tagger("spacey")
-
-
-def test_spacy_without_its_model_says_what_to_install() -> None:
-    try:
-        import en_core_web_sm  # noqa: F401
-    except ImportError:
-        with pytest.raises(ShopDataError, match="spacy download en_core_web_sm"):
-            make_tagger("spacy")
-    else:
-        assert "table" in make_tagger("spacy").nouns("A wooden table")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from turngym.envs.webshop.env import ShopSession
-from turngym.envs.webshop.reward import DEFAULT_TAGGER, NounTagger
+from turngym.envs.webshop.nouns import NounTagger
 from turngym.envs.webshop.shop import Shop, open_shop
 
 _TYPE = ("r_type", "title_score")
@@ -105,7 +105,7 @@ def _unscored(observation: str, reward: float) -> tuple[str, bool]:
     return observation, False
 
 
-def shops(data: Path, tagger: str | NounTagger = DEFAULT_TAGGER) -> Callable[[bool], Shop]:
+def shops(data: Path, tagger: str | NounTagger | None = None) -> Callable[[bool], Shop]:
     @cache
     def shop_of(human: bool) -> Shop:
         return open_shop("1k-human" if human else "1k-synthetic", data, price_seed=7, tagger=tagger)
