@@ -124,11 +124,11 @@ class StudentRollouts:
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         self._env = SharedEnv(self._maker())
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
-        self._scoring = self._env.env.unwrapped.scoring
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
-            if why := self._scoring.get("approximate"):
-                print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
+        self._scoring: dict[str, str] = self._env.env.unwrapped.scoring
+        if why := self._scoring.get("approximate"):
+            print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
 
         shots, tool = config.few_shots, self._env.env.unwrapped.tool
         self._examples = Examples()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from sys import intern
 from typing import Any
 
 from turngym.agents.evaluation.seeds import Difference, rise
@@ -74,7 +75,7 @@ class EpisodeOutcome:
             response_tokens=response if episode.segments else None,
             cut=sum(turn.finish == "length" for turn in episode.turns),
             used="usage" in episode.meta,
-            approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else str(why),
+            approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else intern(str(why)),
         )
 
     @property

@@ -78,7 +78,12 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
         for pattern in ("*.py", *listed.get(package, ())):
             for path in folder.glob(pattern):
                 assert installed(path) in names, f"{path} is missing from the wheel"
-    data = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in (".json", ".html", ".pddl")]
+    data = [
+        path
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in (".json", ".npy", ".html", ".pddl")
+    ]
     assert all(installed(path) in names for path in data), "a data file is not packaged"
     assert not [
         name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
