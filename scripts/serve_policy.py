@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from turngym.agents.model_server import ServePolicy, describe, device, installed, process
+from turngym.agents.model_server import DIALECTS, ServePolicy, describe, device, installed, process
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +32,8 @@ def serve(config: ServePolicy) -> int:
     """Serves until a signal, or until the server has ended by itself more than `restarts` times (status 1)."""
     signal.signal(signal.SIGTERM, _interrupt)
     server = process(config)
-    print(f"starting SGLang {installed(config.python)} on {device(config)}; its output: {server.log}", flush=True)
+    name, release = DIALECTS[config.engine].name, installed(config.python, config.engine)
+    print(f"starting {name} {release} on {device(config)}; its output: {server.log}", flush=True)
     with server:
         left = config.restarts
         while True:

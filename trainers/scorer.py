@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turngym.agents.models import load_model, load_tokenizer
 from turngym.envs.core.episode import TopK
@@ -275,5 +277,21 @@ class ModelWeights:
         # parameters, not the state dict: a head tied to the embedding is then sent once
         return lora.merged(self.model, dict(self.model.named_parameters())).items()
 
-    def scorer(self) -> LocalScorer:
-        return LocalScorer(model=self.model)
+    @property
+    def adapter(self) -> bool:
+        return lora.adapted(self.model)
+
+    def save_adapter(self, folder: Path) -> None:
+        lora.save_adapter(self.model, self.model.state_dict(), folder)
+
+    def scorer(self, temperature: float = 1.0) -> LocalScorer:
+        return LocalScorer(model=self.model, temperature=temperature)
+
+    @contextmanager
+    def rounding(self, dtype: str) -> Iterator[None]:
+        # attention by its plain formula, and with a half precision what a server rounds; no copy of the weights is kept
+        half = None if dtype == "float32" else getattr(torch, dtype, torch.bfloat16)
+        device = next(self.model.parameters()).device.type
+        cast = torch.autocast(device, half, enabled=half is not None, cache_enabled=False)
+        with sdpa_kernel(SDPBackend.MATH), cast:
+            yield

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from turngym.agents.models import load_model
 from turngym.agents.servers.client import TrainServers
 from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.envs.core.errors import TurngymError
@@ -13,8 +18,9 @@ from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.models import vocabulary_size
-from turngym.trainers.scorer import LocalScorer, load_scorer
+from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several import FurtherEnv
+from turngym.trainers.targets import StudentTopK, TeacherTopK
 
 
 def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
@@ -50,7 +56,16 @@ def open_teacher(
         if other:
             raise ConfigError("distill vocabulary is other with --teacher-server; valid: a teacher in this process")
         size = vocabulary_size(student[0])
-        return teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature)
+        # of several processes one compares
+        load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None
+        served, shared = teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature, load)
+        # what will be asked for is asked for once now, and not after the first rollout
+        row, place, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
+        if isinstance(target, TeacherTopK):
+            served.topk([row], [place], target.k)
+        if isinstance(target, StudentTopK):
+            served.gather([row], [place], [np.arange(target.k)[None]])
+        return served, shared
     if folder is None:
         return None, None
     scorer = open_scorer(algorithm, folder, student=student, other=other, **scoring)
@@ -83,3 +98,7 @@ def further_teachers(
 def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
     """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` is `scoring_of` the run."""
     return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
+
+
+def _weights_of(folder: Path, dtype: str) -> ModelWeights:
+    return ModelWeights(load_model(folder, dtype=dtype))

@@ -1,18 +1,19 @@
-"""What is said between an SGLang server and its clients: errors, request bodies, answers, one HTTP connection.
+"""What clients of all model servers share: errors, checks of requests and answers, one HTTP connection, options.
 
-The answers of /generate become arrays. Ids, log-probabilities and weight versions that do not agree are refused.
+`Dialect` is what differs between SGLang (`sglang_dialect.py`) and vLLM (`vllm_dialect.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,15 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
+from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 
 
 class ServerError(TurngymError):
     """A server cannot do what is asked of it; a retry does not help."""
+
+
+class NotThere(ServerError):
+    """A server has no such route or model (status 404)."""
 
 
 class ServerDown(ServerError, ConnectionError):
@@ -49,10 +54,7 @@ class SyncError(ServerError):
     """New weights did not reach every server; the message says which ones the servers have now."""
 
 
-# Request bodies of /generate, and checks before they are sent.
-
-SCORE_TEMPERATURE = "input_logprob_temperature"
-"""A field of requests for scores at a temperature, and of the answers' `meta_info` (sglang, pull request 36213)."""
+# What every request and answer is checked for.
 
 
 def seed_of(stream: Sequence[int]) -> int:
@@ -64,52 +66,6 @@ def seed_of(stream: Sequence[int]) -> int:
         raise ServerError(f"the random stream {tuple(stream)} has a negative part; use non-negative integers")
     state = np.random.SeedSequence([int(part) for part in stream]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
-
-
-def generate_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed: int, count: int) -> dict[str, Any]:
-    """A request for at most `count` ids after `prompt`. The server samples the nth id of a sequence with (seed, n)."""
-    params: dict[str, Any] = {
-        "max_new_tokens": count,
-        "temperature": sampling.temperature,
-        "sampling_seed": seed,
-        # the defaults of a model's generation_config.json must not change the distribution
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": 0,
-        "stop_token_ids": list(sampling.stop_ids),
-        "stop": list(sampling.stop_text),
-        "skip_special_tokens": False,
-    }
-    return {"rid": rid, "input_ids": prompt.tolist(), "sampling_params": params, "return_logprob": True}
-
-
-def score_body(
-    rid: str, ids: NDArray[np.int32], start: int, *, top: int = 0, chosen: Sequence[int] = (), temperature: float = 1.0
-) -> dict[str, Any]:
-    """A request for the log-probabilities of `ids[start + 1:]`; nothing is sampled.
-
-    It also asks for the `top` most likely ids, and for the `chosen` ids, at each of these positions. A server that does
-    not support `temperature` ignores it, see `check_temperature`.
-    """
-    body: dict[str, Any] = {
-        "rid": rid,
-        "input_ids": ids.tolist(),
-        # this temperature does not change the scores of given ids
-        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": start,
-    }
-    if temperature != 1.0:
-        body[SCORE_TEMPERATURE] = temperature
-    if top:
-        body["top_logprobs_num"] = top
-    if chosen:
-        body["token_ids_logprob"] = [int(one) for one in chosen]
-    return body
 
 
 def check_ids(ids: NDArray[np.int32], vocabulary: int, where: str) -> None:
@@ -138,7 +94,7 @@ VersionSpan = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedPart:
-    """One answer of /generate: ids int32 [R], log-probabilities float32 [R], and the weights that sampled them."""
+    """One answer to a request to generate: ids int32 [R], their log-probabilities float32 [R], and whose they are."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -146,11 +102,11 @@ class GeneratedPart:
     """`stop`, `length` or `abort`."""
     spans: tuple[VersionSpan, ...]
     """They cover 0..R in order. An answer without ids has one, too."""
-    cached: int
+    cached: int = 0
     """Number of prompt ids whose keys and values the server had already."""
-    reason: str
+    reason: str = ""
     """Why the server aborted."""
-    status: int | None
+    status: int | None = None
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
@@ -162,132 +118,40 @@ def fields_of_other_types(where: str) -> Iterator[None]:
     except ServerError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        raise BadAnswer(f"{where}: not an answer of SGLang: {type(error).__name__}: {error}") from error
+        raise BadAnswer(f"{where}: not an answer of such a server: {type(error).__name__}: {error}") from error
 
 
-def read_generation(answer: Any, where: str, asked: int, vocabulary: int) -> GeneratedPart:
-    """Read the answer to a request for at most `asked` ids of a model that knows `vocabulary` ids.
+def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: Draw) -> GeneratedPart:
+    """`part` as the answer to `ask`, with log-probabilities of 0 at most; `named` are the ids that they are said of.
 
     Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
     """
-    with fields_of_other_types(where):
-        meta = _meta(answer, where)
-        ids = np.asarray(answer.get("output_ids") or [], np.int32)
-        logprobs, named = _pairs(meta.get("output_token_logprobs") or [])
-        if len(logprobs) != len(ids):
-            raise BadAnswer(
-                f"{where}: {len(ids)} ids came with {len(logprobs)} log-probabilities; both must be of one length"
-            )
-        if not np.array_equal(ids, named):
-            first = int(np.flatnonzero(ids != named)[0])
-            raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
-        if len(ids) > asked:
-            raise BadAnswer(f"{where}: {len(ids)} ids came, {asked} were asked for")
-        logprobs = without_rounding(logprobs)
-        if (problem := wrong_numbers(ids, logprobs, vocabulary)) is not None:
-            raise BadAnswer(f"{where}: {problem}")
-        reason = meta.get("finish_reason")
-        kind = reason.get("type") if isinstance(reason, Mapping) else None
-        if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
-            raise BadAnswer(f"{where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
-        status = reason.get("status_code")
-        return GeneratedPart(
-            ids=ids,
-            logprobs=logprobs,
-            finish=kind,
-            spans=_spans(meta, len(ids), where),
-            cached=int(meta.get("cached_tokens") or 0),
-            reason=str(reason.get("message") or ""),
-            status=None if status is None else int(status),
+    ids, logprobs, where = part.ids, without_rounding(part.logprobs), ask.where
+    if len(logprobs) != len(ids):
+        raise BadAnswer(
+            f"{where}: {len(ids)} ids came with {len(logprobs)} log-probabilities; both must be of one length"
         )
+    if not np.array_equal(ids, named):
+        first = int(np.flatnonzero(ids != named)[0])
+        raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
+    if len(ids) > ask.count:
+        raise BadAnswer(f"{where}: {len(ids)} ids came, {ask.count} were asked for")
+    if (problem := wrong_numbers(ids, logprobs, ask.vocabulary)) is not None:
+        raise BadAnswer(f"{where}: {problem}")
+    if part.finish not in ("stop", "length", "abort"):
+        raise BadAnswer(f"{where}: finish_reason is {part.finish!r}; it must be of type stop, length or abort")
+    ends = [0, *(end for _, _, end in part.spans)]
+    if [start for _, start, _ in part.spans] != ends[:-1] or ends[-1] != len(ids):
+        raise BadAnswer(f"{where}: weight_versions {part.spans} do not cover the {len(ids)} ids one after the other")
+    return replace(part, logprobs=logprobs)
 
 
-def read_scores(
-    answer: Any, ids: NDArray[np.int32], start: int, where: str, *, last: int
-) -> tuple[NDArray[np.float32], str]:
-    """(Log-probabilities float32 of `ids[start:]`, each given the ids before it; the name of the weights.)
-
-    `start` is the request's `logprob_start_len`. The first entry is null; it becomes nan. `last` is the largest id of
-    the vocabulary, which a server reports as id 0 (with the right log-probability).
-    Raises BadAnswer if the entries are not those of `ids`.
-    """
-    with fields_of_other_types(where):
-        meta = _meta(answer, where)
-        logprobs, named = _pairs(meta.get("input_token_logprobs") or [])
-    wanted = ids[start:]
-    if len(named) != len(wanted):
-        raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
-    wrong = (named != wanted) & ((named != 0) | (wanted != last))
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
-        raise BadAnswer(f"{where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
-    _check_scores(logprobs[1:], where)
-    return logprobs, str(meta.get("weight_version"))
-
-
-def check_temperature(answer: Any, temperature: float, where: str) -> None:
-    """Raises ServerError if scores were asked for at a temperature other than 1 and the answer does not confirm it."""
-    if temperature != 1.0 and _meta(answer, where).get(SCORE_TEMPERATURE) != temperature:
-        raise ServerError(
-            f"{where}: this server scores at temperature 1, not at {temperature:g} (releases with "
-            f"{SCORE_TEMPERATURE} can): take --distill.temperature 1, or load the teacher into this process with "
-            "--teacher, without --teacher-server"
-        )
-
-
-def read_top(
-    answer: Any, name: str, start: int, positions: NDArray[np.int64], k: int, where: str
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Ids and log-probabilities [P, K] at `positions`, from `meta_info[name]`.
-
-    `name` is `input_top_logprobs` or `input_token_ids_logprobs`. Entry i belongs to position `start` + i. Raises
-    BadAnswer if one is missing or not K long.
-    """
-    rows = _meta(answer, where).get(name) or []
-    ids, logp = np.empty((len(positions), k), np.int32), np.empty((len(positions), k), np.float32)
-    with fields_of_other_types(where):
-        for line, position in enumerate(positions):
-            place = int(position) - start
-            row = rows[place] if 0 <= place < len(rows) else None
-            if row is None or len(row) != k:
-                raise BadAnswer(
-                    f"{where}: {0 if row is None else len(row)} of {k} log-probabilities came for position {position}"
-                )
-            for column, entry in enumerate(row):
-                logp[line, column], ids[line, column] = entry[0], entry[1]
-    _check_scores(logp, where)
-    return ids, logp
-
-
-def _check_scores(logp: NDArray[np.float32], where: str) -> None:
-    """Raises BadAnswer unless all of `logp` are log-probabilities."""
+def check_scores(logp: NDArray[np.float32], where: str) -> NDArray[np.float32]:
+    """`logp`. Raises BadAnswer unless all of it are log-probabilities."""
     odd = ~((logp < ROUNDING) & (logp > -np.inf))
     if odd.any():
         raise BadAnswer(f"{where}: a log-probability is {logp[odd][0]}; it must be finite and at most 0")
-
-
-def _meta(answer: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("meta_info"), Mapping):
-        raise BadAnswer(f"{where}: an answer of /generate has a meta_info; this one is {str(answer)[:200]!r}")
-    meta: Mapping[str, Any] = answer["meta_info"]
-    return meta
-
-
-def _pairs(entries: Sequence[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Log-probabilities (nan for null) and ids of entries [logprob, id, text]."""
-    logprobs = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
-    return logprobs, np.array([entry[1] for entry in entries], np.int32)
-
-
-def _spans(meta: Mapping[str, Any], count: int, where: str) -> tuple[VersionSpan, ...]:
-    found = meta.get("weight_versions") or []
-    if not found:
-        return ((str(meta.get("weight_version")), 0, count),)
-    spans = tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in found)
-    ends = [0, *(end for _, _, end in spans)]
-    if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != count:
-        raise BadAnswer(f"{where}: weight_versions {spans} do not cover the {count} ids one after the other")
-    return spans
+    return logp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,8 +175,6 @@ class ServerSettings:
 
 KEY = "TURNGYM_SERVER_KEY"
 """Environment variable with the servers' bearer key; without it no key is sent."""
-SCORE_BYTES = 64
-"""Most bytes of JSON for one log-probability with its id; about 35 are usual."""
 
 
 def next_pause(pause: float) -> float:
@@ -329,15 +191,6 @@ def error_text(body: Any) -> str:
         if found is not None:
             return str(found)
     return str(body)[:500]
-
-
-def answer_limit(body: Any) -> int:
-    """Most bytes of the answer to `body`: enough for every id that it asks about, at each position of its prompt."""
-    if not isinstance(body, Mapping) or "input_ids" not in body:
-        return SMALL_ANSWER
-    each = 2 + int(body.get("top_logprobs_num", 0)) + len(body.get("token_ids_logprob", ()))
-    drawn = int(body["sampling_params"]["max_new_tokens"])
-    return SMALL_ANSWER + SCORE_BYTES * len(body["input_ids"]) * each + TOKEN_BYTES * drawn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -367,8 +220,10 @@ class Connection:
     async def close(self) -> None:
         await self._http.close()
 
-    async def request(self, method: str, path: str, body: Any = None, *, timeout: float) -> Any:
-        """One attempt: the JSON of a 200, or None if there is no body.
+    async def request(
+        self, method: str, path: str, body: Any = None, *, timeout: float, limit: int = SMALL_ANSWER
+    ) -> Any:
+        """One attempt: the JSON of a 200 of at most `limit` bytes, a text that is not JSON, or None for no body.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.
@@ -378,7 +233,7 @@ class Connection:
         """
         where = f"{self.url}{path}"
         try:
-            reply = await self._http.send(method, self.url + path, body, seconds=timeout, limit=answer_limit(body))
+            reply = await self._http.send(method, self.url + path, body, seconds=timeout, limit=limit)
         except TooLate as error:
             raise ServerTimeout(f"{where}: no answer within {timeout:.0f} s") from error
         except NotReached as error:
@@ -389,7 +244,8 @@ class Connection:
         try:
             found = reply.json() if reply.body else None
         except BadReply as error:
-            if reply.status == 200:
+            # vLLM answers some orders with a text of no type
+            if reply.status == 200 and "content-type" in reply.headers:
                 raise BadAnswer(f"{where}: {error}") from error
             found = reply.text(500)
         if reply.status == 200:
@@ -400,7 +256,7 @@ class Connection:
         if reply.status in (401, 403):
             raise ServerError(f"{said}; set the server's key in {KEY}")
         if reply.status == 404:
-            raise ServerError(f"{said}; is this an SGLang server?")
+            raise NotThere(said)
         raise ServerError(said)
 
     async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
@@ -422,20 +278,186 @@ class Connection:
             pause = next_pause(pause)
 
 
-# Options of the commands that use SGLang servers.
+# What a server says about itself, what it is asked, and what differs between the servers.
 
 Busy = Literal["wait", "retract", "abort"]
 """What happens to responses in flight when new weights come: `wait` lets them end first; `retract` pauses them and
 continues them with the new weights (their histories are computed again); `abort` interrupts them."""
+Call = tuple[str, str, Any]
+"""Method, path and JSON of an administrative call."""
+OWN_NAME = "turngym-"
+"""Beginning of the names of weights that a training run sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What one server says about itself."""
+
+    url: str
+    dialect: Dialect
+    version: str
+    model: str
+    """Path or name of the model that it was started with."""
+    kind: str
+    """Architecture of the model, for example Qwen3ForCausalLM; "" where it cannot be known."""
+    weights: str
+    """Name of the weights it has now; `default` until an update names them."""
+    max_prompt: int
+    """A prompt must be shorter than this."""
+    max_length: int
+    """Most ids of prompt and response together."""
+    seeded: bool = True
+    """Whether it honors the seed of a request."""
+    ranks: int = 1
+    """Number of processes that hold a share of the weights (tensor and pipeline parallelism)."""
+    replicas: int = 1
+    """Number of data-parallel copies."""
+    dtype: str = "auto"
+    missing: str = ""
+    """What it was started without, so that new weights cannot come; "" where they can."""
+    adapters: bool = False
+    """Whether it loads LoRA adapters while it serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A request for at most `count` ids after `prompt`."""
+
+    where: str
+    """Names the request in errors."""
+    prompt: NDArray[np.int32]
+    sampling: Sampling
+    stream: Sequence[int]
+    count: int
+    vocabulary: int
+    drawn: int = 0
+    """How many of the prompt's last ids belong to the same response, which was broken off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A request for the log-probabilities of `ids[start + 1:]`; nothing is sampled.
+
+    It also asks for the `top` most likely ids, or the ids `chosen` [P, K], at each of the `positions` [P].
+    """
+
+    where: str
+    ids: NDArray[np.int32]
+    start: int
+    vocabulary: int
+    positions: NDArray[np.int64]
+    top: int = 0
+    chosen: NDArray[np.int64] | None = None
+    temperature: float = 1.0
+
+
+class Dialect(Protocol):
+    """How one kind of server is spoken to.
+
+    `model` is the name of the adapter that samples, None for the server's model. All `read_...` raise BadAnswer, and
+    ServerError for what the server does not compute.
+    """
+
+    name: ClassVar[str]
+    supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]]
+    """The oldest release, and the first that is too new."""
+    tried: ClassVar[str]
+    """The release that was tried, as pip names it."""
+    generate_path: ClassVar[str]
+    ready_path: ClassVar[str]
+    weights_path: ClassVar[str]
+    """Its answer names the weights: `weight_version`."""
+    block: ClassVar[int]
+    """Positions of one request for the log-probabilities of chosen ids."""
+
+    async def read_info(self, connection: Connection, patience: float) -> ServerInfo: ...
+
+    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]: ...
+
+    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart: ...
+
+    def score_body(self, ask: Score, rid: str, model: str | None) -> dict[str, Any]: ...
+
+    def read_scores(self, answer: Any, ask: Score) -> tuple[NDArray[np.float32], str]:
+        """(Log-probabilities float32 of `ids[start:]`, the first nan; the name of the weights.)"""
+
+    def read_top(self, answer: Any, ask: Score) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Ids and log-probabilities [P, top], most likely first."""
+
+    def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
+        """Log-probabilities [P, K]."""
+
+    def answer_limit(self, ask: Draw | Score) -> int:
+        """Most bytes of the answer."""
+
+    def abort_call(self, rid: str) -> Call: ...
+
+    def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
+        """Calls that encode `texts`, or decode each of `ids`."""
+
+    def read_texts(self, answers: Sequence[Any]) -> list[Any]:
+        """What such calls are answered: the ids of each text, or the text of each id."""
+
+    def hold_calls(self, busy: Busy) -> tuple[list[Call], list[Call]]:
+        """What is called before new weights come, and after."""
+
+    def folder_calls(self, folder: str, name: str) -> list[Call]:
+        """What makes a server read the weights in `folder`, and call them `name`."""
+
+    def adapter_calls(self, folder: str, name: str) -> tuple[Call, Call]:
+        """What makes a server (`ServerInfo.adapters`) read an adapter, and what makes it forget that again."""
+
+    def group(self, backend: str) -> type[WeightGroup]:
+        """How weights are broadcast. Raises SyncError for a backend that the server does not have."""
+
+
+class WeightGroup(Protocol):
+    """The trainer's end of a broadcast of weights, as rank 0, and what the servers are told of it."""
+
+    begin: ClassVar[Call]
+
+    def __init__(self, address: str, port: int, world: int, name: str, timeout: float) -> None:
+        """Blocks until all `world` members have joined. Raises SyncError."""
+
+    @staticmethod
+    def join(address: str, port: int, world: int, name: str, offset: int) -> Call:
+        """How a server joins, with its first process as rank `offset`."""
+
+    @staticmethod
+    def bucket(weights: Sequence[tuple[str, Any]], name: str, version: str | None) -> Call:
+        """What is said before `weights` are sent; `version` names the weights with the last of them."""
+
+    @staticmethod
+    def end(version: str) -> Call: ...
+
+    @staticmethod
+    def leave(name: str) -> Call: ...
+
+    def send(self, tensor: Any) -> Callable[[], bool]:
+        """Starts to broadcast; what it returns says whether that is done."""
+
+    def close(self) -> None: ...
+
+
+def model_config(folder: str) -> Mapping[str, Any]:
+    """The model's config.json; empty if it cannot be read from here."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# Options of the commands that use servers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyServer:
-    """SGLang servers that play."""
+    """Servers (SGLang, vLLM) that play."""
 
     policy_server: str = ""
-    """Address of an SGLang server that plays (`turngym serve policy` starts one), several with commas in between, or
-    that of a router; by default the model plays in this process."""
+    """Address of a server that plays (`turngym serve policy` starts one), several with commas in between, or that of
+    SGLang's router; which kind it is, is asked. By default the model plays in this process."""
     server_parallel: int = 64
     """Most requests in flight on each server."""
     server_deadline: float = 600.0
@@ -447,13 +469,14 @@ class PolicyServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainServers(PolicyServer):
-    """SGLang servers that play and teach while this process trains."""
+    """Servers (SGLang, vLLM) that play and teach while this process trains."""
 
     teacher_server: str = ""
-    """Address of SGLang servers with the teacher; --teacher then only names its folder, for the vocabulary."""
+    """Address of servers with the teacher; --teacher then names its folder: its vocabulary, and what the servers must
+    compute."""
     weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
-    """How new weights get to the servers that play: through a folder that both sides see, or by broadcast (`nccl`
-    between GPUs, else `gloo`)."""
+    """How new weights get to the servers that play: through a folder that both sides see (adapters alone where they
+    are trained and a vLLM server loads them), or by broadcast (`nccl` between GPUs; `gloo` with SGLang alone)."""
     weight_folder: Path | None = None
     """disk: where new weights are written; by default OUT/weights. The newest two are kept."""
     weight_address: str = "127.0.0.1"

@@ -1,8 +1,8 @@
 """All servers of one model, or a router in front of them: which server gets a request, and what all of them are told.
 
-1. `ServerInfo`: what a server says about itself, and which releases are supported.
+1. `read_info`: which kind of server it is, what it says about itself, and which releases are supported.
 2. `WeightVersions`: which weights the servers were given, so that an answer can say who sampled it.
-3. `Fleet`: the connections, and requests to /generate that survive a server's restart.
+3. `Fleet`: the connections, and requests that survive a server's restart.
 4. `check_...`: a server has the model, the tokenizer and the weights that are meant.
 """
 
@@ -10,109 +10,72 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from turngym.agents.servers.client import (
+    OWN_NAME,
+    Call,
     Connection,
+    Dialect,
+    Draw,
+    NotThere,
+    Score,
     ServerDown,
     ServerError,
+    ServerInfo,
     ServerSettings,
     ServerTimeout,
     VersionSpan,
     WrongWeights,
+    model_config,
     next_pause,
 )
-from turngym.retrieval.outgoing import LoopThread
+from turngym.agents.servers.sglang_dialect import SglangDialect
+from turngym.agents.servers.vllm_dialect import VllmDialect
+from turngym.retrieval.outgoing import SMALL_ANSWER, LoopThread
 
-OLDEST, TRIED, BEFORE = (0, 5, 21), "0.5.23", (0, 6)
-"""Releases that speak the protocol used here; earlier ones update weights in another way."""
-HEADROOM = 4
-"""SGLang limits prompts to 5 ids less than prompt and response together, which is 1 less than the context."""
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerInfo:
-    """What one server says about itself."""
-
-    url: str
-    version: str
-    model: str
-    """Path or name of the model that it was started with."""
-    kind: str
-    """Architecture of the model, for example Qwen3ForCausalLM."""
-    weights: str
-    """Name of the weights it has now; `default` until an update names them."""
-    max_prompt: int
-    """A prompt must be shorter than this."""
-    seeded: bool
-    """Whether it honors the seed of a request (--enable-deterministic-inference)."""
-    ranks: int
-    """Number of processes that hold a share of the weights (tensor and pipeline parallelism)."""
-    replicas: int
-    """Number of data-parallel copies."""
-    dtype: str
-
-    @property
-    def max_length(self) -> int:
-        """Most ids of prompt and response together."""
-        return self.max_prompt + HEADROOM
-
-
 async def read_info(connection: Connection, wait: float) -> ServerInfo:
-    """Ask a server, for up to `wait` seconds while it starts.
+    """Ask a server which kind it is and about itself, for up to `wait` seconds while it starts.
 
-    Raises ServerError if it is down, or is no SGLang server that generates.
+    Raises ServerError if it is down, or is no server that generates.
     """
     patience = max(wait, connection.settings.connect_timeout)
-    about = await connection.request_until("GET", "/server_info", deadline=patience)
-    model = await connection.request_until("GET", "/model_info", deadline=patience)
-    if not isinstance(about, dict) or not isinstance(model, dict) or "version" not in about:
-        raise ServerError(f"{connection.url} is not an SGLang server: /server_info says {str(about)[:200]}")
-    if not model.get("is_generation", True):
-        raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
-    if about.get("skip_tokenizer_init"):
-        raise ServerError(f"{connection.url} runs with --skip-tokenizer-init: it cannot stop at texts; leave that out")
-    limit = about.get("max_req_input_len")
-    if limit is None:
-        raise ServerError(
-            f"{connection.url} does not say max_req_input_len; SGLang {about['version']} is not supported"
-        )
-    return ServerInfo(
-        url=connection.url,
-        version=str(about["version"]),
-        model=str(model.get("model_path", about.get("model_path", ""))),
-        kind=str((model.get("architectures") or ["?"])[0]),
-        weights=str(model.get("weight_version")),
-        max_prompt=int(limit),
-        seeded=bool(about.get("enable_deterministic_inference")),
-        ranks=int(about.get("tp_size", 1)) * int(about.get("pp_size", 1)),
-        replicas=int(about.get("dp_size", 1)),
-        dtype=str(about.get("dtype", "auto")),
-    )
+    said = []
+    for path, kind in (("/server_info", SglangDialect), ("/version", VllmDialect)):
+        try:
+            found = await connection.request_until("GET", path, deadline=patience)
+        except NotThere as error:
+            found = error
+        if isinstance(found, dict) and "version" in found:
+            return await kind().read_info(connection, patience)
+        said.append(f"{path} says {str(found)[:200]}")
+    raise ServerError(f"{connection.url} is neither an SGLang nor a vLLM server: {'; '.join(said)}")
 
 
-def check_version(servers: Sequence[ServerInfo]) -> None:
-    """Raises ServerError for a release that is not supported, or servers that differ in release or model."""
+def check_servers(servers: Sequence[ServerInfo]) -> None:
+    """Raises ServerError for a release that is not supported, or servers that differ in kind, release or model."""
     for server in servers:
+        dialect = server.dialect
         numbers = tuple(int(part) for part in re.findall(r"\d+", server.version)[:3])
-        if not OLDEST <= numbers < BEFORE:
-            oldest, before = (".".join(map(str, numbers)) for numbers in (OLDEST, BEFORE))
+        if not dialect.supported[0] <= numbers < dialect.supported[1]:
+            oldest, before = (".".join(map(str, numbers)) for numbers in dialect.supported)
             raise ServerError(
-                f"{server.url} is SGLang {server.version}; supported are {oldest} up to, but not, {before} "
-                f"(tried: {TRIED}): pip install 'sglang=={TRIED}'"
+                f"{server.url} is {dialect.name} {server.version}; supported are {oldest} up to, but not, {before} "
+                f"(tried: {dialect.tried.partition('==')[2]}): pip install '{dialect.tried}'"
             )
-    for what, name in (("release", "version"), ("architecture", "kind"), ("longest prompt", "max_prompt")):
+    names = {"dialect": "kind", "version": "release", "kind": "architecture", "max_prompt": "longest prompt"}
+    for name, what in names.items():
         if len({getattr(server, name) for server in servers}) > 1:
             rows = ", ".join(f"{server.url} {getattr(server, name)}" for server in servers)
             raise ServerError(f"the servers differ in {what}: {rows}")
@@ -130,6 +93,8 @@ class WeightVersions:
     before the request was sent, means that the server was restarted or that another client changed its weights.
     """
 
+    adapters: bool = False
+    """Whether the weights are adapters, which requests must name."""
     place: int = 0
     """Place of the weights that all servers have. Note it when a request is sent: its answer must not be older."""
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -151,7 +116,7 @@ class WeightVersions:
     def new_name(self, version: int) -> str:
         """A name that no server has yet: not `default`, not another run's, not that of a failed attempt."""
         self._names += 1
-        return f"turngym-{self._owner}-{self._names}-v{version}"
+        return f"{OWN_NAME}{self._owner}-{self._names}-v{version}"
 
     def add(self, name: str, version: int) -> None:
         """Record that all servers have the weights `name`."""
@@ -200,10 +165,10 @@ class Endpoint:
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """Servers with the same model. Call `open` before anything else.
+    """Servers of one kind with the same model. Call `open` before anything else.
 
-    Administrative calls (weights, pauses, aborts) go to every server, also behind a router: a router only forwards
-    /generate, and lists its servers under /workers.
+    Administrative calls (weights, pauses, aborts) go to every server, also behind a router: SGLang's router only
+    forwards /generate, and lists its servers under /workers.
     """
 
     urls: Sequence[str]
@@ -227,10 +192,10 @@ class Fleet:
         """
         if not self.urls:
             raise ServerError("no server was named; give at least one url")
-        self.loop = LoopThread("sglang-client")
+        self.loop = LoopThread("server-client")
         try:
             self.servers = self.loop.run(self._discover(wait))
-            check_version(self.servers)
+            check_servers(self.servers)
         except BaseException:
             self.close()
             raise
@@ -256,26 +221,50 @@ class Fleet:
         """The result of a coroutine that uses this fleet."""
         return self.loop.run(work)
 
-    def call_all(self, method: str, path: str, body: Any = None) -> list[Any]:
-        """Answers of all servers, each asked once, at the same time. Raises the first error, which names its server."""
+    @property
+    def dialect(self) -> Dialect:
+        """How the servers are spoken to."""
+        return self.servers[0].dialect
 
-        async def call() -> list[Any]:
-            asked = (one.request(method, path, body, timeout=ADMIN_TIMEOUT) for one in self._admin)
-            return await asyncio.gather(*asked)
+    @property
+    def model(self) -> str | None:
+        """The adapter that requests name; None for the servers' own model."""
+        return self.versions.current if self.versions.adapters else None
 
-        return self.loop.run(call())
+    def call_all(self, *calls: Call) -> list[Any]:
+        """Answers of all servers to the last of `calls`; all are asked at the same time, each once and in order.
 
-    def call_one(self, url: str, method: str, path: str, body: Any = None) -> Any:
-        """Answer of the server at `url`, asked once."""
+        Raises the first error, which names its server.
+        """
+
+        async def every() -> list[Any]:
+            return await asyncio.gather(*(self._calls(one, calls) for one in self._admin))
+
+        return self.loop.run(every())
+
+    def call_one(self, url: str, *calls: Call, limit: int = SMALL_ANSWER) -> Any:
+        """Answer of the server at `url` to the last of `calls`, each asked once and in order."""
         one = next(connection for connection in self._admin if connection.url == url)
-        return self.loop.run(one.request(method, path, body, timeout=ADMIN_TIMEOUT))
+        return self.loop.run(self._calls(one, calls, limit))
+
+    async def _calls(self, one: Connection, calls: Sequence[Call], limit: int = SMALL_ANSWER) -> Any:
+        answer = None
+        for method, path, body in calls:
+            answer = await one.request(method, path, body, timeout=ADMIN_TIMEOUT, limit=limit)
+        return answer
+
+    def weights_of(self, url: str) -> str:
+        """The name of the weights that the server at `url` says it has."""
+        answer = self.call_one(url, ("GET", self.dialect.weights_path, None))
+        return str(answer.get("weight_version")) if isinstance(answer, dict) else str(answer)
 
     async def abort(self, rid: str) -> None:
         """Abort a request on whichever server has it."""
+        method, path, body = self.dialect.abort_call(rid)
         for one in self._admin:
             # a server that is down has lost the request anyway
             with contextlib.suppress(ServerError):
-                await one.request("POST", "/abort_request", {"rid": rid}, timeout=self.settings.connect_timeout)
+                await one.request(method, path, body, timeout=self.settings.connect_timeout)
 
     def endpoint_for(self, session: str) -> Endpoint:
         """The endpoint of `session`: always the same while it answers, so that its prefix cache is reused."""
@@ -288,23 +277,19 @@ class Fleet:
     def forget(self, session: str) -> None:
         self._assigned.pop(session, None)
 
-    async def send(
-        self, session: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T], end: float, where: str
-    ) -> T:
-        """What /generate answers to the body `make(rid)`, parsed by `read(answer, floor)`.
-
-        `end` is the deadline on the connections' clock.
+    async def send(self, session: str, ask: Draw | Score, read: Callable[[Any, int], T], end: float) -> T:
+        """What is answered to `ask`, parsed by `read(answer, floor)`; `end` is the deadline on the connections' clock.
 
         If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
         Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
         """
-        pause, tries = self.settings.backoff, 0
+        pause, tries, where = self.settings.backoff, 0, ask.where
         while True:
             endpoint = self.endpoint_for(session)
             tries += 1
             floor, repairs = self.versions.place, self._repairs[endpoint.connection.url]
             try:
-                answer = await self._once(endpoint, make, end, where)
+                answer = await self._once(endpoint, ask, end)
                 endpoint.failures = 0
                 return read(answer, floor)
             except ServerDown as error:
@@ -320,20 +305,33 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
-    async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
-        rid = f"turngym-{secrets.token_hex(8)}"
+    async def _once(self, endpoint: Endpoint, ask: Draw | Score, end: float) -> Any:
+        rid = f"{OWN_NAME}{secrets.token_hex(8)}"
         endpoint.load += 1
         try:
             async with endpoint.slots:
-                return await self._wait(endpoint, rid, make(rid), end, where)
+                return await self._wait(endpoint, rid, ask, end)
+        except NotThere as error:
+            if self.model is None:
+                raise
+            # a server that was restarted does not know the adapter any more
+            raise WrongWeights(f"{ask.where}: {error}") from error
         finally:
             endpoint.load -= 1
 
-    async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
-        connection, settings = endpoint.connection, self.settings
+    async def _wait(self, endpoint: Endpoint, rid: str, ask: Draw | Score, end: float) -> Any:
+        connection, settings, dialect, where = endpoint.connection, self.settings, self.dialect, ask.where
+        make = dialect.generate_body if isinstance(ask, Draw) else dialect.score_body
         left = max(end - connection.clock(), 0.01)
         # longer than both waits below, so that an aborted request can still return what was sampled
-        task = asyncio.create_task(connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
+        asked = connection.request(
+            "POST",
+            dialect.generate_path,
+            make(ask, rid, self.model),  # type: ignore[arg-type]
+            timeout=left + 2 * GRACE + 1,
+            limit=dialect.answer_limit(ask),
+        )
+        task = asyncio.create_task(asked)
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
@@ -348,12 +346,12 @@ class Fleet:
         finally:
             task.cancel()
         try:
-            await connection.request("GET", "/ready", timeout=settings.connect_timeout)
-            state = "/ready says that it is up"
+            await connection.request("GET", dialect.ready_path, timeout=settings.connect_timeout)
+            state = f"{dialect.ready_path} says that it is up"
         except ServerDown as error:
-            state = f"/ready says: {error}"
+            state = f"{dialect.ready_path} says: {error}"
         except ServerError as error:
-            state = f"/ready does not answer: {error}"
+            state = f"{dialect.ready_path} does not answer: {error}"
         raise ServerTimeout(f"{where}: {connection.url} gave no answer within {settings.deadline:.0f} s; {state}")
 
     async def _repaired(self, endpoint: Endpoint, floor: int, repairs: int) -> bool:
@@ -436,7 +434,7 @@ def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
     """
     kind = (config.get("architectures") or ["?"])[0]
     for server in fleet.servers:
-        if server.kind != kind:
+        if server.kind and server.kind != kind:
             raise ServerError(f"{server.url} serves a {server.kind} ({server.model}); a {kind} is meant")
         theirs = model_config(server.model)
         wrong = [
@@ -456,44 +454,38 @@ def check_tokenizer(fleet: Fleet, tokenizer: Any, size: int) -> None:
     places = np.unique(np.linspace(0, size - 1, min(SAMPLE, size)).astype(int)).tolist()
     mine = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in places]
     encoded = [list(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS]
-    ask = {"tokens": [[one] for one in places], "skip_special_tokens": False}
-    _compare(fleet, "/detokenize", ask, "text", mine, [f"id {one}" for one in places])
-    ask = {"prompt": list(TEXTS), "add_special_tokens": False}
-    _compare(fleet, "/tokenize", ask, "tokens", encoded, [repr(text) for text in TEXTS])
+    for server in fleet.servers:
+        _compare(fleet, server, ([], places), mine, [f"id {one}" for one in places])
+        _compare(fleet, server, (TEXTS, []), encoded, [repr(text) for text in TEXTS])
 
 
 def check_names(fleet: Fleet) -> None:
     """Raises ServerError if a server has weights that a training run sent it, instead of those of its folder."""
     for server in fleet.servers:
-        if server.weights.startswith("turngym-"):
+        if server.weights.startswith(OWN_NAME):
             raise ServerError(
                 f"{server.url} has weights that a training run sent it ({server.weights!r}), not those of "
                 f"{server.model}: start it again"
             )
 
 
-def model_config(folder: str) -> Mapping[str, Any]:
-    """The model's config.json; empty if it cannot be read from here."""
-    try:
-        found = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _compare(
-    fleet: Fleet, path: str, ask: Mapping[str, Any], part: str, mine: Sequence[Any], names: Sequence[str]
+    fleet: Fleet,
+    server: ServerInfo,
+    asked: tuple[Sequence[str], Sequence[int]],
+    mine: Sequence[Any],
+    names: Sequence[str],
 ) -> None:
-    for server, answer in zip(fleet.servers, fleet.call_all("POST", path, ask), strict=True):
-        theirs = answer.get(part) if isinstance(answer, dict) else None
-        if not isinstance(theirs, list) or len(theirs) != len(mine):
-            raise ServerError(f"{server.url}{path} answered {str(answer)[:200]!r}; {len(mine)} rows were asked for")
-        for name, here, there in zip(names, mine, theirs, strict=True):
-            if here != there:
-                raise ServerError(
-                    f"{server.url} has another vocabulary: {name} is {there!r} there and {here!r} here. Start it with "
-                    "the same tokenizer"
-                )
+    answers = [fleet.call_one(server.url, call) for call in server.dialect.text_calls(*asked)]
+    theirs = server.dialect.read_texts(answers)
+    if len(theirs) != len(mine):
+        raise ServerError(f"{server.url} answered {str(answers)[:200]!r}; {len(mine)} rows were asked for")
+    for name, here, there in zip(names, mine, theirs, strict=True):
+        if here != there:
+            raise ServerError(
+                f"{server.url} has another vocabulary: {name} is {there!r} there and {here!r} here. Start it with "
+                "the same tokenizer"
+            )
 
 
 _FLEETS: dict[tuple[Any, ...], Fleet] = {}

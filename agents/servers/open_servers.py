@@ -1,4 +1,4 @@
-"""Opens SGLang servers that play, or teach, and checks that they have the model that is meant."""
+"""Opens servers that play, or teach, and checks that they have the model that is meant."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.client import PolicyServer, ServerError, ServerSettings, TrainServers
-from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
+from turngym.agents.servers.canary import Canary
+from turngym.agents.servers.client import PolicyServer, ServerError, ServerSettings, TrainServers, model_config
+from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
+from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
-
-TOLERANCE = {"float32": 1e-3, "auto": 0.5}
-"""Most that a server's log-probabilities may differ from ours, by its precision; 0.5 for a half precision."""
+from turngym.envs.core.protocols import WeightSink, WeightSource
 
 
 def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
@@ -55,13 +54,14 @@ def train_policy(
     *,
     weights: WeightSource,
     live: bool = False,
+    restart: Callable[[Path], None] | None = None,
 ) -> SyncedPolicy:
     """Servers that play with the weights of `model`, which `weights` reads.
 
     They get them before the first request and after each change of `model`; with `live`, only when `weights_changed` is
-    called, and they answer while `model` changes.
+    called, and they answer while `model` changes. `restart` starts a server of this run again with a folder.
 
-    Raises ServerError if a server has another architecture, shape or vocabulary.
+    Raises ServerError if a server has another architecture, shape or vocabulary, or cannot take new weights.
     """
     from turngym.agents.local_engine.model import CausalModel
 
@@ -69,10 +69,29 @@ def train_policy(
     with open_fleet(options, options.policy_server) as fleet:
         check_model(fleet, config)
         policy = _policy(fleet, config, tokenizer, max_length)
+        # adapters are megabytes, and a server that loads them has its own weights all the time
+        adapters = weights.adapter and options.weight_sync == "disk" and all(one.adapters for one in fleet.servers)
+        fleet.versions.adapters = adapters
+        for one in fleet.servers:
+            if one.missing and not adapters:
+                raise ServerError(
+                    f"{one.url} has no routes for new weights: start it with {one.missing} in its environment, as "
+                    "`turngym serve policy --engine vllm` does; or train adapters (--lora.rank), which it loads with "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+                )
+        if adapters and options.when_busy != "wait":
+            raise ServerError(
+                f"--when-busy {options.when_busy}: a response ends with the adapter that it began with; valid: wait"
+            )
         sink: WeightSink
         if options.weight_sync == "disk":
-            folder = options.weight_folder or out / "weights"
-            sink = DiskSync(fleet=fleet, save=weights.save, folder=folder, busy=options.when_busy)
+            sink = DiskSync(
+                fleet=fleet,
+                save=weights.save_adapter if adapters else weights.save,
+                folder=options.weight_folder or out / "weights",
+                busy=options.when_busy,
+                restart=restart,
+            )
         else:
             sink = BroadcastSync(
                 fleet=fleet,
@@ -82,16 +101,22 @@ def train_policy(
                 busy=options.when_busy,
             )
     stamp: Callable[[], int] | None = None if live else CausalModel(model).weights_stamp
-    first = lambda: check_numbers(fleet, weights.scorer(), policy.vocabulary)  # noqa: E731
-    return SyncedPolicy(policy=policy, sink=sink, stamp=stamp, first=first)
+    canary = Canary(fleet=fleet, vocabulary=policy.vocabulary, scorer=weights.scorer, rounding=weights.rounding)
+    return SyncedPolicy(policy=policy, sink=sink, stamp=stamp, canary=canary)
 
 
 def teacher_scorer(
-    options: TrainServers, folder: Path | None, tokenizer: Any, student_size: int, temperature: float
+    options: TrainServers,
+    folder: Path | None,
+    tokenizer: Any,
+    student_size: int,
+    temperature: float,
+    load: Callable[[Path], WeightSource] | None = None,
 ) -> tuple[ServerScorer, int]:
     """A teacher on servers, and the number of ids that it shares with the student.
 
-    Raises ServerError if its vocabulary is not the student's, or it cannot score at `temperature`.
+    `load` reads the weights in `folder`, which the servers must have; ModelError where this machine cannot hold them.
+    Raises ServerError if its vocabulary is not the student's, or it computes or scores in another way.
     """
     with open_fleet(options, options.teacher_server) as fleet:
         check_names(fleet)
@@ -104,6 +129,21 @@ def teacher_scorer(
         scorer = ServerScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
         if temperature != 1.0:  # tried now, so that it does not fail after the first rollout
             scorer.logprobs([np.array([0, 1], np.int32)], [np.array([1])])
+        if folder is not None and load is not None:
+            try:
+                own = load(folder)
+            except ModelError as error:
+                print(
+                    f"note: the teacher's servers are not compared with {folder}, which cannot be loaded here: {error}"
+                )
+            else:
+                Canary(
+                    fleet=fleet,
+                    vocabulary=vocabulary,
+                    scorer=own.scorer,
+                    rounding=own.rounding,
+                    meant=f"the teacher in {folder}",
+                ).check()
     return scorer, shared
 
 
@@ -133,22 +173,6 @@ def open_fleet(options: PolicyServer, urls: str) -> Iterator[Fleet]:
     except BaseException:
         fleet.close()
         raise
-
-
-def check_numbers(fleet: Fleet, ours: Scorer, vocabulary: int, length: int = 48) -> None:
-    """Raises ServerError unless the servers give some ids the log-probabilities that `ours` gives them."""
-    row = np.random.default_rng(0).integers(0, vocabulary, length).astype(np.int32)
-    where = np.arange(1, length)
-    theirs = ServerScorer(fleet=fleet, vocabulary=vocabulary).logprobs([row], [where])[0]
-    mine = ours.logprobs([row], [where])[0]
-    # the median, because random ids are so unlikely that in half precision single ones differ by much
-    worst = float(np.median(np.abs(theirs - mine)))
-    limit = TOLERANCE.get(fleet.servers[0].dtype, 0.5)
-    if worst > limit:
-        raise ServerError(
-            f"{fleet.servers[0].url} has the weights, but its log-probabilities differ from this process's by "
-            f"{worst:.3g} (at most {limit:g} is rounding): is it another model, quantized, or scaled in another way?"
-        )
 
 
 def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length: int | None) -> ServerPolicy:

@@ -1,7 +1,7 @@
-"""A student and a teacher on SGLang servers: `ServerPolicy` generates, `ServerScorer` scores given ids.
+"""A student and a teacher on servers: `ServerPolicy` generates, `ServerScorer` scores given ids.
 
 1. `PartialResponse`: a response that is generated in parts, because new weights interrupted it.
-2. `ServerPolicy`: one request to /generate per response. It records which weights sampled each id.
+2. `ServerPolicy`: one request per response. It records which weights sampled each id.
 3. `ServerScorer`: log-probabilities of given ids, of chosen ids and of the most likely ids.
 """
 
@@ -16,19 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.client import (
-    ServerError,
-    ServerSettings,
-    check_ids,
-    check_request,
-    check_temperature,
-    generate_body,
-    read_generation,
-    read_scores,
-    read_top,
-    score_body,
-    seed_of,
-)
+from turngym.agents.servers.client import Dialect, Draw, Score, ServerError, ServerSettings, check_ids, check_request
 from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
@@ -98,7 +86,7 @@ def make_generation(
 
 
 class ServerPolicy:
-    """Implements `Policy` over a fleet: one request to /generate per response; the servers batch them.
+    """Implements `Policy` over a fleet: one request per response; the servers batch them.
 
     Token ids go in and out. Temperature, stop ids, stop texts and random seeds are sent with each request. A server
     that honors seeds (`turngym serve policy` starts one) draws the same ids for the same stream whatever else it is
@@ -194,22 +182,27 @@ class ServerPolicy:
         self, request: GenerateRequest, response: PartialResponse, room: int, end: float
     ) -> Generation:
         """What one request to a server adds to `response`; finish `abort` if the server interrupted it."""
-        prompt, count = response.prompt_of(request), room - response.length
-        where = f"session {request.session!r}"
-        seed = seed_of(request.stream)
+        where, dialect = f"session {request.session!r}", self.fleet.dialect
+        ask = Draw(
+            where=where,
+            prompt=response.prompt_of(request),
+            sampling=request.sampling,
+            stream=request.stream,
+            count=room - response.length,
+            vocabulary=self.vocabulary,
+            drawn=response.length,
+        )
 
         def read(answer: object, floor: int) -> Generation:
-            part = read_generation(answer, where, count, self.vocabulary)
+            part = dialect.read_generation(answer, ask)
             spans = self.fleet.versions.read(part.spans, floor, where)
             if part.finish == "abort" and part.status is not None and 400 <= part.status < 500:
                 raise ServerError(f"{where}: the server refused it: {part.reason}")
             self.cached_tokens += part.cached
-            self.prompt_tokens += len(prompt)
+            self.prompt_tokens += len(ask.prompt)
             return make_generation(part.ids, part.logprobs, part.finish, spans)
 
-        return await self.fleet.send(
-            request.session, lambda rid: generate_body(rid, prompt, request.sampling, seed, count), read, end, where
-        )
+        return await self.fleet.send(request.session, ask, read, end)
 
 
 def connect_policy(
@@ -246,8 +239,8 @@ class ServerScorer:
     other ids is not redistributed; it is close to zero in a model that was trained on the shared ones."""
     temperature: float = 1.0
     """Temperature of the scores. Only the server can normalize them at another one, and its answer must say so."""
-    block: int = 16
-    """`gather`: number of positions per request; a request names its ids once for all of its positions."""
+    block: int = 0
+    """`gather`: most positions per request; 0: as the servers' dialect has it."""
     _rows: int = field(default=0, init=False)
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
@@ -259,8 +252,7 @@ class ServerScorer:
         async def one(row: Row, name: str) -> TopK:
             if not len(row[1]):
                 return TopK(ids=np.empty((0, k), np.int32), logp=np.empty((0, k), np.float32))
-            read = lambda answer, start, _: read_top(answer, "input_top_logprobs", start, row[1], k, name)  # noqa: E731
-            best, logp = await self._ask(row, name, read, top=k)
+            best, logp = await self._ask(row, name, lambda answer, ask, _: self._dialect.read_top(answer, ask), top=k)
             if best.max() >= limit:
                 raise ServerError(
                     f"{name}: id {best.max()} is among the teacher's {k} most likely ones, but the student has {limit} "
@@ -276,7 +268,7 @@ class ServerScorer:
         async def one(row: Row, name: str) -> NDArray[np.float32]:
             if not len(row[1]):
                 return np.empty(0, np.float32)
-            return await self._ask(row, name, lambda answer, start, scores: scores[row[1] - start])
+            return await self._ask(row, name, lambda _, ask, scores: scores[row[1] - ask.start])
 
         return self._each(ids, positions, one)
 
@@ -286,46 +278,47 @@ class ServerScorer:
         wanted = {id(row): np.asarray(chosen, np.int64) for row, chosen in zip(positions, support, strict=True)}
 
         async def one(row: Row, name: str) -> NDArray[np.float32]:
-            chosen = wanted[id(row[1])]
+            chosen, block = wanted[id(row[1])], self.block or self._dialect.block
             # 0 is appended because check_ids refuses an empty row
             check_ids(np.append(chosen.ravel(), 0).astype(np.int32), self.vocabulary, name)
-            cuts = [slice(start, start + self.block) for start in range(0, len(row[1]), self.block)]
-            parts = [await self._lookup((row[0], row[1][cut]), chosen[cut], name) for cut in cuts]
-            return np.concatenate([np.empty((0, chosen.shape[-1]), np.float32), *parts])
+            parts = [np.empty((0, chosen.shape[-1]), np.float32)]
+            for start in range(0, len(row[1]), block):
+                cut = slice(start, start + block)
+                read = lambda answer, ask, _: self._dialect.read_chosen(answer, ask)  # noqa: E731
+                parts.append(await self._ask((row[0], row[1][cut]), name, read, chosen=chosen[cut]))
+            return np.concatenate(parts)
 
         return self._each(ids, positions, one)
 
-    async def _lookup(self, row: Row, chosen: NDArray[np.int64], name: str) -> NDArray[np.float32]:
-        """Log-probabilities of `chosen` [P, K] at the positions of one row, by one request."""
-        union = np.unique(chosen)
+    @property
+    def _dialect(self) -> Dialect:
+        return self.fleet.dialect
 
-        def read(answer: Any, start: int, _: NDArray[np.float32]) -> NDArray[np.float32]:
-            named, logp = read_top(answer, "input_token_ids_logprobs", start, row[1], len(union), name)
-            if not np.array_equal(named, np.broadcast_to(union, named.shape)):
-                raise ServerError(f"{name}: the server answered other ids than it was asked for")
-            found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, chosen), axis=1)
-            return found
+    async def _ask(self, row: Row, name: str, read: Callable[[Any, Score, NDArray[np.float32]], T], **asked: Any) -> T:
+        """What `read(answer, ask, scores)` makes of the answer to one request about the positions of `row`.
 
-        return await self._ask(row, name, read, chosen=union.tolist())
-
-    async def _ask(self, row: Row, name: str, read: Callable[[Any, int, NDArray[np.float32]], T], **asked: Any) -> T:
-        """What `read(answer, start, scores)` makes of the answer to one request about the positions of `row`.
-
-        `scores` are of the row's ids from `start` on: they show that the server scored our ids, with its own weights.
+        `scores` are of the row's ids from the request's `start` on: they show that the server scored our ids, with its
+        own weights.
         """
-        # ids after the last position cannot change its score, and the entry at logprob_start_len itself is null
-        ids, start = row[0][: int(row[1].max()) + 1], int(row[1].min()) - 1
+        ask = Score(
+            where=name,
+            # ids after the last position cannot change its score
+            ids=row[0][: int(row[1].max()) + 1],
+            start=int(row[1].min()) - 1,
+            positions=row[1],
+            vocabulary=self.vocabulary,
+            temperature=self.temperature,
+            **asked,
+        )
 
         def checked(answer: Any, floor: int) -> T:
-            check_temperature(answer, self.temperature, name)
-            scores, weights = read_scores(answer, ids, start, name, last=self.vocabulary - 1)
+            scores, weights = self._dialect.read_scores(answer, ask)
             self.fleet.versions.read(((weights, 0, 0),), floor, name)
-            return read(answer, start, scores)
+            return read(answer, ask, scores)
 
-        body = lambda rid: score_body(rid, ids, start, temperature=self.temperature, **asked)  # noqa: E731
         end = self.fleet.endpoint_for(name).connection.clock() + self.fleet.settings.deadline
         try:
-            return await self.fleet.send(name, body, checked, end, name)
+            return await self.fleet.send(name, ask, checked, end)
         finally:
             self.fleet.forget(name)
 

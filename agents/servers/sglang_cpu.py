@@ -175,6 +175,6 @@ if __name__ in ("__main__", "__mp_main__"):
     prepare()
 if __name__ == "__main__":
     # SGLang's workers find this file again as their main module: its name must stay what it is
-    from sglang_launch import launch
+    from server_launch import launch_sglang
 
-    launch(sys.argv[1:])
+    launch_sglang(sys.argv[1:])

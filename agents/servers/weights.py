@@ -1,7 +1,8 @@
-"""How SGLang servers get the weights of a model in this process.
+"""How servers get the weights of a model in this process.
 
 `DiskSync` writes them to a folder that both sides see, `BroadcastSync` sends them through a process group.
-`SyncedPolicy` does either whenever the model has changed, and generates with the servers.
+`SyncedPolicy` does either whenever the model has changed, sees what the servers compute then (`canary.py`), and
+generates with them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import contextlib
 import itertools
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.servers.client import Busy, ServerError, SyncError
+from turngym.agents.servers.canary import Canary, CanaryError
+from turngym.agents.servers.client import Busy, Call, ServerError, SyncError, WeightGroup
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
@@ -35,59 +37,32 @@ def free_port(host: str = "") -> int:
         return int(one.getsockname()[1])
 
 
-def create_group(address: str, port: int, world: int, name: str, backend: str, timeout: float) -> Any:
-    """Create the process group `name` as its rank 0; blocks until all `world` members have joined.
-
-    The members meet as SGLang's workers expect it: at a TCP store at `address`:`port`, with keys under `name`. The
-    public torch.distributed.init_process_group would make this the default group, which the trainer needs for itself.
-
-    Raises SyncError if the members do not join within `timeout` seconds.
-    """
-    from torch.distributed import PrefixStore, TCPStore
-    from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
-
-    limit = timedelta(seconds=timeout)
-    try:
-        store = TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=False)
-        store.set_timeout(limit)
-        group, _ = _new_process_group_helper(
-            world,
-            0,
-            [],
-            Backend(backend),
-            PrefixStore(name, store),
-            group_name=name,  # type: ignore[arg-type]  # newer releases of torch have a NewType for it
-            timeout=limit,
-        )
-    except (RuntimeError, ValueError, OSError) as error:
-        raise SyncError(f"no {backend} group of {world} members at {address}:{port}: {error}") from error
-    # init_process_group and new_group do this for their groups; the helper does not
-    _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
-    return group
-
-
 KEPT_FOLDERS = 2
 """Number of weight folders to keep: the newest, and the one before, which a server may still be reading."""
 
 
 @contextlib.contextmanager
 def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[None]:
-    """Context in which the servers get the weights `name`; they generate nothing meanwhile, unless `busy` is `wait`.
+    """Context in which the servers get the weights `name`; they draw nothing meanwhile from what they hold half.
 
     Raises SyncError unless every server reports them at its end.
     """
+    before, after = fleet.dialect.hold_calls(busy)
+    # requests name their adapter: those in flight end with the one that they began with
+    if fleet.versions.adapters and busy == "wait":
+        before, after = [], []
     fleet.versions.announce(name, version)
     try:
         # within the try: where one server refuses, the others may be paused already
-        if busy != "wait":
-            fleet.call_all("POST", "/pause_generation", {"mode": busy})
+        if before:
+            fleet.call_all(*before)
         yield
     finally:
-        if busy != "wait":
-            fleet.call_all("POST", "/continue_generation", {})
-    for server, info in zip(fleet.servers, fleet.call_all("GET", "/model_info"), strict=True):
-        if info.get("weight_version") != name:
-            raise SyncError(f"{server.url} was given the weights {name!r}, but says {info.get('weight_version')!r}")
+        if after:
+            fleet.call_all(*after)
+    for server in fleet.servers:
+        if not fleet.versions.adapters and (said := fleet.weights_of(server.url)) != name:
+            raise SyncError(f"{server.url} was given the weights {name!r}, but says {said!r}")
     fleet.versions.settle(name)
 
 
@@ -105,10 +80,12 @@ class DiskSync:
 
     fleet: Fleet
     save: Callable[[Path], None]
-    """Writes config.json and safetensors of the weights as they are now."""
+    """Writes config.json and safetensors of the weights as they are now; with `versions.adapters`, an adapter alone."""
     folder: Path
     """A folder of this run alone: weights that an earlier process left there are removed."""
     busy: Busy = "wait"
+    restart: Callable[[Path], None] | None = None
+    """Starts this run's own server again, with the weights in a folder; for one that cannot take new ones."""
     published: int | None = field(default=None, init=False)
     """Version of the weights that the servers have."""
     _folders: list[Path] = field(default_factory=list, init=False)
@@ -127,11 +104,10 @@ class DiskSync:
         self._folders.append(path)
         for old in self._folders[:-KEPT_FOLDERS]:
             if old != self._newest:  # after failures the servers may still have weights older than the newest two
-                shutil.rmtree(old, ignore_errors=True)
-                self._folders.remove(old)
+                self._remove(old)
         try:
             with handed_over(self.fleet, name, version, self.busy):
-                self.fleet.call_all("POST", "/update_weights_from_disk", self._body(path, name))
+                self.fleet.call_all(*self._calls(path))
         # a ServerError too, but one that already says what is wrong
         except SyncError:
             raise
@@ -140,14 +116,31 @@ class DiskSync:
         self.published, self._newest = version, path
 
     def close(self) -> None:
-        """Remove the folders; the servers keep what they have read."""
+        """Remove the folders; the servers keep what they have read, but for adapters."""
         self.fleet.repair = None
-        for path in self._folders:
-            shutil.rmtree(path, ignore_errors=True)
-        self._folders.clear()
+        for path in list(self._folders):
+            self._remove(path)
 
-    def _body(self, path: Path, name: str) -> dict[str, object]:
-        return {"model_path": str(path), "weight_version": name, "flush_cache": True, "abort_all_requests": False}
+    def _remove(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        self._folders.remove(path)
+        if self.fleet.versions.adapters:
+            # a server that was restarted does not know it
+            with contextlib.suppress(ServerError):
+                self.fleet.call_all(self.fleet.dialect.adapter_calls(str(path), path.name)[1])
+
+    def start_again(self) -> None:
+        """Has this run's own server started again with the newest folder. Raises SyncError where it cannot."""
+        if self.restart is None or self._newest is None or self.fleet.versions.adapters:
+            raise SyncError("the servers were not started by this run")
+        self.restart(self._newest)
+        self.fleet.call_all(("POST", "/update_weight_version", {"new_version": self._newest.name}))
+
+    def _calls(self, path: Path) -> list[Call]:
+        dialect = self.fleet.dialect
+        if self.fleet.versions.adapters:
+            return [dialect.adapter_calls(str(path), path.name)[0]]
+        return dialect.folder_calls(str(path), path.name)
 
     def _write(self, name: str) -> Path:
         path, part = self.folder / name, self.folder / f".{name}.part"
@@ -173,8 +166,8 @@ class DiskSync:
         urls = [server.url for server in self.fleet.servers]
         for one in [url] if url in urls else urls:
             # reading takes long, so of the servers behind a router only those that need it do it
-            if self.fleet.call_one(one, "GET", "/model_info").get("weight_version") != name:
-                self.fleet.call_one(one, "POST", "/update_weights_from_disk", self._body(self._newest, name))
+            if self.fleet.versions.adapters or self.fleet.weights_of(one) != name:
+                self.fleet.call_one(one, *self._calls(self._newest))
 
 
 Named = tuple[str, "Tensor"]
@@ -228,12 +221,14 @@ class BroadcastSync:
     bucket_bytes: int = 1 << 29
     timeout: float = 120.0
     published: int | None = field(default=None, init=False)
+    _kind: type[WeightGroup] = field(init=False)
     _group: Any = field(default=None, init=False)
     _name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if any(server.replicas > 1 for server in self.fleet.servers):
             raise SyncError("a broadcast does not reach data-parallel copies: use --dp-size 1, or the disk")
+        self._kind = self.fleet.dialect.group(self.backend)
         self.fleet.repair = self._repair
 
     def publish(self, version: int) -> None:
@@ -252,7 +247,7 @@ class BroadcastSync:
     def _transfer(self, name: str) -> None:
         sent = False
         try:
-            self.fleet.call_all("POST", "/begin_weight_update", {})
+            self.fleet.call_all(self._kind.begin)
             try:
                 # the last bucket, behind which None follows, names the weights
                 bounded = itertools.chain(buckets(self._tensors(), self.bucket_bytes), [None])
@@ -261,7 +256,7 @@ class BroadcastSync:
                     self._send(bucket, name if following is None else None)
                     sent = True
             finally:
-                self.fleet.call_all("POST", "/end_weight_update", {})
+                self.fleet.call_all(self._kind.end(name))
         except (ServerError, RuntimeError) as error:
             self._destroy_group()
             if sent:
@@ -270,25 +265,17 @@ class BroadcastSync:
             raise SyncError(f"weights {name!r} did not reach every server; theirs are {state}: {error}") from error
 
     def _send(self, bucket: Sequence[Named], version: str | None) -> None:
-        body = {
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
-            "group_name": self._name,
-            # only with the last bucket: until then the weights are a mixture
-            "flush_cache": version is not None,
-            "weight_version": version,
-        }
+        call = self._kind.bucket(bucket, self._name, version)
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(self.fleet.call_all, "POST", "/update_weights_from_distributed", body)
+            answer = pool.submit(self.fleet.call_all, call)
             # a server that refuses says so at once; one that accepts answers only after the broadcast
             wait([answer], PATIENCE)
             if answer.done():
                 answer.result()
             # polled below, since wait() would not notice a server that fails meanwhile
-            works = [self._group.broadcast(tensor, 0) for _, tensor in bucket]
+            sent = [self._group.send(tensor) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
-            while not all(work.is_completed() for work in works):
+            while not all(done() for done in sent):
                 if (answer.done() and answer.exception() is not None) or time.monotonic() > end:
                     break
                 time.sleep(POLL)
@@ -316,14 +303,14 @@ class BroadcastSync:
         self._name = f"group-{self.fleet.versions.new_name(0)}"
         port, ranks = free_port(), [server.ranks for server in self.fleet.servers]
         offsets = [1 + sum(ranks[:number]) for number in range(len(ranks))]
-        common = {"master_address": self.address, "master_port": port, "world_size": 1 + sum(ranks)}
-        common |= {"group_name": self._name, "backend": self.backend}
-        at, path = self.fleet.call_one, "/init_weights_update_group"
+        world = 1 + sum(ranks)
         # all at the same time, since each call blocks until every member has joined
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
-            mine = pool.submit(create_group, self.address, port, 1 + sum(ranks), self._name, self.backend, self.timeout)
+            mine = pool.submit(self._kind, self.address, port, world, self._name, self.timeout)
             theirs = [
-                pool.submit(at, server.url, "POST", path, common | {"rank_offset": offset})
+                pool.submit(
+                    self.fleet.call_one, server.url, self._kind.join(self.address, port, world, self._name, offset)
+                )
                 for server, offset in zip(self.fleet.servers, offsets, strict=True)
             ]
             try:
@@ -337,22 +324,20 @@ class BroadcastSync:
         group, self._group = self._group, None
         if group is None:
             return
-        import torch.distributed
-
         for server in self.fleet.servers:
             # a server that was restarted does not know the group
             with contextlib.suppress(ServerError):
-                self.fleet.call_one(server.url, "POST", "/destroy_weights_update_group", {"group_name": self._name})
+                self.fleet.call_one(server.url, self._kind.leave(self._name))
         # the group may be broken already
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-            torch.distributed.destroy_process_group(group)
+            group.close()
 
     def _mark_incomplete(self, name: str) -> None:
         """Give the servers' weights a name that no run knows, so that their answers are refused."""
         body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
         for server in self.fleet.servers:
             with contextlib.suppress(ServerError):
-                self.fleet.call_one(server.url, "POST", "/update_weight_version", body)
+                self.fleet.call_one(server.url, ("POST", "/update_weight_version", body))
 
     def _repair(self, url: str) -> None:
         """Called in a thread of its own, while requests wait."""
@@ -378,8 +363,8 @@ class SyncedPolicy:
     sink: WeightSink
     stamp: Callable[[], int] | None
     """A number that changes when the model's weights change, whatever version was announced."""
-    first: Callable[[], None] | None = None
-    """Called once, when the servers have the weights for the first time: checks what they compute."""
+    canary: Canary | None = None
+    """Sees what the servers compute whenever they have got weights."""
     version: int = 0
     """Version of the model's weights that was announced last."""
     _sent: tuple[int, int] | None = field(default=None, init=False)
@@ -449,8 +434,15 @@ class SyncedPolicy:
             self._publish()
 
     def _publish(self) -> None:
-        now, is_first = self._now(), self._sent is None
+        now = self._now()
         self.sink.publish(self.version)
+        if self.canary is not None:
+            try:
+                self.canary.check()
+            except CanaryError as error:
+                if not isinstance(self.sink, DiskSync) or self.sink.restart is None:
+                    raise
+                print(f"note: {error}. It is started again with them", file=sys.stderr)
+                self.sink.start_again()
+                self.canary.check()
         self._sent = now
-        if is_first and self.first is not None:
-            self.first()

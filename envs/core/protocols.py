@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -96,8 +97,18 @@ class WeightSource(Protocol):
     def named_weights(self) -> Iterable[tuple[str, Any]]:
         """Every present weight, adapters merged in, under its name in the saved model."""
 
-    def scorer(self) -> Scorer:
+    @property
+    def adapter(self) -> bool:
+        """Whether they are a model's own weights with LoRA adapters on them, which alone are trained."""
+
+    def save_adapter(self, folder: Path) -> None:
+        """Writes the adapters alone, as peft does."""
+
+    def scorer(self, temperature: float = 1.0) -> Scorer:
         """A scorer with these weights."""
+
+    def rounding(self, dtype: str) -> AbstractContextManager[None]:
+        """While it is open, scores are rounded as in another precision and by other kernels."""
 
 
 class WeightSink(Protocol):

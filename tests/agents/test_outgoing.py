@@ -11,9 +11,12 @@ import pytest
 
 pytest.importorskip("httpx", reason="requests need turngym[serve]")
 
+import numpy as np
 from hostile_server import CALLS, HEAD, MISCHIEF, bomb, hostile_server
+from sglang_fake import VOCABULARY, draw_of, score_of
 
-from turngym.agents.servers.client import answer_limit
+from turngym.agents.servers.sglang_dialect import SglangDialect
+from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread
 
 SECONDS = 0.4
@@ -73,7 +76,10 @@ def test_a_redirect_is_named_and_left_alone() -> None:
 
 
 def test_an_answer_of_scores_may_be_as_long_as_what_was_asked_for() -> None:
-    body = {"input_ids": [1] * 10, "sampling_params": {"max_new_tokens": 3}, "top_logprobs_num": 4}
-    assert answer_limit(body) == (16 << 20) + 64 * 10 * 6 + 512 * 3
-    assert answer_limit({**body, "token_ids_logprob": [7, 8]}) == (16 << 20) + 64 * 10 * 8 + 512 * 3
-    assert answer_limit(None) == 16 << 20
+    dialect, ids, chosen = SglangDialect(), [1] * 10, np.array([[7, 8]])
+    assert dialect.answer_limit(draw_of(ids, 3)) == (16 << 20) + 64 * 10 * 2 + 512 * 3
+    assert dialect.answer_limit(score_of(ids, 0, [1], top=4)) == (16 << 20) + 64 * 10 * 6
+    assert dialect.answer_limit(score_of(ids, 0, [1], chosen=chosen)) == (16 << 20) + 64 * 10 * 4
+    assert VllmDialect().answer_limit(score_of(ids, 0, [1], top=4)) == (16 << 20) + 128 * 10 * 5
+    whole = VllmDialect(full=True).answer_limit(score_of(ids, 0, [1], chosen=chosen))
+    assert whole == (16 << 20) + 128 * 10 * VOCABULARY

@@ -65,7 +65,7 @@ def test_no_server_and_no_sglang_server() -> None:
         Fleet(urls=["127.0.0.1:30000"]).open()
     with FakeServer() as server:
         server.orders.append(lambda path, body: (404, {"detail": "Not Found"}))
-        with pytest.raises(ServerError, match="is this an SGLang server"):
+        with pytest.raises(ServerError, match=r"is neither an SGLang nor a vLLM server: /server_info says .*404"):
             opened(server)
     nobody = Fleet(urls=[server.url], settings=ServerSettings(connect_timeout=0.05, backoff=0.01))
     with pytest.raises(ServerDown, match="tried"):
@@ -108,8 +108,8 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
         fleet = opened(router)
         policy = ServerPolicy(fleet, vocabulary=VOCABULARY)
         policy.generate([ask("a"), ask("b")])
-        fleet.call_all("POST", "/pause_generation", {"mode": "retract"})
-        fleet.call_all("POST", "/continue_generation", {})
+        fleet.call_all(("POST", "/pause_generation", {"mode": "retract"}))
+        fleet.call_all(("POST", "/continue_generation", {}))
         fleet.close()
         assert [server.url for server in fleet.servers] == [server.url for server in pair]
         assert len(router.of("/generate")) == 2

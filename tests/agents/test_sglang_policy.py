@@ -309,11 +309,14 @@ def test_a_server_with_other_weights_gets_its_own_again(server: Any, connect: An
         ),
         (
             lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 10**400),
-            "not an answer of SGLang: OverflowError",
+            "such a server: OverflowError",
         ),
-        (lambda meta: meta["output_token_logprobs"][0].__setitem__(1, 2**40), "not an answer of SGLang: OverflowError"),
-        (lambda meta: meta.update(cached_tokens="many"), "not an answer of SGLang: ValueError"),
-        (lambda meta: meta.update(weight_versions=[3]), "not an answer of SGLang: TypeError"),
+        (
+            lambda meta: meta["output_token_logprobs"][0].__setitem__(1, 2**40),
+            "such a server: OverflowError",
+        ),
+        (lambda meta: meta.update(cached_tokens="many"), "such a server: ValueError"),
+        (lambda meta: meta.update(weight_versions=[3]), "such a server: TypeError"),
         (lambda meta: meta.update(finish_reason=None), "finish_reason is None"),
     ],
 )
@@ -334,7 +337,7 @@ def test_an_answer_that_does_not_add_up_is_none(server: Any, connect: Any, damag
     [
         (VOCABULARY, "id 40; the vocabulary has ids 0..39"),
         (-5, "id -5; the vocabulary has ids 0..39"),
-        (2**40, "not an answer of SGLang: OverflowError"),
+        (2**40, "such a server: OverflowError"),
     ],
 )
 def test_an_id_that_the_model_lacks_is_not_played(server: Any, connect: Any, token: int, words: str) -> None:

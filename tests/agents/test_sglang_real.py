@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import sglang_fake as fake
 import sglang_schema as schemas
 import torch
 from sglang_server import PYTHON, START, served_policy
@@ -29,6 +30,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.servers.client import ServerError, ServerSettings, SyncError
 from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
@@ -143,13 +145,12 @@ def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: An
 
 
 def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
-    from turngym.agents.servers.client import generate_body, score_body
-
+    dialect = SglangDialect()
     check = schemas.checker(schemas.load_schema())
     ids = np.array([5, 6, 7], np.int32)
     for body in (
-        generate_body("a", ids, Sampling(stop_text=("x",)), 3, 5),
-        score_body("b", ids, 0, top=4, chosen=[1, 2]),
+        dialect.generate_body(fake.draw_of(ids, 5, sampling=Sampling(stop_text=("x",))), "a", None),
+        dialect.score_body(fake.score_of(ids, 0, [1], top=4, chosen=np.array([[1, 2]])), "b", None),
     ):
         check("request", body)
         answer = httpx.post(f"{url}/generate", json=body, timeout=60.0)
@@ -269,7 +270,7 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
 def test_a_broadcast_that_a_server_refuses_ends_at_once(fleet: Fleet, model: Any) -> None:
     sink = BroadcastSync(fleet=fleet, weights=model.named_parameters, timeout=60.0)
     sink.publish(1)
-    fleet.call_all("POST", "/destroy_weights_update_group", {"group_name": sink._name})
+    fleet.call_all(("POST", "/destroy_weights_update_group", {"group_name": sink._name}))
     with pytest.raises(SyncError, match="theirs are as before"):
         sink.publish(2)
     assert fleet.versions.version == 1
@@ -287,7 +288,7 @@ def test_what_the_server_breaks_off_is_continued_to_the_same_response(
     thread = threading.Thread(target=lambda: drawn.extend(draws(policy, tokenizer, 3, 600)))
     thread.start()
     time.sleep(0.5)
-    fleet.call_one(url, "POST", "/abort_request", {"rid": "", "abort_all": True})
+    fleet.call_one(url, ("POST", "/abort_request", {"rid": "", "abort_all": True}))
     thread.join()
     assert policy.prompt_tokens - sent > sent, "nothing was broken off, so nothing was continued"
     for one, all_of_it in zip(drawn, whole, strict=True):
@@ -303,16 +304,17 @@ def test_a_server_that_dies_in_mid_run_comes_back_with_the_weights_of_the_run(
     policy = engine(fleet, model, tmp_path)
     policy.weights_changed(5)
     undisturbed = play(policy, tokenizer, make_doors, slots=3, games=8)
-    before = fleet.call_one(url, "GET", "/server_info")["startup_time"]
+    before = fleet.call_one(url, ("GET", "/server_info", None))["startup_time"]
     done: list[list[Episode]] = []
     thread = threading.Thread(target=lambda: done.append(play(policy, tokenizer, make_doors, slots=2, games=8)))
     thread.start()
     time.sleep(0.5)
     # an id that the model does not know: the scheduler dies of it, and the server with it
+    deadly = {"input_ids": [10**6], "sampling_params": {"max_new_tokens": 1}}
     with pytest.raises(ServerError):
-        fleet.call_one(url, "POST", "/generate", {"input_ids": [10**6], "sampling_params": {"max_new_tokens": 1}})
+        fleet.call_one(url, ("POST", "/generate", deadly))
     thread.join()
-    assert fleet.call_one(url, "GET", "/server_info")["startup_time"] != before
+    assert fleet.call_one(url, ("GET", "/server_info", None))["startup_time"] != before
     (disturbed,) = done
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert not other.status.is_error

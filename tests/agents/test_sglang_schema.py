@@ -9,11 +9,13 @@ import pytest
 import sglang_fake as fake
 import sglang_schema as schemas
 
-from turngym.agents.servers.client import generate_body, read_generation, score_body
+from turngym.agents.servers.client import seed_of
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
+DIALECT = SglangDialect()
 IDS = np.array([5, 6, 7, 8], np.int32)
 pytestmark = pytest.mark.sglang  # its wheel is installed by that job alone
 
@@ -25,21 +27,24 @@ def schema() -> Any:
 
 def test_requests_mean_to_the_server_what_they_mean_here(schema: Any) -> None:
     sampling = Sampling(temperature=0.85, max_new_tokens=9, stop_ids=(2, 3), stop_text=("</action>",))
-    read = schema.GenerateRequest.from_json_value(generate_body("r", IDS, sampling, 2**63 - 1, 7))
+    read = schema.GenerateRequest.from_json_value(
+        DIALECT.generate_body(fake.draw_of(IDS, 7, (3, 1), sampling), "r", None)
+    )
     assert read.rid == "r"
     assert read.input_ids == [5, 6, 7, 8]
     assert read.return_logprob is True
     params = read.sampling_params
-    assert (params.max_new_tokens, params.temperature, params.sampling_seed) == (7, 0.85, 2**63 - 1)
+    assert (params.max_new_tokens, params.temperature, params.sampling_seed) == (7, 0.85, seed_of((3, 1)))
     assert (params.stop_token_ids, params.stop) == ([2, 3], ["</action>"])
     assert (params.top_p, params.top_k, params.min_p, params.ignore_eos) == (1.0, -1, 0.0, False)
-    read = schema.GenerateRequest.from_json_value(score_body("r", IDS, 1, top=5, chosen=[4, 9]))
+    ask = fake.score_of(IDS, 1, [2], top=5, chosen=np.array([[4, 9]]))
+    read = schema.GenerateRequest.from_json_value(DIALECT.score_body(ask, "r", None))
     assert (read.logprob_start_len, read.top_logprobs_num, read.token_ids_logprob) == (1, 5, [4, 9])
     assert read.sampling_params.max_new_tokens == 0
 
 
 def test_the_schema_refuses_what_servers_refuse(schema: Any) -> None:
-    body = generate_body("r", IDS, Sampling(), 1, 7)
+    body = DIALECT.generate_body(fake.draw_of(IDS, 7), "r", None)
     body["sampling_params"]["max_tokens"] = 3
     with pytest.raises(schema.JsonContractError, match="unknown field `max_tokens`"):
         schema.GenerateRequest.from_json_value(body)
@@ -64,7 +69,7 @@ def test_answers_of_the_schema_are_read(schema: Any) -> None:
         ],
     )
     answer = schema.GenerateResponse(text="", meta_info=meta, output_ids=[3, 1]).to_json_value()
-    drawn = read_generation(answer, "here", 4, 40)
+    drawn = DIALECT.read_generation(answer, fake.draw_of(IDS, 4))
     assert drawn.ids.tolist() == [3, 1]
     assert drawn.logprobs.tolist() == [-0.5, -1.0]
     assert (drawn.finish, drawn.spans) == ("stop", (("w1", 0, 1), ("w2", 1, 2)))

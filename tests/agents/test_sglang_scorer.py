@@ -17,11 +17,10 @@ from turngym.agents.servers.client import (
     ServerError,
     ServerSettings,
     WrongWeights,
-    read_scores,
-    read_top,
 )
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer
+from turngym.agents.servers.sglang_dialect import SglangDialect
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
 ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32), np.array([4, 4, 4], np.int32)]
@@ -198,15 +197,15 @@ def test_a_teacher_that_changes_is_refused(setup: Any) -> None:
 
 
 def test_rows_are_read_by_hand() -> None:
-    ids = np.array([3, 7, 2], np.int32)
     given_rows = [[None, 7, None], [-0.5, 2, None]]
     top = [None, [[-0.1, 4, None], [-2.5, 9, None]]]
     meta = {"input_token_logprobs": given_rows, "input_top_logprobs": top, "weight_version": "w"}
-    scores, weights = read_scores({"meta_info": meta}, ids, 1, "here", last=39)
+    ask = fake.score_of([3, 7, 2], 1, [2], top=2)
+    scores, weights = SglangDialect().read_scores({"meta_info": meta}, ask)
     assert np.isnan(scores[0])
     assert (float(scores[1]), weights) == (-0.5, "w")
-    best, logp = read_top({"meta_info": meta}, "input_top_logprobs", 1, np.array([2]), 2, "here")
+    best, logp = SglangDialect().read_top({"meta_info": meta}, ask)
     assert best.tolist() == [[4, 9]]
     np.testing.assert_allclose(logp, [[-0.1, -2.5]], rtol=1e-6)
     with pytest.raises(BadAnswer, match="here: row 1 is of id 2; 5 was asked for"):
-        read_scores({"meta_info": meta}, np.array([3, 7, 5], np.int32), 1, "here", last=39)
+        SglangDialect().read_scores({"meta_info": meta}, fake.score_of([3, 7, 5], 1, [2]))

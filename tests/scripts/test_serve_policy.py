@@ -19,7 +19,7 @@ import torch
 
 from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
 from turngym.agents.servers.client import ServerError
-from turngym.agents.servers.sglang_launch import KEY, LocalOnly, load_access
+from turngym.agents.servers.server_launch import KEY, LocalOnly, load_access
 from turngym.agents.servers.weights import free_port
 from turngym.scripts.main import main
 
@@ -52,7 +52,7 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 def test_the_command_line_for_gpus(folder: Path) -> None:
     words = command(ServePolicy(model=folder, device="cuda", port=31000, tensor_parallel=2, context=4096, memory=0.7))
-    assert words[:2] == [sys.executable, str(LAUNCH)]
+    assert words[:3] == [sys.executable, str(LAUNCH), "sglang"]
     found = pairs(words)
     assert found["--model-path"] == str(folder)
     assert (found["--tp-size"], found["--context-length"], found["--mem-fraction-static"]) == ("2", "4096", "0.7")
@@ -76,7 +76,7 @@ def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_log_is_in_a_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("turngym.agents.model_server.installed", lambda python: "0")
+    monkeypatch.setattr("turngym.agents.model_server.installed", lambda *_: "0")
     one, other = (process(ServePolicy(model=folder, device="cpu", hosts=("gpu7",))) for _ in range(2))
     assert one.log != other.log
     assert one.log.parent.stat().st_mode & 0o777 == 0o700
@@ -106,7 +106,7 @@ def test_the_launcher_gives_the_key_and_the_rule_in_its_own_process(
     )
     (package / "launch_server.py").write_text("def run_server(args): print(args.api_key, args.argv)")
     env = {**os.environ, "PYTHONPATH": str(tmp_path), KEY: "secret", "TURNGYM_SERVER_HOSTS": "gpu7,gpu8"}
-    words = [sys.executable, str(LAUNCH), "--host", "127.0.0.1"]
+    words = [sys.executable, str(LAUNCH), "sglang", "--host", "127.0.0.1"]
     found = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     assert found == [
         "LocalOnly Access(host='127.0.0.1', names=('gpu7', 'gpu8'))",

@@ -58,6 +58,7 @@ class Answer:
     body: Any = None
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent besides the usual ones; one without a text is left out."""
     cut: bool = False
     """The connection breaks in the middle of the body."""
     drip: float = 0.0
@@ -87,7 +88,8 @@ class JsonServer:
                 self.send_response(answer.status)
                 given = {"Content-Type": "application/json", "Content-Length": str(len(data)), **answer.headers}
                 for name, text in given.items():
-                    self.send_header(name, text)
+                    if text:
+                        self.send_header(name, text)
                 self.end_headers()
                 if answer.drip:
                     for place in range(len(data)):

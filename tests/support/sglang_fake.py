@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from servers import Answer, JsonServer
 
-from turngym.agents.servers.client import ServerSettings
+from turngym.agents.servers.client import Draw, Score, ServerSettings
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 VOCABULARY = 40
@@ -27,15 +27,15 @@ def logprobs(prefix: list[int], weights: str) -> Any:
     return logits - np.log(np.exp(logits).sum())
 
 
-def draw(prefix: list[int], weights: str, temperature: float, seed: int) -> tuple[int, float]:
+def draw(prefix: list[int], weights: str, temperature: float, seed: int, logp: Any = None) -> tuple[int, float]:
     """The next id, which (seed, its place) fix, and its log-probability at the temperature."""
-    logp = logprobs(prefix, weights)
+    logp = logprobs(prefix, weights) if logp is None else logp
     if temperature == 0:
         best = int(logp.argmax())
         return best, float(logp[best])
     scaled = logp / temperature
     scaled = scaled - np.log(np.exp(scaled).sum())
-    noise = np.random.default_rng([seed, len(prefix)]).gumbel(size=VOCABULARY)
+    noise = np.random.default_rng([seed, len(prefix)]).gumbel(size=len(logp))
     best = int((scaled + noise).argmax())
     return best, float(scaled[best])
 
@@ -62,12 +62,37 @@ class Words:
         return numbers(text)
 
 
+class SizedWords(Words):
+    """The same with a size, as tokenizers have."""
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+
 def ask(
     *prompt: int, most: int = 6, stream: tuple[int, ...] = (0,), session: str = "a", **more: Any
 ) -> GenerateRequest:
     """A request for at most `most` ids after `prompt`; `more` is for its sampling."""
     sampling = Sampling(max_new_tokens=most, **more)
     return GenerateRequest(session=session, prompt_ids=np.array(prompt, np.int32), sampling=sampling, stream=stream)
+
+
+def draw_of(ids: Any, count: int, stream: tuple[int, ...] = (0,), sampling: Sampling | None = None) -> Draw:
+    """What a dialect is asked for `count` ids after `ids`."""
+    return Draw(
+        where="here",
+        prompt=np.asarray(ids, np.int32),
+        sampling=sampling or Sampling(),
+        stream=stream,
+        count=count,
+        vocabulary=VOCABULARY,
+    )
+
+
+def score_of(ids: Any, start: int, positions: Any, **more: Any) -> Score:
+    """What a dialect is asked about given ids."""
+    row, places = np.asarray(ids, np.int32), np.asarray(positions)
+    return Score(where="here", ids=row, start=start, positions=places, vocabulary=VOCABULARY, **more)
 
 
 def tempered(logp: Any, temperature: float) -> Any:
@@ -151,6 +176,10 @@ class FakeServer:
             return self.guarded(body)
         return getattr(self, "post" + path.replace("/", "_"), lambda _: (404, {"detail": "Not Found"}))(body)
 
+    def logp(self, prefix: list[int], weights: str) -> Any:
+        """Log-probabilities of the id after `prefix`; a test may give the server a model that computes them."""
+        return logprobs(prefix, weights)
+
     # what the server says about itself
 
     def post_ready(self, body: Any) -> Reply:
@@ -209,7 +238,8 @@ class FakeServer:
             if body["rid"] in self.aborted:
                 finish = {"type": "abort", "message": "Abort in the middle"}
                 break
-            token, logp = draw(prompt + output, self.weights, params["temperature"], params["sampling_seed"])
+            own = self.logp(prompt + output, self.weights)
+            token, logp = draw(prompt + output, self.weights, params["temperature"], params["sampling_seed"], own)
             if not marks or marks[-1][0] != self.weights:
                 marks.append((self.weights, len(output)))
             output.append(token)
@@ -242,7 +272,7 @@ class FakeServer:
         if start is None:
             return {"input_token_logprobs": []}
         heat = body.get("input_logprob_temperature", 1.0) if self.tempers else 1.0
-        rows = [tempered(logprobs(prompt[:place], self.weights), heat) for place in range(start + 1, len(prompt))]
+        rows = [tempered(self.logp(prompt[:place], self.weights), heat) for place in range(start + 1, len(prompt))]
         ids = [0 if one == VOCABULARY - 1 else one for one in prompt]  # the real one does that
         given = [[None, ids[start], None]]
         given += [[float(row[prompt[start + 1 + n]]), ids[start + 1 + n], None] for n, row in enumerate(rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,15 +104,19 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
 ) -> None:
     asked: list[tuple[int, float]] = []
 
-    def served(servers: Any, folder: Any, tokenizer: Any, size: int, temperature: float) -> tuple[Any, int]:
+    tried = []
+    teacher = SimpleNamespace(topk=lambda ids, positions, k: tried.append(k))
+
+    def served(servers: Any, folder: Any, tokenizer: Any, size: int, temperature: float, load: Any) -> tuple[Any, int]:
         asked.append((size, temperature))
-        return "teacher", size
+        return teacher, size
 
     monkeypatch.setattr(import_module("turngym.trainers.teacher"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
     made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
     assert asked == [(made.vocab_size, 2.5)]
-    assert made.teacher == "teacher"
+    assert made.teacher is teacher
+    assert tried == [50]  # what every step will ask for is asked for at the start
 
 
 def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models: Path, tmp_path: Path) -> None:

@@ -1,0 +1,329 @@
+"""How SGLang is spoken to: /generate, its weights from a folder or by broadcast.
+
+Log-probabilities of responses are those at the sampling temperature, those of given ids at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.servers.client import (
+    BadAnswer,
+    Busy,
+    Call,
+    Connection,
+    Draw,
+    GeneratedPart,
+    Score,
+    ServerError,
+    ServerInfo,
+    SyncError,
+    VersionSpan,
+    check_part,
+    check_scores,
+    fields_of_other_types,
+    seed_of,
+)
+from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
+
+SCORE_TEMPERATURE = "input_logprob_temperature"
+"""A field of requests for scores at a temperature, and of the answers' `meta_info` (sglang, pull request 36213)."""
+SCORE_BYTES = 64
+"""Most bytes of JSON for one log-probability with its id; about 35 are usual."""
+HEADROOM = 4
+"""SGLang limits prompts to 5 ids less than prompt and response together, which is 1 less than the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class SglangDialect:
+    """Implements `Dialect`. Earlier releases update weights in another way."""
+
+    name: ClassVar[str] = "SGLang"
+    supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]] = (
+        (0, 5, 21),
+        (0, 6),
+    )  # earlier releases update weights in another way
+    tried: ClassVar[str] = "sglang==0.5.23"
+    generate_path: ClassVar[str] = "/generate"
+    ready_path: ClassVar[str] = "/ready"
+    weights_path: ClassVar[str] = "/model_info"
+    block: ClassVar[int] = 16  # a request names its ids once for all of its positions
+
+    async def read_info(self, connection: Connection, patience: float) -> ServerInfo:
+        about = await connection.request_until("GET", "/server_info", deadline=patience)
+        model = await connection.request_until("GET", "/model_info", deadline=patience)
+        if not isinstance(model, dict):
+            raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {str(model)[:200]}")
+        if not model.get("is_generation", True):
+            raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
+        if about.get("skip_tokenizer_init"):
+            raise ServerError(
+                f"{connection.url} runs with --skip-tokenizer-init: it cannot stop at texts; leave that out"
+            )
+        limit = about.get("max_req_input_len")
+        if limit is None:
+            raise ServerError(
+                f"{connection.url} does not say max_req_input_len; SGLang {about['version']} is not supported"
+            )
+        return ServerInfo(
+            url=connection.url,
+            dialect=self,
+            version=str(about["version"]),
+            model=str(model.get("model_path", about.get("model_path", ""))),
+            kind=str((model.get("architectures") or [""])[0]),
+            weights=str(model.get("weight_version")),
+            max_prompt=int(limit),
+            max_length=int(limit) + HEADROOM,
+            seeded=bool(about.get("enable_deterministic_inference")),
+            ranks=int(about.get("tp_size", 1)) * int(about.get("pp_size", 1)),
+            replicas=int(about.get("dp_size", 1)),
+            dtype=str(about.get("dtype", "auto")),
+        )
+
+    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "max_new_tokens": ask.count,
+            "temperature": ask.sampling.temperature,
+            # the server samples the nth id of a sequence with (seed, n): one seed for all parts of a response
+            "sampling_seed": seed_of(ask.stream),
+            # the defaults of a model's generation_config.json must not change the distribution
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "min_new_tokens": 0,
+            "stop_token_ids": list(ask.sampling.stop_ids),
+            "stop": list(ask.sampling.stop_text),
+            "skip_special_tokens": False,
+        }
+        return {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": params, "return_logprob": True}
+
+    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart:
+        with fields_of_other_types(ask.where):
+            meta = _meta(answer, ask.where)
+            ids = np.asarray(answer.get("output_ids") or [], np.int32)
+            logprobs, named = _pairs(meta.get("output_token_logprobs") or [])
+            reason = meta.get("finish_reason")
+            if not isinstance(reason, Mapping):
+                raise BadAnswer(f"{ask.where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
+            spans: list[VersionSpan] = [
+                (str(span["version"]), int(span["start"]), int(span["end"]))
+                for span in meta.get("weight_versions") or []
+            ]
+            status = reason.get("status_code")
+            part = GeneratedPart(
+                ids=ids,
+                logprobs=logprobs,
+                finish=str(reason.get("type")),
+                spans=tuple(spans or [(str(meta.get("weight_version")), 0, len(ids))]),
+                cached=int(meta.get("cached_tokens") or 0),
+                reason=str(reason.get("message") or ""),
+                status=None if status is None else int(status),
+            )
+        return check_part(part, named, ask)
+
+    def score_body(self, ask: Score, rid: str, model: str | None) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "rid": rid,
+            "input_ids": ask.ids.tolist(),
+            # this temperature does not change the scores of given ids
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": ask.start,
+        }
+        if ask.temperature != 1.0:
+            body[SCORE_TEMPERATURE] = ask.temperature  # a server that does not know it ignores it, see `_scored`
+        if ask.top:
+            body["top_logprobs_num"] = ask.top
+        if ask.chosen is not None:
+            body["token_ids_logprob"] = np.unique(ask.chosen).tolist()
+        return body
+
+    def read_scores(self, answer: Any, ask: Score) -> tuple[NDArray[np.float32], str]:
+        with fields_of_other_types(ask.where):
+            meta = _scored(answer, ask)
+            logprobs, named = _pairs(meta.get("input_token_logprobs") or [])
+        wanted = ask.ids[ask.start :]
+        if len(named) != len(wanted):
+            raise BadAnswer(f"{ask.where}: {len(named)} log-probabilities came for {len(wanted)} ids")
+        # the last id of the vocabulary is reported as id 0, with the right log-probability
+        wrong = (named != wanted) & ((named != 0) | (wanted != ask.vocabulary - 1))
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            raise BadAnswer(f"{ask.where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
+        check_scores(logprobs[1:], ask.where)
+        return logprobs, str(meta.get("weight_version"))
+
+    def read_top(self, answer: Any, ask: Score) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        return _rows(answer, "input_top_logprobs", ask, ask.top)
+
+    def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
+        assert ask.chosen is not None
+        union = np.unique(ask.chosen)
+        named, logp = _rows(answer, "input_token_ids_logprobs", ask, len(union))
+        if not np.array_equal(named, np.broadcast_to(union, named.shape)):
+            raise BadAnswer(f"{ask.where}: the server answered other ids than it was asked for")
+        found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, ask.chosen), axis=1)
+        return found
+
+    def answer_limit(self, ask: Draw | Score) -> int:
+        if isinstance(ask, Draw):
+            return SMALL_ANSWER + 2 * SCORE_BYTES * len(ask.prompt) + TOKEN_BYTES * ask.count
+        each = 2 + ask.top + (0 if ask.chosen is None else ask.chosen.size)
+        return SMALL_ANSWER + SCORE_BYTES * len(ask.ids) * each
+
+    def abort_call(self, rid: str) -> Call:
+        return "POST", "/abort_request", {"rid": rid}
+
+    def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
+        if texts:
+            return [("POST", "/tokenize", {"prompt": list(texts), "add_special_tokens": False})]
+        return [("POST", "/detokenize", {"tokens": [[one] for one in ids], "skip_special_tokens": False})]
+
+    def read_texts(self, answers: Sequence[Any]) -> list[Any]:
+        (answer,) = answers
+        found = (answer.get("tokens") or answer.get("text")) if isinstance(answer, Mapping) else None
+        return list(found) if isinstance(found, list) else []
+
+    def hold_calls(self, busy: Busy) -> tuple[list[Call], list[Call]]:
+        if busy == "wait":  # the server itself lets requests end before it takes new weights
+            return [], []
+        return [("POST", "/pause_generation", {"mode": busy})], [("POST", "/continue_generation", {})]
+
+    def folder_calls(self, folder: str, name: str) -> list[Call]:
+        body = {"model_path": folder, "weight_version": name, "flush_cache": True, "abort_all_requests": False}
+        return [("POST", "/update_weights_from_disk", body)]
+
+    def adapter_calls(self, folder: str, name: str) -> tuple[Call, Call]:
+        raise NotImplementedError  # `adapters` is never said of these servers
+
+    def group(self, backend: str) -> type[TorchGroup]:
+        return NcclGroup if backend == "nccl" else TorchGroup
+
+
+class TorchGroup:
+    """Implements `WeightGroup` over gloo.
+
+    SGLang's workers make a group of torch beside their own. torch.distributed.init_process_group would make it the
+    default group here, which the trainer needs for itself; so this is the backend alone, at the keys of the store
+    under which a group of that name would look for it.
+    """
+
+    backend: ClassVar[str] = "gloo"
+    begin: ClassVar[Call] = ("POST", "/begin_weight_update", {})
+
+    def __init__(self, address: str, port: int, world: int, name: str, timeout: float) -> None:
+        import torch.distributed as dist
+
+        limit = timedelta(seconds=timeout)
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        try:
+            store: Any = dist.TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=False)
+            store.set_timeout(limit)
+            for part in (name, f"{name}/", f"{device}/"):
+                store = dist.PrefixStore(part, store)
+            self._group = self._open(store, world, limit)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise SyncError(f"no {self.backend} group of {world} members at {address}:{port}: {error}") from error
+
+    def _open(self, store: Any, world: int, limit: timedelta) -> Any:
+        from torch.distributed import ProcessGroupGloo
+
+        return ProcessGroupGloo(store, 0, world, limit)
+
+    @classmethod
+    def join(cls, address: str, port: int, world: int, name: str, offset: int) -> Call:
+        body = {"master_address": address, "master_port": port, "rank_offset": offset, "world_size": world}
+        return "POST", "/init_weights_update_group", body | {"group_name": name, "backend": cls.backend}
+
+    @staticmethod
+    def bucket(weights: Sequence[tuple[str, Any]], name: str, version: str | None) -> Call:
+        body = {
+            "names": [name for name, _ in weights],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in weights],
+            "shapes": [list(tensor.shape) for _, tensor in weights],
+            "group_name": name,
+            # only with the last bucket: until then the weights are a mixture
+            "flush_cache": version is not None,
+            "weight_version": version,
+        }
+        return "POST", "/update_weights_from_distributed", body
+
+    @staticmethod
+    def end(version: str) -> Call:
+        return "POST", "/end_weight_update", {}
+
+    @staticmethod
+    def leave(name: str) -> Call:
+        return "POST", "/destroy_weights_update_group", {"group_name": name}
+
+    def send(self, tensor: Any) -> Callable[[], bool]:
+        done: Callable[[], bool] = self._group.broadcast(tensor, 0).is_completed
+        return done
+
+    def close(self) -> None:
+        del self._group
+
+
+class NcclGroup(TorchGroup):
+    """The same over nccl, between GPUs."""
+
+    backend: ClassVar[str] = "nccl"
+
+    def _open(self, store: Any, world: int, limit: timedelta) -> Any:
+        from torch.distributed import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return ProcessGroupNCCL(store, 0, world, options)
+
+
+def _rows(answer: Any, name: str, ask: Score, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and log-probabilities [P, K] at the positions, from `meta_info[name]`; entry i is of position `start` + i."""
+    rows = _scored(answer, ask).get(name) or []
+    ids, logp = np.empty((len(ask.positions), k), np.int32), np.empty((len(ask.positions), k), np.float32)
+    with fields_of_other_types(ask.where):
+        for line, position in enumerate(ask.positions):
+            place = int(position) - ask.start
+            row = rows[place] if 0 <= place < len(rows) else None
+            if row is None or len(row) != k:
+                raise BadAnswer(
+                    f"{ask.where}: {0 if row is None else len(row)} of {k} log-probabilities came for position "
+                    f"{position}"
+                )
+            for column, entry in enumerate(row):
+                logp[line, column], ids[line, column] = entry[0], entry[1]
+    return ids, check_scores(logp, ask.where)
+
+
+def _meta(answer: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("meta_info"), Mapping):
+        raise BadAnswer(f"{where}: an answer of /generate has a meta_info; this one is {str(answer)[:200]!r}")
+    meta: Mapping[str, Any] = answer["meta_info"]
+    return meta
+
+
+def _scored(answer: Any, ask: Score) -> Mapping[str, Any]:
+    """The `meta_info` of scores. Raises ServerError unless they are at the temperature that was asked for."""
+    meta = _meta(answer, ask.where)
+    if ask.temperature != 1.0 and meta.get(SCORE_TEMPERATURE) != ask.temperature:
+        raise ServerError(
+            f"{ask.where}: this server scores at temperature 1, not at {ask.temperature:g} (releases with "
+            f"{SCORE_TEMPERATURE} can): take --distill.temperature 1, or load the teacher into this process with "
+            "--teacher, without --teacher-server"
+        )
+    return meta
+
+
+def _pairs(entries: Sequence[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Log-probabilities (nan for null) and ids of entries [logprob, id, text]."""
+    logprobs = np.array([np.nan if entry[0] is None else entry[0] for entry in entries], np.float32)
+    return logprobs, np.array([entry[1] for entry in entries], np.int32)
