@@ -1,4 +1,4 @@
-"""How a passage corpus is read from JSONL, identified by a hash, and stored by row.
+"""How a passage corpus is read from a file, identified by a hash, and stored by row.
 
 `read_corpus` yields the checked rows of a file. `PassageWriter` and `PassageStore` keep the passages of an index in
 mapped files, which processes share.
@@ -6,21 +6,19 @@ mapped files, which processes share.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import json
 import struct
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from turngym.retrieval.core import Closes, Passage, RetrievalError
 from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.retrieval.rows import read_rows, show, text_problem
 from turngym.retrieval.sequences import LazySequence
 
 _HEAD = struct.Struct("<II")
@@ -130,18 +128,18 @@ class CorpusError(RetrievalError):
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Yields the passages of a JSONL file (plain or .gz) in file order, holding one row at a time.
+    """Yields the passages of a file in file order, holding one row at a time.
 
-    Both of Search-R1's forms are read: `{"id", "contents": "\\"Title\\"\\ntext"}` and `{"id", "title", "text"}`.
-    Numbers as ids become text. Titles may repeat, ids may not: they are remembered as 8 bytes each, and a repeated id
-    is reported at the end of the file.
+    Both of Search-R1's forms are read, `{"id", "contents": "\\"Title\\"\\ntext"}` and `{"id", "title", "text"}`, and
+    `_id` as BEIR has it, from every file that `read_rows` reads. Numbers as ids become text. Titles may repeat, ids may
+    not: they are remembered as 8 bytes each, and a repeated id is reported at the end of the file.
 
     Raises:
         CorpusError: no file, no rows, a row that is not JSON, not UTF-8, without id or contents, or a repeated id.
     """
     path = Path(path)
     digests = array("Q")
-    for _, passage in _rows(path):
+    for _, passage in _passages(path):
         digests.append(id_digest(passage.id))
         yield passage
     found, counts = np.unique(np.array(digests, np.uint64), return_counts=True)
@@ -150,116 +148,71 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
 
 
 def parse_row(row: Any, where: str) -> Passage:
-    """The passage of one decoded JSON row; `where` (file and line) goes into errors."""
+    """The passage of one decoded JSON row; `where` (file and line) goes into errors.
+
+    Null is the same as a missing field; every other value must be a string (an id may be a whole number).
+    """
     if not isinstance(row, dict):
-        raise CorpusError(f"{where}: a row must be a JSON object {FORMS}, not {_show(row)}")
-    name = row.get("id")
-    if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
-        found = "no id" if "id" not in row else f"id {_show(name)}"
+        raise CorpusError(f"{where}: a row must be a JSON object {FORMS}, not {show(row)}")
+    field = "id" if row.get("id") is not None or "_id" not in row else "_id"
+    name = row.get(field)
+    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
+        found = "no id" if field not in row else f"id {show(name)}"
         raise CorpusError(f"{where}: {found}; every row needs an id, a string or a whole number")
-    _check_text(str(name), f"{where}: the id")
-    if "\0" in str(name):
+    name = str(name)
+    if (problem := text_problem(name)) is not None:
+        raise CorpusError(f"{where}: the id {problem}")
+    if "\0" in name:
         raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
-    if "contents" in row:
+    given = f"of row {show(name)}"
+    if row.get("contents") is not None or ("contents" in row and "text" not in row):
         # the first line is the title; a single line is one only in quotation marks
-        contents = _string(row, "contents", where)
+        contents = _string(row, "contents", where, given)
         head, newline, text = contents.partition("\n")
         quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
         title = head[1:-1] if quoted else head
         if not newline and not quoted:
             title, text = "", contents
     elif "text" in row:
-        title = _string(row, "title", where) if row.get("title") is not None else ""
-        text = _string(row, "text", where)
+        title = _string(row, "title", where, given) if row.get("title") is not None else ""
+        text = _string(row, "text", where, given)
     else:
-        raise CorpusError(f"{where}: row {name!r} has no contents, only {sorted(row)}; write {FORMS}")
+        raise CorpusError(f"{where}: row {show(name)} has no contents, only {sorted(row)!r:.200}; write {FORMS}")
     if not title.strip() and not text.strip():
-        raise CorpusError(f"{where}: row {name!r} has empty contents; leave the row out or give it text")
-    return Passage(id=str(name), title=title, text=text)
+        raise CorpusError(f"{where}: row {show(name)} has empty contents; leave the row out or give it text")
+    return Passage(id=name, title=title, text=text)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Passage]]:
-    """Yields (1-based line, passage) of every row that is not blank."""
+def _passages(path: Path) -> Iterator[tuple[str, Passage]]:
+    """Yields (place in the file, passage) of every row."""
+    if not path.exists():
+        raise CorpusError(f"{path}: there is no such corpus file")
     found = False
-    with _open(path) as file:
-        for number, raw in _lines(file, path):
-            where = f"{path}, line {number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                byte = raw[error.start]
-                raise CorpusError(
-                    f"{where}: byte 0x{byte:02x} at column {error.start + 1} is not UTF-8; convert the file to UTF-8"
-                ) from None
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise CorpusError(
-                    f"{where}: not JSON ({error}): {_show(line.strip())}; one JSON object per line: {FORMS}"
-                ) from None
-            found = True
-            yield number, parse_row(row, where)
+    for row in read_rows(path, FORMS, CorpusError):
+        found = True
+        yield row.place, parse_row(row.value, f"{path}, {row.place}")
     if not found:
         raise CorpusError(f"{path}: no passages in it; a corpus has one JSON object per line: {FORMS}")
 
 
-def _open(path: Path) -> IO[bytes]:
-    if not path.exists():
-        raise CorpusError(f"{path}: there is no such corpus file")
-    if path.is_dir():
-        raise CorpusError(f"{path} is a folder; name the JSONL file of the corpus")
-    file = path.open("rb")
-    if file.read(2) == b"\x1f\x8b":
-        file.seek(0)
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
-    file.seek(0)
-    return file
-
-
-def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        for number, raw in enumerate(file, 1):
-            yield number, raw
-    except (EOFError, zlib.error, OSError) as error:
-        raise CorpusError(f"{path}, after line {number}: cannot be read further: {error}") from error
-
-
-def _string(row: dict[str, Any], key: str, where: str) -> str:
+def _string(row: dict[str, Any], key: str, where: str, given: str) -> str:
     value = row[key]
     if not isinstance(value, str):
-        raise CorpusError(f"{where}: {key} of row {row['id']!r} is {_show(value)}; it must be a string")
-    _check_text(value, f"{where}: {key} of row {row['id']!r}")
+        raise CorpusError(f"{where}: {key} {given} is {show(value)}; it must be a string")
+    if (problem := text_problem(value)) is not None:
+        raise CorpusError(f"{where}: {key} {given} {problem}")
     return value
-
-
-def _check_text(value: str, what: str) -> None:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise CorpusError(
-            f"{what} has half a surrogate pair (\\u{ord(value[error.start]):04x}) at character {error.start}, which is "
-            "no text; remove it"
-        ) from None
-
-
-def _show(value: Any, limit: int = 80) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = text if len(text) <= limit else text[:limit] + "..."
-    return repr(text) if isinstance(value, str) else text
 
 
 def _report_repeat(path: Path, digest: int) -> None:
     """Raises CorpusError for the repeated id behind `digest`; returns if two different ids merely share the 8 bytes."""
-    first: dict[str, int] = {}
-    for number, passage in _rows(path):
+    first: dict[str, str] = {}
+    for place, passage in _passages(path):
         if id_digest(passage.id) != digest:
             continue
         if passage.id in first:
             raise CorpusError(
-                f"{path}, line {number}: id {passage.id!r} was used in line {first[passage.id]} already; ids must be "
+                f"{path}, {place}: id {show(passage.id)} was used in {first[passage.id]} already; ids must be "
                 "unique (titles may repeat)"
             )
-        first[passage.id] = number
+        first[passage.id] = place

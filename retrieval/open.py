@@ -24,6 +24,7 @@ from turngym.retrieval.index import (
     check_files,
     read_manifest,
 )
+from turngym.retrieval.rows import Stamp, path_stamp
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder unless one is given."""
@@ -87,6 +88,11 @@ def open_retriever(
             )
         parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
     return parts[0] if len(parts) == 1 else HybridRetriever(parts)
+
+
+def spec_stamp(spec: str) -> Stamp:
+    """The stamp of the files that a retriever or reranker is opened from; empty for a server or a name."""
+    return path_stamp(spec) or path_stamp(spec.partition(":")[2])
 
 
 def open_index(

@@ -13,7 +13,7 @@ from turngym.envs.alfworld.engine import NativeEngine, check_record
 from turngym.envs.alfworld.game import Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
-from turngym.envs.alfworld.pddl import GameUnsupported, category, parse_problem
+from turngym.envs.alfworld.pddl import GameError, GameUnsupported, category, parse_problem
 from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
@@ -45,7 +45,8 @@ class ALFWorldEnv(TextEnv):
         split: `generated` or `generated_unseen` (houses that training with `config` never shows), which need no data;
             or `train`, `valid_seen`, `valid_unseen`, `valid_train` of the real games.
         engine: `native`, or `textworld` (the reference, about 2,000 times slower, needs `turngym[alfworld]`).
-        data: folder of the real games, with or without `json_2.1.1`; None takes `$ALFWORLD_DATA`.
+        data: folder of the real games, with or without `json_2.1.1`; None takes `$ALFWORLD_DATA`, else
+            `~/.cache/alfworld`.
         config: which generated games: a preset's name or a GeneratorConfig.
         part: which generated games are listed, `train` or `eval`; ids of the other part are playable too. What is
             unseen is for evaluation alone.
@@ -181,7 +182,10 @@ class ALFWorldEnv(TextEnv):
         if isinstance(game, Game):
             sha, row = game.sha256, row or game.category
         else:
-            sha, row = game_hash(game), row or category(parse_problem(game["pddl_problem"]).goal)
+            try:
+                sha, row = game_hash(game), row or category(parse_problem(game["pddl_problem"]).goal)
+            except (ValueError, RecursionError) as error:
+                raise GameError(f"{task_id}: {error}") from error
         task = Task(env_id=self.env_id, task_id=task_id, sha256=sha, split=self.source.split, category=row)
         # generated ids have no end
         if len(self._tasks) >= 10_000:

@@ -35,9 +35,15 @@ from turngym.envs.alfworld.pddl import (
 )
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.task import content_hash
+from turngym.retrieval.rows import show, text_problem
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
 """What a game file must have; `walkthrough` and `solvable` are optional."""
+
+
+_BASINS_ALONE = "f4d4fa7f3eb0"
+"""Digest of `CleanObject` in the domain file of alfworld's package (0.2 to 0.5), with which `alfworld-generate` makes
+games: only a basin cleans, while in the games of `alfworld-download` a receptacle of the type `SinkType` does, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +75,19 @@ class Game:
         try:
             self.wording = read_wording(data["pddl_domain"], data["grammar"])
         except UnsupportedFacts as error:
-            raise GameUnsupported(source, str(error)) from error
-        except ValueError as error:
-            raise GameError(f"{source}: damaged game file: {error}") from error
+            raise GameUnsupported(source, _one_line(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise GameError(f"{source}: damaged game file: {_one_line(error)}") from error
         try:
             self.problem = parse_problem(data["pddl_problem"])
         except UnsupportedFacts as error:
-            raise GameUnsupported(source, f"key 'pddl_problem': {error}") from error
-        except ValueError as error:
-            raise GameError(f"{source}: key 'pddl_problem': {error}") from error
+            raise GameUnsupported(source, f"key 'pddl_problem': {_one_line(error)}") from error
+        except (ValueError, RecursionError) as error:
+            raise GameError(f"{source}: key 'pddl_problem': {_one_line(error)}") from error
+        if domain_digests(data["pddl_domain"])["cleanobject"] == _BASINS_ALONE and self.problem.receptacles_of(
+            "sinktype"
+        ):
+            raise GameUnsupported(source, "it has a sink that is no basin, in which its domain cleans nothing")
         self._name()
 
     @classmethod
@@ -157,14 +167,23 @@ def _cached(path: str, _mtime: int, _size: int) -> Game:
     return Game(read_game_file(path), source=path)
 
 
+LARGEST = 1 << 24
+"""Bytes of a game file at most; the largest real one has 150,000."""
+
+
 def read_game_file(path: str | Path) -> dict[str, Any]:
     """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise GameError(f"{path}: longer than {LARGEST:,} bytes, which no game is")
+        data = json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GameError(f"{path}: damaged game file, not JSON: {error}") from error
+    # a number of thousands of digits and bytes that are not UTF-8 are ValueErrors, too
+    except (ValueError, RecursionError) as error:
+        raise GameError(f"{path}: damaged game file, not JSON: {_one_line(error)}") from error
     check_keys(data, str(path))
     checked: dict[str, Any] = data
     return checked
@@ -184,7 +203,18 @@ def check_keys(data: Any, source: str) -> None:
     if walkthrough is not None and not (
         isinstance(walkthrough, (list, tuple)) and all(isinstance(line, str) for line in walkthrough)
     ):
-        raise GameError(f"{source}: key 'walkthrough' must be a list of commands")
+        raise GameError(f"{source}: key 'walkthrough' must be a list of commands, not {show(walkthrough)}")
+    if not isinstance(solvable := data.get("solvable"), bool | None):
+        raise GameError(f"{source}: key 'solvable' is {show(solvable)}; it must be true, false or null")
+    for key, text in (*((key, data[key]) for key in KEYS), *(("walkthrough", line) for line in walkthrough or ())):
+        if (problem := text_problem(text)) is not None:
+            raise GameError(f"{source}: key {key!r} {problem}")
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says of a text, cut after 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def game_hash(data: Mapping[str, Any]) -> str:
@@ -255,12 +285,19 @@ def _phrases(template: str, with_help: bool) -> Wording:
         for name, rule in rules.items()
         if len(rule) == 1 and "condition" not in rule[0]
     }
+    # the answer to `help` is written in the action itself (the games of alfworld-download) or in a rule of its own
+    # (alfworld's package)
+    answer_rule = "help.feedback"
+    answer = grammar.actions["help"][1] if with_help else ""
+    answer = plain.get(answer_rule, "#") if answer == f"#{answer_rule}#" else answer
     # these rules may have other words, as long as the words have no syntax of TextWorld's templates
+    help_words = _PLAIN.fullmatch(answer) if with_help else None
     phrases = {
         "GotoLocation.feedback": _ARRIVE.fullmatch(plain.get("GotoLocation.feedback", "")),
         "PutObject.feedback": _PUT.fullmatch(plain.get("PutObject.feedback", "")),
         "action putobject": _PUT_COMMAND.fullmatch(grammar.actions["putobject"][0]),
-        "action help": _PLAIN.fullmatch(grammar.actions["help"][1]) if with_help else None,
+        "action help": help_words,
+        answer_rule: help_words,
     }
     found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
     found |= {name: rule_digest(rule) for name, rule in rules.items()}
@@ -268,7 +305,7 @@ def _phrases(template: str, with_help: bool) -> Wording:
     unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
     if unknown:
         raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
-    go, put, command, answer = phrases.values()
+    go, put, command, *_ = phrases.values()
     if go is None or put is None or command is None:
         raise UnsupportedFacts("key 'grammar' has no readable sentences for going and putting")
     return Wording(
@@ -277,7 +314,7 @@ def _phrases(template: str, with_help: bool) -> Wording:
         put_command=command.group(),
         put=put.group().replace(".name}", "}"),
         # TextWorld's template reader drops white space at the start of a text.
-        help=answer.group().lstrip() if answer is not None else None,
+        help=help_words.group().lstrip() if help_words is not None else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,15 +16,19 @@ from typing import Any, get_args
 
 from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
+from turngym.envs.alfworld.pddl import GameError
 from turngym.envs.alfworld.priors import CATEGORIES, GeneratorConfig, Part
 from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.tables import atomic_write
+from turngym.retrieval.rows import stat_stamp
 from turngym.retrieval.sequences import LazySequence
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
 VARIABLE = "ALFWORLD_DATA"
 ROOT_FOLDER = "json_2.1.1"
+DEFAULT_FOLDER = "~/.cache/alfworld"
+"""Where `alfworld-download` puts games, and alfworld looks for them, unless the variable is set."""
 GAME_FILE = "game.tw-pddl"
 
 
@@ -37,7 +42,7 @@ class RealGames:
             raise TaskError(f"{root} has no folder {split!r}; it was not downloaded or not unpacked")
         self.root = root
         self.split = split
-        self.task_ids: Sequence[str] = _listed(root, split, folder.stat().st_mtime_ns)
+        self.task_ids: Sequence[str] = _listed(root, split)
 
     def data(self, task_id: str) -> dict[str, Any]:
         """The content of the game file."""
@@ -52,36 +57,76 @@ class RealGames:
         return CATEGORIES.get(task_id.split("/")[1].split("-")[0])
 
 
-@lru_cache(maxsize=16)
-def _listed(root: Path, split: str, _mtime: int) -> tuple[str, ...]:
-    """Every game of a split, sorted; listed once per process, and again when the split's folder changes."""
-    ids = [
-        f"{split}/{task.name}/{trial.name}"
-        for task in os.scandir(root / split)
-        if task.is_dir()
-        for trial in os.scandir(task.path)
-        if trial.is_dir() and os.path.exists(os.path.join(trial.path, GAME_FILE))
-    ]
+def _listed(root: Path, split: str) -> tuple[str, ...]:
+    """The playable games of a split, sorted, as the files are now: 3,553 of them take 40 ms once each was read."""
+    ids, unsolved, unsupported = [], 0, 0
+    with os.scandir(root / split) as tasks:
+        for task in tasks:
+            if not task.is_dir():
+                continue
+            with os.scandir(task.path) as trials:
+                for trial in trials:
+                    path = os.path.join(trial.path, GAME_FILE)
+                    try:
+                        stat = os.stat(path)
+                    except OSError:
+                        continue
+                    task_id = f"{split}/{task.name}/{trial.name}"
+                    if any(word in task_id for word in _UNSUPPORTED):
+                        unsupported += 1
+                    elif _is_solvable(path, stat_stamp(stat)):
+                        ids.append(task_id)
+                    else:
+                        unsolved += 1
     if not ids:
-        raise TaskError(f"{root / split} has no games; expected <task>/<trial>/{GAME_FILE} below it")
+        raise TaskError(
+            f"{root / split} has no games to play: expected <task>/<trial>/{GAME_FILE} below it that say "
+            f'"solvable": true; {unsolved} do not, and {unsupported} have movable receptacles or sliced objects'
+        )
     return tuple(sorted(ids))
 
 
-def find_root(data: str | Path | None = None) -> Path:
-    """The folder with the split folders: `data`, else `$ALFWORLD_DATA`; with or without `json_2.1.1` at its end.
+_UNSUPPORTED = ("movable", "Sliced")
+"""Folders that alfworld's own loader passes by."""
+_SOLVABLE = re.compile(rb'"solvable"\s*:\s*(\w*)')
+_TAIL = 1 << 14
+"""Bytes at the end of a game file in which `solvable` is looked for before the whole file is read."""
 
+
+@lru_cache(maxsize=1 << 13)
+def _is_solvable(path: str, _stamp: tuple[int, ...]) -> bool:
+    """False for a game that says of itself that it is not solvable, or does not say that it is.
+
+    alfworld's own loader passes such games by; `alfworld-generate` writes null, then true or false once it has tried.
+    A damaged file counts as a game, so that its task is refused by name.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - _TAIL))
+        if set(_SOLVABLE.findall(file.read(_TAIL))) == {b"true"}:
+            return True
+    try:
+        return bool(read_game_file(path).get("solvable"))
+    except GameError:
+        return True
+
+
+def find_root(data: str | Path | None = None) -> Path:
+    """The folder with the split folders, with or without `json_2.1.1` at its end.
+
+    It is `data`, else `$ALFWORLD_DATA`, else where `alfworld-download` puts games without that variable.
     Raises TaskError that says how to get the games.
     """
     given = data if data is not None else os.environ.get(VARIABLE)
-    if not given:
-        raise TaskError(
-            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
-            f"alfworld-download` fetches the games. split='generated' needs no data"
-        )
-    root = Path(given).expanduser()
+    root = Path(os.path.expanduser(given or DEFAULT_FOLDER))
     for folder in (root / ROOT_FOLDER, root):
         if any((folder / split).is_dir() for split in SPLITS):
             return folder
+    if not given:
+        raise TaskError(
+            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
+            f"alfworld-download` fetches the games into {DEFAULT_FOLDER}, where none are now. "
+            "split='generated' needs no data"
+        )
     said = "data=" if data is not None else f"${VARIABLE}"
     raise TaskError(
         f"{said} is {str(root)!r}, which has no ALFWorld games: expected "

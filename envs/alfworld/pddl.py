@@ -441,7 +441,9 @@ def split_task(grammar: str) -> tuple[str, str]:
         raise ValueError("key 'grammar' has no \"Your task is to: ...\" sentence")
     try:
         task = json.loads(f'"{match.group(1)}"')
-    except json.JSONDecodeError as error:
+        task.encode("utf-8")
+    # half a surrogate pair is a ValueError, too
+    except ValueError as error:
         raise ValueError(f"key 'grammar': the task sentence is not a JSON string: {error}") from error
     return task, f"{grammar[: match.start()]}{TASK_SIGN}{grammar[match.end() :]}"
 
@@ -538,11 +540,16 @@ def _json_rules(block: str) -> Rules:
     lines = (line for line in block.split("\n") if not line.lstrip().startswith("#"))
     try:
         rules = json.loads("\n".join(lines))
-    except json.JSONDecodeError as error:
+    # a number of thousands of digits is a ValueError, too
+    except ValueError as error:
         raise ValueError(f"key 'grammar': a block of rules is not JSON: {error}") from error
-    if not isinstance(rules, dict) or not all(isinstance(rule, list) for rule in rules.values()):
-        raise ValueError("key 'grammar': a block of rules must map names to lists")
+    if not isinstance(rules, dict) or not all(_is_rule(rule) for rule in rules.values()):
+        raise ValueError("key 'grammar': a block of rules must map names to lists of objects")
     return rules
+
+
+def _is_rule(rule: Any) -> bool:
+    return isinstance(rule, list) and all(isinstance(line, dict) for line in rule)
 
 
 # --- names: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`

@@ -74,6 +74,16 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
+def blank(text: str) -> bool:
+    """Whether a text holds no sign that is seen."""
+    return not any(sign.isprintable() and not sign.isspace() for sign in text)
+
+
+def wordless(text: str) -> bool:
+    """Whether a text is blank but for articles. Punctuation is something: `---` and `A+` are answers of real files."""
+    return blank(_ARTICLES.sub(" ", text.lower()))
+
+
 def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -> None:
     """Raise TaskError if a question is in both, by id or by its normalized words; names the first few."""
     ids, words = set(), {}
@@ -131,10 +141,18 @@ class RewardRule:
                 raise TaskError(f"the reward's coefficient {name} is {getattr(self, name)}; it must be from 0 to 1")
 
     def matches(self, prediction: str | None, golden_answers: Iterable[str]) -> bool:
-        """Whether the answer counts as right: containment for `sub_em`, else exact match."""
+        """Whether the answer counts as right: containment for `sub_em`, else exact match.
+
+        Answers such as `---` and `A+` are normalized to nothing. They are matched as they stand, because by exact match
+        (and with `strict_compat`) an empty answer or an article would be right.
+        """
         if prediction is None:
             return False
-        return sub_exact(prediction, golden_answers) if self.kind == "sub_em" else exact(prediction, golden_answers)
+        if self.kind == "sub_em":
+            return sub_exact(prediction, golden_answers)
+        if normalize(prediction) or self.strict_compat:
+            return exact(prediction, golden_answers)
+        return " ".join(prediction.lower().split()) in {" ".join(gold.lower().split()) for gold in golden_answers}
 
     def score(
         self, response: str, golden_answers: Sequence[str], *, said: str | None = None, prompt: str = ""

@@ -13,7 +13,8 @@ from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open import open_retriever, spec_stamp
+from turngym.retrieval.rows import Stamp
 
 _KEPT = 50_000
 """Passages of all that are kept; the last retriever is kept however large it is."""
@@ -28,6 +29,8 @@ class Searcher:
         self._source = source
         self._given = retriever
         self._rerank = rerank
+        # as the files are now: what was edited since another environment opened it is opened anew
+        self._stamps = tuple(spec_stamp(given) if isinstance(given, str) else () for given in (retriever, rerank))
 
     def retriever(self, question: Question) -> Retriever:
         """The retriever for this question, opened when first needed.
@@ -38,11 +41,12 @@ class Searcher:
         """
         try:
             corpus = self._source.corpus(question)
-            found = _opened(self._given, os.getpid()) if isinstance(self._given, str) else self._given
+            files, judge = self._stamps
+            found = _opened(self._given, files, os.getpid()) if isinstance(self._given, str) else self._given
             if found is None and corpus is not None:
                 found = own_retriever(corpus)
             if found is not None:
-                rerank = _loaded(self._rerank) if isinstance(self._rerank, str) else self._rerank
+                rerank = _loaded(self._rerank, judge) if isinstance(self._rerank, str) else self._rerank
                 return found if rerank is None else RerankingRetriever(found, rerank)
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
@@ -72,12 +76,12 @@ def own_retriever(corpus: Corpus) -> BM25Retriever:
 
 
 @lru_cache(maxsize=8)
-def _opened(spec: str, process: int) -> Retriever:
-    """One retriever per spec and process: a forked child must not use its parent's connections."""
+def _opened(spec: str, _stamp: Stamp, process: int) -> Retriever:
+    """One retriever per spec, state of its files and process: a forked child must not use its parent's connections."""
     return open_retriever(spec)
 
 
 @lru_cache(maxsize=2)
-def _loaded(spec: str) -> Reranker:
+def _loaded(spec: str, _stamp: Stamp) -> Reranker:
     """A reranker's model is loaded once per process."""
     return open_reranker(spec)

@@ -1,13 +1,12 @@
 """Where do questions come from? The embedded world, the public sets by name, mixtures of them, files of your own.
 
-`open_source` opens any of them. Question files are Search-R1's parquet and FlashRAG's JSONL; `write_prompts` writes
-training prompts as Search-R1 does.
+`open_source` opens any of them, and reads a file again once it was changed. What the rows of a file may look like is
+decided in `question_rows`; `write_prompts` writes training prompts as Search-R1 does.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
-from turngym.envs.core.task import content_hash
 from turngym.envs.search.protocol import harmless
+from turngym.envs.search.question_rows import ALIAS_FILE, arrow_modules, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.world import preset
 from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
+from turngym.retrieval.rows import Stamp, path_stamp
 
 PROMPT = (
     "Answer the question at the end. Think between <think> and </think> first, and again whenever you have got new "
@@ -34,9 +34,6 @@ PROMPT = (
 """Instructions and question in one message. It shows two pairs of answer tags, as the original prompt does, on which
 the published reward rule (`strict_compat`) depends."""
 ABILITY = "fact-reasoning"
-_PREFIX = "searchR1_"
-_NO_ID = (None, "", "None", "null")
-"""What stands for a missing id, also in published files."""
 DATA_VARIABLE = "TURNGYM_SEARCH_DATA"
 SETS: Mapping[str, str] = {
     "2wiki": "2wikimultihopqa",
@@ -53,6 +50,8 @@ MIXTURES: Mapping[str, tuple[str, ...]] = {
     "multihop": ("2wiki", "hotpotqa"),
 }
 _OTHER_NAMES = {"nq": ("nq_open_dev",), "popqa": ("popqa_1000",)}
+ENDINGS = tuple(f"{ending}{gz}" for gz in ("", ".gz") for ending in (".jsonl", ".parquet", ".json", ".tsv", ".csv"))
+"""Of question files and corpora, in the order in which they are looked for (parquet holds questions alone)."""
 SPLITS = ("train", "eval", "all")
 
 
@@ -108,19 +107,18 @@ def open_source(
     if all(name in SETS for name in names):
         if corpus is not None:
             raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
-        return _public(names, str(_data_folder(data)), checked_choice("split", split or "all", SPLITS, TaskError))
+        part, folder = checked_choice("split", split or "all", SPLITS, TaskError), _data_folder(data)
+        return _public(names, tuple(_set_files(name, folder) for name in names), part)
     path = Path(source).expanduser()
-    if path.suffix in (".parquet", ".jsonl", ".json") or path.exists():
+    if path.name.endswith(ENDINGS) or path.exists():
         if not path.is_file():
             raise TaskError(f"there is no question file {path}")
-        stat = path.stat()
-        # size and time tell that a file was replaced
-        stamp = stat.st_size, stat.st_mtime_ns
-        return _file(str(path), split or "all", None if corpus is None else str(corpus), stamp)
+        passages = None if corpus is None else _as_it_is(Path(corpus).expanduser())
+        return _file(_question_files(path), split or "all", passages)
     known = ["world", *MIXTURES, *SETS]
     wrong = next((name for name in names if name not in SETS), source)
     raise TaskError(
-        f"unknown source {wrong!r}; sources are: {', '.join(known)}, or the path of a .parquet or .jsonl."
+        f"unknown source {wrong!r}; sources are: {', '.join(known)}, or the path of a .parquet, .jsonl or .json."
         f"{did_you_mean(wrong, known)}"
     )
 
@@ -166,12 +164,38 @@ def _world_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[st
     return tuple(questions), corpora
 
 
+File = tuple[str, Stamp]
+"""A path, and the stamp that its file has now: what is read is remembered by both."""
+
+
+def _as_it_is(path: Path) -> File:
+    return str(path), path_stamp(path)
+
+
+def _question_files(path: Path) -> tuple[File, File]:
+    """A question file, and the file of aliases that may lie beside it."""
+    return _as_it_is(path), _as_it_is(path.parent / ALIAS_FILE)
+
+
+def _set_files(name: str, folder: Path) -> tuple[tuple[File, File], File | None]:
+    """The question files of a public set, and its corpus if it has one."""
+    stems = (f"{name}_questions", *_OTHER_NAMES.get(name, ()), SETS[name], name)
+    paths = [folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        wanted = ", ".join(path.name for path in paths[:2])
+        raise TaskError(f"the questions of {name!r} are not in {folder}: put {wanted} there")
+    corpora = (folder / f"{name}_corpus{ending}" for ending in ENDINGS if "parquet" not in ending)
+    corpus = next((path for path in corpora if path.is_file()), None)
+    return _question_files(path), None if corpus is None else _as_it_is(corpus)
+
+
 @lru_cache(maxsize=8)
-def _public(names: tuple[str, ...], folder: str, split: str) -> Source:
+def _public(names: tuple[str, ...], sets: tuple[tuple[tuple[File, File], File | None], ...], split: str) -> Source:
     questions: list[Question] = []
     corpora: dict[str, Corpus] = {}
-    for name in names:
-        rows, corpus = _public_set(name, folder)
+    for name, files in zip(names, sets, strict=True):
+        rows, corpus = _public_set(name, files)
         questions += rows
         if corpus is not None:
             corpora[SETS[name]] = corpus
@@ -180,23 +204,17 @@ def _public(names: tuple[str, ...], folder: str, split: str) -> Source:
 
 
 @lru_cache(maxsize=8)
-def _public_set(name: str, folder: str) -> tuple[tuple[Question, ...], Corpus | None]:
-    stems = (f"{name}_questions", *_OTHER_NAMES.get(name, ()), SETS[name], name)
-    paths = [Path(folder, f"{stem}{suffix}") for stem in stems for suffix in (".jsonl", ".parquet")]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        wanted = ", ".join(path.name for path in paths[:2])
-        raise TaskError(f"the questions of {name!r} are not in {folder}: put {wanted} there")
-    corpus_path = Path(folder, f"{name}_corpus.jsonl")
-    corpus = _read_corpus(str(corpus_path)) if corpus_path.is_file() else None
+def _public_set(name: str, files: tuple[tuple[File, File], File | None]) -> tuple[tuple[Question, ...], Corpus | None]:
+    ((path, _), _), corpus_file = files
+    corpus = None if corpus_file is None else _read_corpus(corpus_file)
     questions = read_questions(path, SETS[name], split="")
     titles = corpus.titles() if corpus is not None else {}
-    return tuple(_completed(question, SETS[name], titles, path) for question in questions), corpus
+    return tuple(_completed(question, SETS[name], titles, Path(path)) for question in questions), corpus
 
 
 @lru_cache(maxsize=8)
-def _file(path: str, split: str, corpus_path: str | None, stamp: tuple[int, int]) -> Source:
-    # `stamp` is only for the key of the cache
+def _file(files: tuple[File, File], split: str, corpus: File | None) -> Source:
+    (path, _), _ = files
     questions = read_questions(path)
     parts: dict[str, list[Question]] = {}
     for question in questions:
@@ -206,15 +224,15 @@ def _file(path: str, split: str, corpus_path: str | None, stamp: tuple[int, int]
     if split != "all" and split not in parts:
         raise TaskError(f"{path} has no split {split!r}; its splits are: {', '.join(parts)}, all")
     corpora: dict[str, Corpus] = {}
-    if corpus_path is not None:
-        corpora = dict.fromkeys((question.data_source for question in questions), _read_corpus(corpus_path))
+    if corpus is not None:
+        corpora = dict.fromkeys((question.data_source for question in questions), _read_corpus(corpus))
     return _selected(path, questions, split, corpora)
 
 
 @lru_cache(maxsize=8)
-def _read_corpus(path: str) -> Corpus:
+def _read_corpus(file: File) -> Corpus:
     try:
-        passages = tuple(read_corpus(path))
+        passages = tuple(read_corpus(file[0]))
     except RetrievalError as error:
         raise TaskError(str(error)) from error
     return Corpus(sha256=corpus_sha256(passages), passages=passages)
@@ -261,43 +279,13 @@ def _data_folder(data: str | Path | None) -> Path:
     return folder
 
 
-# --- question files
+# --- prompts
 
 
 def asked(question: str) -> str:
     """The question as it is put to the agent: stripped, harmless, with a question mark at its end."""
     text = harmless(question.strip())
     return text if text.endswith("?") else f"{text}?"
-
-
-def read_questions(path: str | Path, data_source: str | None = None, *, split: str = "eval") -> tuple[Question, ...]:
-    """The questions of a `.parquet`, or of a file with one JSON object per line, in file order.
-
-    Fields: `question` (or the text after "Question:" at the end of `prompt`), `golden_answers` (or `answer`, or
-    `reward_model.ground_truth.target`), and where given `id`, `data_source`, `extra_info.split`, `gold` or `gold_ids`,
-    `hops` or `chain`. `data_source` names the rows that do not; by default it is the file's name. `split` is that of
-    rows that name none.
-
-    Raises:
-        TaskError: no such file, a row without question or answers, an id that comes twice, no rows.
-    """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise TaskError(f"there is no question file {path}; give a .parquet of Search-R1's form or a .jsonl")
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-    name = data_source or path.stem
-    questions = [_question(row, f"{path}, row {number + 1}", name, split) for number, row in rows]
-    if not questions:
-        raise TaskError(f"{path}: there are no questions in it")
-    # rows that are the same question without an id get `-2`, `-3`; ids that the file gives must differ
-    seen: dict[str, int] = {}
-    for place, question in enumerate(questions):
-        times = seen[question.task_id] = seen.get(question.task_id, 0) + 1
-        if times > 1:
-            if question.id != _derived_id(question.question, question.golden_answers):
-                raise TaskError(f"{path}: {question.task_id!r} is there twice; ids must be unique in a data source")
-            questions[place] = replace(question, id=f"{question.id}-{times}")
-    return tuple(questions)
 
 
 def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator[dict[str, Any]]:
@@ -321,7 +309,7 @@ def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator
 
 def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str = PROMPT) -> int:
     """Write the training prompts as parquet; the number of rows. `read_questions` reads the same questions back."""
-    arrow, parquet = _arrow()
+    arrow, parquet = arrow_modules()
     # written out: of lists that are all empty pyarrow would infer lists of null
     text, strings = arrow.string(), arrow.list_(arrow.string())
     schema = arrow.schema(
@@ -341,87 +329,3 @@ def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str =
     rows = list(prompt_rows(questions, prompt))
     parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), str(path))
     return len(rows)
-
-
-def _derived_id(question: str, golden_answers: Iterable[str]) -> str:
-    """The id of a row that has none, made from its content, so that the order of rows does not matter."""
-    return content_hash({"question": question, "golden_answers": list(golden_answers)})[:16]
-
-
-def _question(row: Any, where: str, data_source: str, unnamed: str) -> Question:
-    if not isinstance(row, Mapping):
-        raise TaskError(f"{where}: a row must be an object with question and golden_answers, not {str(row)[:80]!r}")
-    extra = row.get("extra_info") or {}
-    split = extra.get("split") or row.get("split")
-    question, answers = _asked_in(row, where), _answers(row, where)
-    name = row.get("id")
-    if name in _NO_ID:
-        index = extra.get("index")
-        name = _derived_id(question, answers) if index is None else f"{split}_{index}"
-    chain = row.get("hops") or [" ".join(link[:2]) for link in row.get("chain") or ()]
-    return Question(
-        id=str(name),
-        question=question,
-        golden_answers=answers,
-        data_source=str(row.get("data_source") or data_source).removeprefix(_PREFIX),
-        gold_ids=tuple(str(gold) for gold in row.get("gold_ids") or row.get("gold") or ()),
-        hops=tuple(dict.fromkeys(chain)),
-        split=str(split or unnamed),
-    )
-
-
-def _asked_in(row: Mapping[str, Any], where: str) -> str:
-    text = row.get("question") or (row.get("extra_info") or {}).get("question")
-    if text is None and row.get("prompt"):
-        prompt = row["prompt"]
-        message = prompt if isinstance(prompt, str) else prompt[-1].get("content", "")
-        text = message.rpartition("Question:")[2]
-    if not isinstance(text, str) or not text.strip():
-        raise TaskError(f"{where}: no question; a row needs question, or a prompt that ends with Question: ...")
-    return text.strip()
-
-
-def _answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    found = row.get("golden_answers") or row.get("answer") or row.get("answers")
-    if not found:
-        truth = (row.get("reward_model") or {}).get("ground_truth")
-        found = truth.get("target") if isinstance(truth, Mapping) else truth
-    answers = (found,) if isinstance(found, str) else tuple(found or ())
-    if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise TaskError(f"{where}: the accepted answers are {found!r}; they must be one string or several")
-    return answers
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    number = 0
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, 1):
-            if not raw.strip():
-                continue
-            try:
-                yield number, json.loads(raw.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                raise TaskError(f"{path}, line {line}: not a JSON object in UTF-8: {error}") from None
-            number += 1
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    arrow, parquet = _arrow()
-    try:
-        with parquet.ParquetFile(str(path)) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    yield number, row
-                    number += 1
-    except (arrow.ArrowException, OSError) as error:
-        raise TaskError(f"{path} cannot be read as parquet: {error}") from error
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise TaskError(f"parquet files need pyarrow: pip install 'turngym[parquet]' ({error})") from error
-    return pyarrow, pyarrow.parquet

@@ -29,7 +29,6 @@ from turngym.envs.webshop.catalog import (
 )
 from turngym.envs.webshop.generate import find_config, generate_catalog
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
-from turngym.envs.webshop.json_stream import read_array, read_object
 from turngym.envs.webshop.products import (
     Kind,
     Product,
@@ -51,6 +50,7 @@ from turngym.retrieval.mapped import (
     map_array,
     sealed,
 )
+from turngym.retrieval.rows import path_stamp, read_array, read_object
 
 FORMAT = 1
 Progress = Callable[[str, int], None]
@@ -84,10 +84,10 @@ def load_catalog(
             source = "items" if staging else profile.name
             yield from read_products(items, attributes, None, source=source)
             return
-        members = read_object(paths[1])
+        members = read_object(paths[1], ShopDataError)
         entries = StagedEntries(staging, members) if staging is not None else dict(members)
-        people = dict(read_object(paths[2])) if profile.kind == "human" else None
-        yield from read_products(read_array(paths[0]), entries, people, source=paths[0].name)
+        people = dict(read_object(paths[2], ShopDataError)) if profile.kind == "human" else None
+        yield from read_products(read_array(paths[0], ShopDataError), entries, people, source=paths[0].name)
         if isinstance(entries, StagedEntries):
             entries.close()
 
@@ -112,9 +112,8 @@ def cache_folder(cache: str | os.PathLike[str] | None) -> Path:
 
 
 def file_hash(path: Path, cache: Path) -> str:
-    """SHA-256 of the file's bytes, remembered in `cache` for as long as its path, size and time of change stay."""
-    state = path.stat()
-    key = content_hash({"path": str(path.resolve()), "size": state.st_size, "changed": state.st_mtime_ns})
+    """SHA-256 of the file's bytes, remembered in `cache` for as long as its path and its stamp stay."""
+    key = content_hash({"path": str(path.resolve()), "stamp": path_stamp(path)})
     known = cache / "hashes" / f"{key}.json"
     if known.exists():
         return str(json.loads(known.read_text("utf-8")))

@@ -41,6 +41,7 @@ from turngym.envs.webshop.products import (
     Profile,
     ShopDataError,
     draw_prices,
+    find_files,
     find_profile,
 )
 from turngym.envs.webshop.queries import OracleQuery, searches
@@ -50,6 +51,7 @@ from turngym.envs.webshop.reward import (
     best_purchase,
     compute_reward,
 )
+from turngym.retrieval.rows import path_stamp
 
 ENV_ID = "turngym/WebShop-v0"
 RESULTS = 50
@@ -291,7 +293,9 @@ def open_shop(
     """
     chosen = find_profile(profile)
     folder = "" if chosen.generated else str(data if data is not None else os.environ.get(DATA_VARIABLE, ""))
-    key = (profile, folder, price_seed, tagger, storage, str(cache))
+    # a shop whose files were edited is another one
+    files = () if chosen.generated else tuple(map(path_stamp, find_files(chosen, data)))
+    key = (profile, folder, files, price_seed, tagger, storage, str(cache))
     with _lock:
         if key not in _open:
             catalog = load_catalog(chosen, data, storage=storage, cache=cache, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from turngym.envs.alfworld.game import game_texts
@@ -86,3 +87,22 @@ def before_release_04(data: dict[str, Any]) -> dict[str, Any]:
     start = domain.index("(:action help")
     end = domain.index("(:action examineReceptacle")
     return data | {"grammar": grammar, "pddl_domain": domain[:start] + domain[end:]}
+
+
+def by_the_package(data: dict[str, Any]) -> dict[str, Any]:
+    """The game as `alfworld-generate` writes it: an object is cleaned in basins alone, help has a rule of its own."""
+    domain = data["pddl_domain"]
+    start, end = (domain.index(f"(:action {name}") for name in ("CleanObject", "HeatObject"))
+    clean = """(:action CleanObject
+        :parameters (?a - agent ?l - location ?r - receptacle ?o - object)
+        :precondition (and (cleanable ?o) (or ;(receptacleType ?r SinkType)
+            (receptacleType ?r SinkBasinType)) (atLocation ?a ?l) (receptacleAtLocation ?r ?l) (holds ?a ?o))
+        :effect (and (increase (total-cost) 5) (isClean ?o)))
+    """
+    grammar, mark = data["grammar"], 'action help { template :: "help"; feedback :: "'
+    head, found, rest = grammar.partition(mark)
+    assert found
+    words, _, rest = rest.partition('";')
+    rule = json.dumps({"help.feedback": [{"rhs": words}]})
+    help_action = f'{mark}#help.feedback#"; grammar :: """{rule}""";'
+    return data | {"pddl_domain": domain[:start] + clean + domain[end:], "grammar": head + help_action + rest}

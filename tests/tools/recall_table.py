@@ -14,7 +14,7 @@ import argparse
 
 from gold_recall import Recall, hop_recall, question_recall
 
-from turngym.envs.search.sources import _public_set
+from turngym.envs.search.sources import SETS, open_source
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Retriever
 from turngym.retrieval.hybrid import HybridRetriever
@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("indexes", nargs="+", type=Path, help="folders of dense indexes")
     options = parser.parse_args()
-    questions, corpus = _public_set(options.source, options.data)
+    source = open_source(options.source, data=options.data)
+    questions, corpus = tuple(source.questions.values()), source.corpora.get(SETS[options.source])
     assert corpus is not None, f"{options.data} has no corpus of {options.source}"
     bm25 = BM25Retriever.from_passages(corpus.passages)
     rows: list[tuple[str, Retriever]] = [("BM25", bm25)]

@@ -12,6 +12,7 @@ from differential import SCRIPTS, Play, compare, plan
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.alfworld.game import load_game
 from turngym.envs.alfworld.games import RealGames
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.core.errors import TurngymError
@@ -54,6 +55,19 @@ def test_words_before_release_04_and_names_without_numbers(reference: Reference)
     found = compare(reference, data, play)
     assert found.mismatches == ()
     assert found.verbs["put"] > 0
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("script", ["treatments", "wander"])
+def test_rules_of_alfworlds_own_generator(reference: Reference, script: str, earlier: bool) -> None:
+    data = houses.by_the_package(house())
+    data = houses.before_release_04(data) if earlier else data
+    found = compare(reference, data, Play(task_id="house", script=script, seed=2, shuffle=None, steps=15))
+    assert found.mismatches == ()
+    assert found.verbs["clean"] or script == "wander"
+    reference.load(data)
+    engine = NativeEngine(load_game(data))
+    assert (engine.reset(), engine.step("help")[0]) == (reference.reset(), reference.step("help")[0])
 
 
 @pytest.mark.parametrize("games", [6, pytest.param(200, marks=pytest.mark.long)])

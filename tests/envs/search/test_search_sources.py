@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.sources import PROMPT, half, open_source, prompt_rows, read_questions, write_prompts
 from turngym.envs.testing import expect
+from turngym.retrieval.index import BuildPlan, build_index
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -84,7 +86,7 @@ def test_rows_without_ids_are_named_by_their_content(tmp_path: Path) -> None:
         ([{"golden_answers": ["x"]}], "row 1: no question"),
         ([{"question": " ", "golden_answers": ["x"]}], "row 1: no question"),
         ([{"question": "q", "golden_answers": []}], "row 1: the accepted answers are"),
-        ([{"question": "q", "golden_answers": [3]}], "must be one string or several"),
+        ([{"question": "q", "golden_answers": [3.5]}], "golden_answers is 3.5; valid: a text"),
         ([{"id": 1, "question": q, "golden_answers": ["x"]} for q in "ab"], "'bad/1' is there twice"),
     ],
 )
@@ -97,7 +99,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no question file"):
         read_questions(tmp_path / "none.jsonl")
     (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "\xff"}\n')
-    with pytest.raises(TaskError, match=r"bytes.jsonl, line 1: not a JSON object in UTF-8"):
+    with pytest.raises(TaskError, match=r"bytes.jsonl, line 1: byte 0xff at column 15 is not UTF-8"):
         read_questions(tmp_path / "bytes.jsonl")
     pytest.importorskip("pyarrow")
     (tmp_path / "fake.parquet").write_bytes(b"PAR0")
@@ -224,3 +226,59 @@ def test_a_question_in_both_splits_of_a_named_set_is_an_error(tmp_path: Path) ->
     write(tmp_path / "musique.jsonl", {**row, "id": "a", "split": "train"}, {**row, "id": "b", "split": "dev"})
     with pytest.raises(TaskError, match="musique/b"):
         open_source("musique", data=tmp_path)
+
+
+def test_what_was_edited_is_read_anew(tmp_path: Path) -> None:
+    """The same name and the same size, of every file that is read, in one process."""
+
+    def corpus(town: str) -> None:
+        row = {"id": "p1", "title": "Mirovia", "text": f"The capital of Mirovia is {town}."}
+        for name in ("corpus.jsonl", "musique_corpus.jsonl"):
+            write(tmp_path / name, row)
+
+    def questions(answer: str) -> None:
+        row = {"id": "q1", "question": "What is the capital?", "answer": answer, "gold_ids": ["p1"], "answer_id": "Q1"}
+        for name in ("mine.jsonl", "musique.jsonl"):
+            write(tmp_path / name, row)
+
+    def aliases(name: str) -> None:
+        write(tmp_path / "id_aliases.json", {"Q_id": "Q1", "aliases": [name]})
+
+    def played(**options: Any) -> tuple[tuple[str, ...], str, str]:
+        env = SearchEnv(**options, doc_tokens=None)
+        env.reset(options={"task": env.task_ids()[0]})
+        found = env.question.golden_answers, env.task.sha256, env.step("<search>capital of Mirovia</search>")[0]
+        env.close()
+        return found
+
+    places = (
+        {"source": str(tmp_path / "mine.jsonl"), "corpus": str(tmp_path / "corpus.jsonl")},
+        {"source": "musique", "data": tmp_path, "split": "all"},
+        {"source": str(tmp_path / "mine.jsonl"), "retriever": f"bm25:{tmp_path / 'corpus.jsonl'}"},
+    )
+    corpus("Orlen"), questions("Orlen"), aliases("O-Town")
+    before = [played(**options) for options in places]
+    assert [played(**options) for options in places] == before
+    for answers, _, text in before:
+        assert answers == ("Orlen", "O-Town")
+        assert "Orlen" in text
+    corpus("Tarnb")
+    assert all("Tarnb" in played(**options)[2] for options in places)
+    assert [played(**options)[1] == old[1] for options, old in zip(places, before, strict=True)] == [False, False, True]
+    questions("Tarnb"), aliases("T-Town")
+    assert [played(**options)[0] for options in places] == [("Tarnb", "T-Town")] * 3
+
+
+def test_an_index_that_was_built_again_is_opened_anew(tmp_path: Path) -> None:
+    questions = write(tmp_path / "mine.jsonl", {"id": 1, "question": "What is the capital?", "answer": "x1"})
+    texts = []
+    for town in ("Orlen", "Tarnb"):
+        write(tmp_path / "corpus.jsonl", {"id": "p1", "title": "Mirovia", "text": f"The capital is {town}."})
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+        build_index(BuildPlan(corpus=tmp_path / "corpus.jsonl", out=tmp_path / "index"))
+        env = SearchEnv(source=str(questions), retriever=str(tmp_path / "index"))
+        env.reset()
+        texts.append(env.step("<search>capital</search>")[0])
+        env.close()
+    assert "Orlen" in texts[0]
+    assert "Tarnb" in texts[1]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop import json_stream
 from turngym.envs.webshop.catalog import read_products
-from turngym.envs.webshop.json_stream import read_array, read_object
 from turngym.envs.webshop.products import (
     Instruction,
     Product,
@@ -176,59 +172,3 @@ MANY = st.lists(TEXTS, max_size=3).map(tuple)
 def test_a_product_survives_its_record(product: Product) -> None:
     assert decode_product(encode_product(product)) == product
     assert list(decode_product(encode_product(product)).options) == list(product.options)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(
-    value=st.lists(JSON, max_size=5) | st.dictionaries(st.text(), JSON, max_size=5),
-    chunk=st.integers(1, 30),
-    ascii_only=st.booleans(),
-    indent=st.none() | st.just(2),
-)
-def test_streamed_json_is_what_json_loads(
-    tmp_path_factory: pytest.TempPathFactory, value: Any, chunk: int, ascii_only: bool, indent: int | None
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "stream.json"
-    path.write_text(json.dumps(value, ensure_ascii=ascii_only, indent=indent), "utf-8", errors="surrogatepass")
-    before = json_stream.CHUNK
-    json_stream.CHUNK = chunk
-    try:
-        assert (list(read_array(path)) if isinstance(value, list) else dict(read_object(path))) == value
-    finally:
-        json_stream.CHUNK = before
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "begins with ''"),
-        ("<html>", "begins with '<'"),
-        ('{"a": 1}', "begins with '{'; valid: a list of products"),
-        ("[1, 2", "damaged after element 1"),
-        ("[1 2]", "'2' where ',' is needed"),
-        ("[1,]", "damaged after element 1, character 3"),
-        ("[1] x", "'x' after the end"),
-        ('[{"a": tru}]', "damaged after element 0"),
-        ("[" * 100_000, "too deep"),
-        ('["\udc80"]', "not UTF-8"),
-    ],
-)
-def test_damaged_json_says_where(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "items.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ShopDataError, match=words) as error:
-        list(read_array(path))
-    assert "items.json" in str(error.value)
-
-
-def test_an_object_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "ins.json"
-    path.write_text("[]", "utf-8")
-    with pytest.raises(ShopDataError, match="one entry per product"):
-        list(read_object(path))
