@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
-from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, read_answer
+from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, bare_message, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.secrets import redacted, refuse_credentials
 from turngym.retrieval.outgoing import (
@@ -216,8 +216,8 @@ class EndpointClient:
     """Whether errors say what may help; they name options of `openai:MODEL`."""
     gate: RateGate = field(default_factory=RateGate)
     _tokens_field: str = "max_tokens"
-    _no_empty_turns: bool = False
-    """Whether the server was seen to refuse turns of the assistant without any text."""
+    _form: tuple[bool, bool] = (False, False)
+    """The form of a conversation that the server was seen to demand, as in `conversation_forms`."""
     _said: set[str] = field(default_factory=set)
     _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
@@ -235,14 +235,15 @@ class EndpointClient:
 
     async def _ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
         waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
-        fill = self._no_empty_turns
+        forms, first = conversation_forms(body, self._form), None
+        form, asked = next(forms)
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
                 raise self._late(where, sent, f"a rate limit that lasts longer; {last}")
             sent += 1
             try:
-                answer = await self._once(_filled(body) if fill else body, end - time.monotonic())
-                self._no_empty_turns = self._no_empty_turns or fill
+                answer = await self._once(asked, end - time.monotonic())
+                self._learn(form)
                 return replace(answer, usage=replace(answer.usage, retries=sent - 1))
             except TooLate:
                 raise self._late(where, sent, last) from None
@@ -252,10 +253,12 @@ class EndpointClient:
                     raise ContextOverflow(f"{where}: {last}") from None
                 if self._renamed(failed):
                     continue
-                # some servers take no turn without text, which a model may well have written
-                if failed.unclear and not fill and _filled(body) is not body:
-                    fill = True
-                    continue
+                if failed.rejected:
+                    first = first or failed
+                    if (other := next(forms, None)) is not None:
+                        form, asked = other
+                        continue
+                    failed = first
                 failures += not failed.limited
                 allowed = self.retries if self.reached else min(self.retries, COLD_TRIES - 1)
                 if not failed.passing or failures > allowed:
@@ -268,6 +271,21 @@ class EndpointClient:
                 if time.monotonic() + pause >= end:
                     raise self._late(where, sent, last) from None
                 await asyncio.sleep(pause)
+
+    def _learn(self, form: tuple[bool, bool]) -> None:
+        """Note the form in which a conversation was accepted, after other forms were refused."""
+        if form[1] and not self._form[1]:
+            self._say(
+                "the endpoint refuses fields that came with its own answers, and answers without: they are left out of "
+                "conversations"
+            )
+        self._form = (self._form[0] or form[0], self._form[1] or form[1])
+
+    def _say(self, text: str) -> None:
+        """A warning, once."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(f"{redacted(self.address.base_url)}: {text}", stacklevel=2)
 
     async def _once(self, body: Mapping[str, Any], left: float) -> Answer:
         """One attempt. Raises RequestFailed, TooLate."""
@@ -309,13 +327,8 @@ class EndpointClient:
             raise RequestFailed(f"the answer has {size} characters; at most {tokens} tokens were asked for", False)
         if self.ids and answer.ids is None:
             raise RequestFailed("the answer has no token ids (return_token_ids); leave out --token-ids", self.worked)
-        if answer.ending not in self._said and answer.ending:
-            self._said.add(answer.ending)
-            warnings.warn(
-                f"{redacted(self.address.base_url)} ends answers with finish_reason {answer.ending}, which is not "
-                "known: they are taken as whole",
-                stacklevel=2,
-            )
+        if answer.ending:
+            self._say(f"answers end with finish_reason {answer.ending}, which is not known: they are taken as whole")
         self.worked = True
         return answer
 
@@ -372,11 +385,28 @@ class EndpointClient:
         )
 
 
-def _filled(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`body` with some text in the assistant's turns that have neither text nor calls; itself if there is none."""
+def conversation_forms(
+    body: Mapping[str, Any], needed: tuple[bool, bool]
+) -> Iterator[tuple[tuple[bool, bool], Mapping[str, Any]]]:
+    """The forms in which the conversation of `body` can be sent, as (filled, bare) with the body that has it.
+
+    The first is as it is, but for what is known to be `needed`; the others differ from it. Filled: some text stands for
+    turns without any, which the model may well have written and some servers refuse. Bare: without the fields that are
+    not known here, which others refuse although they came with their own answers.
+    """
     messages = body["messages"]
-    empty = [m["role"] == "assistant" and not m.get("content") and not m.get("tool_calls") for m in messages]
-    if not any(empty):
-        return body
-    filled = [{**m, "content": NO_ANSWER} if none else m for m, none in zip(messages, empty, strict=True)]
-    return {**body, "messages": filled}
+    own = [message["role"] == "assistant" for message in messages]
+    empty = [mine and not m.get("content") and not m.get("tool_calls") for mine, m in zip(own, messages, strict=True)]
+    for fill, strip in ((False, False), (True, False), (False, True), (True, True)):
+        if (needed[0] and not fill) or (needed[1] and not strip):
+            continue
+        # a form that changes nothing was sent already
+        if fill and not needed[0] and not any(empty):
+            continue
+        bare = [bare_message(m) if mine else m for mine, m in zip(own, messages, strict=True)] if strip else messages
+        if strip and not needed[1] and bare == messages:
+            continue
+        sent = bare
+        if fill:
+            sent = [{**m, "content": NO_ANSWER} if none else m for m, none in zip(sent, empty, strict=True)]
+        yield (fill, strip), {**body, "messages": sent}

@@ -42,10 +42,14 @@ class RequestFailed(Exception):
     """What the model wrote, where the server refuses the model's own words: a call that it could not read."""
 
     @property
+    def rejected(self) -> bool:
+        """Whether the server takes the request for wrong."""
+        return self.code in (400, 422) and not self.overflow and self.written is None
+
+    @property
     def unclear(self) -> bool:
-        """Whether the request itself was refused, and the server does not say that the context is full."""
-        known = self.overflow or self.written is not None or not OF_PROMPT.match(self.param.lower())
-        return self.code in (400, 422) and not known
+        """Whether it is rejected and the server does not say for what: the context may be full."""
+        return self.rejected and bool(OF_PROMPT.match(self.param.lower()))
 
 
 MESSAGES = ("message", "msg", "detail", "error", "raw", "reason", "title", "description", "error_msg", "status_msg")
@@ -187,7 +191,7 @@ _OUTPUT = re.compile(r"max_?(completion_?|new_?|output_?)?tokens|(completion|out
 _WHOLE = re.compile(r"prompt|input|context|messages?\b|sequence|conversation|history|n_ctx|total|requested|window")
 _LEAST = 16
 """Smaller numbers in an error count messages, positions and choices, not tokens."""
-OF_PROMPT = re.compile(r"(|messages?([\[.]\d+\]?)?(\.content.*)?|prompts?|inputs?|contents?|max_\w*tokens|body)$")
+OF_PROMPT = re.compile(r"(|messages?(\.?\[?\d+\]?)?(\.content.*)?|prompts?|inputs?|contents?|max_\w*tokens|body)$")
 """Fields of a request that a full context may name; any other is a mistake in that field."""
 
 

@@ -551,6 +551,17 @@ def _sent_back(call: ToolCall) -> dict[str, Any]:
     return {"id": printable(call.id), "type": "function", **call.more, "function": {**inner, **function}}
 
 
+def bare_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer in a history without the fields that are not known here."""
+    bare = {name: value for name, value in message.items() if name in KNOWN}
+    if calls := message.get("tool_calls"):
+        known = ("id", "type", "function")
+        bare["tool_calls"] = [{name: call[name] for name in known} for call in calls]
+        for call in bare["tool_calls"]:
+            call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
+    return bare
+
+
 def _json(arguments: Any) -> Any:
     """Parses `arguments` if it is a JSON string. Returns other values unchanged and None for invalid JSON."""
     if not isinstance(arguments, str):

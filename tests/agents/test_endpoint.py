@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import signal
 import threading
@@ -18,7 +19,7 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 import pickle
 
-from openai_fake import FakeOpenAI, Fault, door, error, served
+from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, EndpointOptions
@@ -106,6 +107,24 @@ def test_a_slow_answer_holds_up_nobody_else(serve: Any, make_doors: Any) -> None
     quick = serve()
     alone = rollout(batch, make, agent_for(make, quick.url, parallel=1), slots=1)
     assert (said(alone), quick.most_at_once) == (said(found), 1)
+
+
+def test_a_long_tail_costs_what_it_must(serve: Any, make_doors: Any) -> None:
+    """Against the slots that take the episodes in their order, each for the time that its own answers took."""
+
+    def message(body: Any) -> dict[str, Any]:
+        time.sleep(0.4 if draw(body, 20) == 0 else 0.005)
+        return {"content": "<action>wait</action>"}
+
+    fake, make = serve(message=message), make_doors(max_turns=5)
+    batch = [Job(task_id=f"doors/{n % 6 + 1}", sample=n // 6, seed=7) for n in range(48)]
+    start = time.monotonic()
+    episodes = rollout(batch, make, agent_for(make, fake.url, parallel=8), slots=8)
+    took = time.monotonic() - start
+    free = [0.0] * 8
+    for episode in episodes:
+        heapq.heapreplace(free, free[0] + episode.timings["generate"])
+    assert took < 1.3 * max(free)
 
 
 def test_a_request_that_is_sent_again_holds_up_nobody_else(serve: Any, make_doors: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from hosted_fake import FAMILIES, assistants
-from openai_fake import FakeOpenAI, served
+from openai_fake import FakeOpenAI, Fault, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import EndpointOptions
@@ -54,6 +54,32 @@ def test_an_episode_at_each_family(name: str, channel: str, serve: Any, make_doo
     assert (episode.status, episode.success, episode.depth) == (Status.COMPLETED, True, 4)
     # the second turn said nothing, and no family is left because of it
     assert [turn.verdict.value for turn in episode.turns] == ["ok", "malformed", "ok", "ok"]
+
+
+def test_a_server_that_refuses_its_own_fields_is_asked_without_them(serve: Any, make_doors: Any) -> None:
+    fake = serve(FAMILIES["groq-compound"].fake())
+    with pytest.warns(UserWarning, match="refuses fields that came with its own answers") as said:
+        play(make_doors("tool"), fake, "tool")
+    assert len(said) == 1
+    # known after the first time
+    assert ["executed_tools" in body["messages"][2] for body in fake.requests[1:]] == [True, False, False, False]
+
+
+def test_what_is_refused_in_every_form_is_told_by_the_first(serve: Any, make_doors: Any) -> None:
+    fake = FAMILIES["gemini"].fake()
+    unlucky = Fault(400, error("no such city"))
+    fake.fault = lambda n, body: unlucky if len(body["messages"]) > 6 else None
+    with pytest.warns(UserWarning, match="no such city"):
+        episode = play(make_doors("tool"), serve(fake), "tool")
+    assert "no such city" in episode.meta["error"]
+    last = [body["messages"] for body in fake.requests if len(body["messages"]) > 6]
+    # as it is, with words in the empty turn, without the signature, both
+    assert [(m[4]["content"] != "", "extra_content" in m[2]["tool_calls"][0]) for m in last] == [
+        (False, True),
+        (True, True),
+        (False, False),
+        (True, False),
+    ]
 
 
 def test_reasoning_is_sent_to_no_family_that_refuses_it(serve: Any, make_doors: Any) -> None:

@@ -206,6 +206,11 @@ FAMILIES = {
         with_call(reasoning="hm"),
         (*COMMON, known_fields(words="'messages.{place}' : for 'role:assistant' property '{name}' is unsupported")),
     ),
+    # it refuses what it sent itself
+    "groq-compound": Family(
+        with_call(executed_tools=[{"index": 0}]),
+        (*COMMON, known_fields(words="'messages.{place}' : for 'role:assistant' property '{name}' is unsupported")),
+    ),
     "bedrock": Family(
         with_call(), (*COMMON, never_empty("The text field in the ContentBlock at messages.{} is blank"))
     ),
