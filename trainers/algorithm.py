@@ -30,6 +30,8 @@ class Targets:
     topk_ids_NK: NDArray[np.int64] | None = None
     topk_logp_NK: NDArray[np.float32] | None = None
     """Teacher log-probabilities of `topk_ids_NK`, nats."""
+    topk_tail_N: NDArray[np.float32] | None = None
+    """Teacher log-probability of all other ids together, nats; None: what `topk_logp_NK` leaves of 1."""
     advantage_N: NDArray[np.float32] | None = None
     reference_logp_N: NDArray[np.float32] | None = None
     """Log-probability of the labels under the frozen initial policy, nats."""
@@ -89,6 +91,10 @@ class Tokens:
     topk_logp_nK: Tensor | None = None
     """Student, at the ids of the targets."""
     teacher_logp_nK: Tensor | None = None
+    tail_n: Tensor | None = None
+    """Student, all ids but those of the targets together; None: what `topk_logp_nK` leaves of 1."""
+    teacher_tail_n: Tensor | None = None
+    """The same of the teacher."""
     advantage_n: Tensor | None = None
     reference_logp_n: Tensor | None = None
     kl_mask_n: Tensor | None = None

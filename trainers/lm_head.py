@@ -1,6 +1,7 @@
 """From hidden states to log-probabilities, in chunks, so that [N, V] never exists.
 
-`project` gives the log-probabilities of labels and of K more ids, `topk` the K most likely ids. A head that is one
+`project` gives the log-probabilities of labels and of K more ids, `topk` the K most likely ids; both can say how likely
+all other ids are together (the tail). A head that is one
 matrix has a backward pass of its own: left to autograd, every chunk of positions makes a gradient of the weight,
 [V, d], beside the sum of those before it. Here chunks add their products into one array, and of each softmax only the
 logarithm of its sum is kept, [N].
@@ -20,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 MIN_LOGP = -1e4
 """Stands for the logarithm of 0 (a masked logit): its probability is exactly 0 too, but 0 times it is no NaN."""
+MIN_TAIL_LOGP = -80.0
+"""Least logarithm of a tail: float32 has no numbers below e^-103, and exp(80) can still be multiplied."""
 SLICE = 8192
 """Rows of the weight whose gradient is made at a time where it is summed in another precision."""
 
@@ -34,6 +37,7 @@ class HeadWork:
     entropy_gradient: bool
     vocab: int | None
     into_grad: bool
+    tail: bool
 
 
 def weight_of(head: Any) -> tuple[Tensor, Tensor | None] | None:
@@ -66,9 +70,10 @@ def chunks(length: int, chunk: int) -> Iterator[slice]:
 
 
 class ByWeight(torch.autograd.Function):
-    """apply(hidden [N, d], weight, bias, ids [N, J], HeadWork) -> logp [N, J], entropy [N] or None.
+    """apply(hidden [N, d], weight, bias, ids [N, J], HeadWork) -> logp [N, J], entropy [N] or None, tail [N] or None.
 
-    Multiplies in the precision of `hidden`, whatever autocast says; differentiable once, in its first three arguments.
+    The tail is of all ids but those behind the first of `ids`, which is the label. Multiplies in the precision of
+    `hidden`, whatever autocast says; differentiable once, in its first three arguments.
     """
 
     @staticmethod
@@ -79,22 +84,24 @@ class ByWeight(torch.autograd.Function):
             matrix = _as_used(weight, bias, hidden_N.dtype, work)
             for rows in chunks(len(hidden_N), work.chunk):
                 logits = _logits_of(hidden_N[rows], matrix, work)
-                parts.append(_softmax(logits, ids_NJ[rows], work.entropy))
+                parts.append(_softmax(logits, ids_NJ[rows], work))
         logp_NJ, logsum_N1 = torch.cat([part[0] for part in parts]), torch.cat([part[2] for part in parts])
         entropy_N = torch.cat([part[3] for part in parts if part[3] is not None]) if work.entropy else None
+        tail_N = torch.cat([part[4] for part in parts if part[4] is not None]) if work.tail else None
         if not keep:
             logsum_N1 += torch.cat([part[1] for part in parts])  # computed again, the logits will have their largest
-        ctx.save_for_backward(hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, logits if keep else None)
+        ctx.save_for_backward(hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, logits if keep else None)
         ctx.work = work
         ctx.set_materialize_grads(False)
         if entropy_N is not None and not work.entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
-        return logp_NJ, entropy_N
+        return logp_NJ, entropy_N, tail_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None) -> Any:
-        hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, kept = ctx.saved_tensors
+    def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None, tail_slope_N: Tensor | None) -> Any:
+        hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, kept = ctx.saved_tensors
+        columns = slope_NJ, entropy_N, entropy_slope_N, tail_N, tail_slope_N
         work, (needs_hidden, needs_weight, needs_bias, *_) = ctx.work, ctx.needs_input_grad
         own = own_gradient(weight) if needs_weight and work.into_grad else None
         hidden_slope = torch.empty_like(hidden_N) if needs_hidden else None
@@ -104,7 +111,7 @@ class ByWeight(torch.autograd.Function):
             matrix = _as_used(weight, bias, hidden_N.dtype, work)
             for rows in chunks(len(hidden_N), work.chunk):
                 logits = _logits_of(hidden_N[rows], matrix, work) if kept is None else kept.clone()
-                parts = [None if part is None else part[rows] for part in (slope_NJ, entropy_N, entropy_slope_N)]
+                parts = [None if part is None else part[rows] for part in columns]
                 slope = _slope(logits.sub_(logsum_N1[rows]), ids_NJ[rows], *parts)
                 slope = (slope if work.temperature == 1.0 else slope.div_(work.temperature)).to(hidden_N.dtype)
                 if hidden_slope is not None:
@@ -131,21 +138,31 @@ def _logits_of(hidden_n: Tensor, matrix: tuple[Tensor, Tensor | None], work: Hea
     return logits if work.temperature == 1.0 else logits.div_(work.temperature)
 
 
-def _softmax(logits: Tensor, ids_nJ: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """logp [n, J], the largest logit [n, 1], the logarithm of the sum without it [n, 1], entropy [n].
+def _softmax(
+    logits: Tensor, ids_nJ: Tensor, work: HeadWork
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """logp [n, J], the largest logit [n, 1], the logarithm of the sum without it [n, 1], entropy [n], tail [n].
 
     The largest logit is taken off `logits` in place.
     """
     top_n1 = logits.amax(-1, keepdim=True)
     picked_nJ = logits.sub_(top_n1).gather(1, ids_nJ)
-    if entropy:
+    if work.entropy:
         logits.clamp_(min=MIN_LOGP)
     powers = logits.exp()
     sum_n1 = powers.sum(-1, keepdim=True)
     logsum_n1 = sum_n1.log()
+    tail_n = None
+    if work.tail:
+        # the others summed by themselves: 1 less the sum over K ids would be rounding where these hold nearly all
+        ids_nK = ids_nJ[:, 1:]
+        powers_nK = powers.gather(1, ids_nK)
+        others_n = powers.scatter_(1, ids_nK, 0.0).sum(-1)
+        powers.scatter_(1, ids_nK, powers_nK)
+        tail_n = (others_n.log() - logsum_n1[:, 0]).clamp_(min=MIN_TAIL_LOGP)
     # H = log sum - mean of the exponents under p
-    entropy_n = (logsum_n1 - powers.mul_(logits).sum(-1, keepdim=True) / sum_n1)[:, 0] if entropy else None
-    return picked_nJ - logsum_n1, top_n1, logsum_n1, entropy_n
+    entropy_n = (logsum_n1 - powers.mul_(logits).sum(-1, keepdim=True) / sum_n1)[:, 0] if work.entropy else None
+    return picked_nJ - logsum_n1, top_n1, logsum_n1, entropy_n, tail_n
 
 
 def _slope(
@@ -154,18 +171,33 @@ def _slope(
     slope_nJ: Tensor | None,
     entropy_n: Tensor | None,
     entropy_slope_n: Tensor | None,
+    tail_n: Tensor | None,
+    tail_slope_n: Tensor | None,
 ) -> Tensor:
     """Gradient of the logits [n, V], in the place of their `logp_nV`.
 
-    d log p_j / d z_v = [v = j] - p_v and dH / d z_v = -p_v (log p_v + H).
+    d log p_j / d z_v = [v = j] - p_v, dH / d z_v = -p_v (log p_v + H), and of the tail's logarithm over ids outside S
+    [v not in S] p_v / p_tail - p_v.
     """
-    sum_n1 = 0.0 if slope_nJ is None else slope_nJ.sum(-1, keepdim=True)
+    sum_n1: Any = 0.0 if slope_nJ is None else slope_nJ.sum(-1, keepdim=True)
+    factor_n1 = None
+    if tail_n is not None and tail_slope_n is not None:
+        # a tail at its least value is a constant
+        slope_n1 = torch.where(tail_n > MIN_TAIL_LOGP, tail_slope_n, 0.0)[:, None]
+        sum_n1, factor_n1 = sum_n1 + slope_n1, slope_n1 * (-tail_n[:, None]).exp()
+    ids_nK = ids_nJ[:, 1:]
     if entropy_n is None or entropy_slope_n is None:
-        slope = logp_nV.exp_().mul_(-sum_n1)
+        slope = logp_nV.exp_()
+        # taken before, and put back: a difference would lose what is small beside the factor
+        inside_nK = None if factor_n1 is None else slope.gather(1, ids_nK) * -sum_n1
+        slope.mul_(-sum_n1 if factor_n1 is None else factor_n1 - sum_n1)
     else:
         powers = logp_nV.exp()
-        by_entropy = logp_nV.clamp_(min=MIN_LOGP).add_(entropy_n[:, None]).mul_(entropy_slope_n[:, None])
-        slope = by_entropy.add_(sum_n1).mul_(powers).neg_()
+        slope = logp_nV.clamp_(min=MIN_LOGP).add_(entropy_n[:, None]).mul_(-entropy_slope_n[:, None]).sub_(sum_n1)
+        inside_nK = None if factor_n1 is None else slope.gather(1, ids_nK) * powers.gather(1, ids_nK)
+        slope = (slope if factor_n1 is None else slope.add_(factor_n1)).mul_(powers)
+    if inside_nK is not None:
+        slope.scatter_(1, ids_nK, inside_nK)
     if slope_nJ is not None:
         # the label may be in the support too; one after the other, for a GPU adds two to one place in any order
         for part in (slice(0, 1), slice(1, None)):
@@ -195,12 +227,14 @@ class Projected:
     """Log-probabilities, nats, at N positions: fp32 (fp64 if the logits are).
 
     `logp_N` of the labels; `topk_logp_NK` of the K given ids, None if none were given; `entropy_N` of the whole
-    distribution, detached unless its gradient was asked for, None unless asked for.
+    distribution, detached unless its gradient was asked for, None unless asked for; `tail_N` of all ids but the K given
+    ones together, at least -80, None unless asked for.
     """
 
     logp_N: Tensor
     topk_logp_NK: Tensor | None
     entropy_N: Tensor | None
+    tail_N: Tensor | None = None
 
 
 def project(
@@ -215,6 +249,7 @@ def project(
     entropy_gradient: bool = False,
     vocab: int | None = None,
     into_grad: bool = False,
+    tail: bool = False,
 ) -> Projected:
     """Log-probabilities of the labels and of K more ids under softmax(head(hidden) / temperature).
 
@@ -223,7 +258,8 @@ def project(
     matrix has one gradient, to which all chunks add. `vocab` cuts the logits to their first ids, where teacher and
     student differ only in padding. `into_grad` lets the backward pass add to the `grad` that the head's weight has
     already, instead of making another: for callers of `backward()`, not of `torch.autograd.grad`.
-    logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats.
+    logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats. Tail:
+    logsumexp_{u not in K} z_iu - logsumexp_u z_iu.
     Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
     """
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
@@ -237,12 +273,14 @@ def project(
         entropy_gradient=entropy_gradient,
         vocab=vocab,
         into_grad=into_grad,
+        tail=tail,
     )
-    logp_NJ, entropy_N = _project(hidden_N, head, ids_NJ, work)
+    logp_NJ, entropy_N, tail_N = _project(hidden_N, head, ids_NJ, work)
     return Projected(
         logp_N=logp_NJ[:, 0],
         topk_logp_NK=None if topk_ids_NK is None else logp_NJ[:, 1:],
         entropy_N=entropy_N,
+        tail_N=tail_N,
     )
 
 
@@ -255,8 +293,9 @@ def topk(
     chunk: int = 1024,
     temperature: float = 1.0,
     vocab: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The K most likely ids of each position: ids int64 [N, K] and logp fp32 [N, K], most likely first, no gradient.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The K most likely ids of each position: ids int64 [N, K] and logp fp32 [N, K], most likely first, and the logp
+    fp32 [N] of all other ids together, at least -80; no gradient.
 
     The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
     larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
@@ -266,22 +305,26 @@ def topk(
         raise ValueError(f"k is {k}; a support needs at least 1 id")
     _check_settings(temperature, chunk)
     call = _callable(head)
-    ids, logps = [], []
+    ids, logps, tails = [], [], []
     for rows in chunks(len(hidden_N), chunk):
-        logits = _logits(call, hidden_N[rows], temperature, vocab)
+        logits = _shifted(_logits(call, hidden_N[rows], temperature, vocab))
         best = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        logsum_n1 = logits.logsumexp(-1, keepdim=True)
         ids.append(best.indices)
-        logps.append(best.values - logits.logsumexp(-1, keepdim=True))
-    return torch.cat(ids), torch.cat(logps)
+        logps.append(best.values - logsum_n1)
+        tails.append(_tail(logits, best.indices, logsum_n1))
+    return torch.cat(ids), torch.cat(logps), torch.cat(tails)
 
 
-def _project(hidden_N: Tensor, head: HeadLike, ids_NJ: Tensor, work: HeadWork) -> tuple[Tensor, Tensor | None]:
-    """logp [N, J] of `ids_NJ`, and the entropy [N] if it is wanted."""
+def _project(
+    hidden_N: Tensor, head: HeadLike, ids_NJ: Tensor, work: HeadWork
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """logp [N, J] of `ids_NJ`, and entropy [N] and tail [N] if they are wanted."""
     matrix = weight_of(head)
     dtype = None if matrix is None else _precision(hidden_N, matrix[0])
     if matrix is not None and dtype is not None:
         _check_vocab(work.vocab, len(matrix[0]))
-        found: tuple[Tensor, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
+        found: tuple[Tensor, Tensor | None, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
         return found
     step, parts = _Chunk(head=_callable(head), work=work), []
     for rows in chunks(len(hidden_N), work.chunk):
@@ -291,8 +334,8 @@ def _project(hidden_N: Tensor, head: HeadLike, ids_NJ: Tensor, work: HeadWork) -
             # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
             # a head draws nothing at random, so no random state is kept for each chunk
             parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
-    entropy_N = torch.cat([value for _, value in parts if value is not None]) if work.entropy else None
-    return torch.cat([logp for logp, _ in parts]), entropy_N
+    logp, entropy, tail = zip(*parts, strict=True)
+    return torch.cat(logp), torch.cat(entropy) if work.entropy else None, torch.cat(tail) if work.tail else None
 
 
 def _precision(hidden_N: Tensor, weight: Tensor) -> torch.dtype | None:
@@ -310,15 +353,30 @@ class _Chunk:
     head: Head
     work: HeadWork
 
-    def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits = _logits(self.head, hidden_n, self.work.temperature, self.work.vocab)
+    def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        logits = _shifted(_logits(self.head, hidden_n, self.work.temperature, self.work.vocab))
         # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
-        logp_nJ = logits.gather(1, ids_nJ) - logits.logsumexp(-1, keepdim=True)
+        logsum_n1 = logits.logsumexp(-1, keepdim=True)
+        logp_nJ = logits.gather(1, ids_nJ) - logsum_n1
+        tail_n = _tail(logits, ids_nJ[:, 1:], logsum_n1) if self.work.tail else None
         if not self.work.entropy:
-            return logp_nJ, None
+            return logp_nJ, None, tail_n
         # last, so that the recomputation in backward stops before it where no gradient is wanted
         with torch.set_grad_enabled(self.work.entropy_gradient and torch.is_grad_enabled()):
-            return logp_nJ, _entropy(logits)
+            return logp_nJ, _entropy(logits), tail_n
+
+
+def _shifted(logits: Tensor) -> Tensor:
+    """`logits` less the largest of each row, so that digits of a probability near 1 are not lost beside it."""
+    # a constant: what is taken off all of them has no gradient
+    return logits - logits.detach().amax(-1, keepdim=True)
+
+
+def _tail(logits: Tensor, ids_nK: Tensor, logsum_n1: Tensor) -> Tensor:
+    """The logp [n] of all ids but `ids_nK` together: their own sum, no difference of two that are nearly equal."""
+    # not -inf: where no id is left its logarithm would have NaN as gradient
+    others = logits.scatter(1, ids_nK, MIN_LOGP)
+    return (others.logsumexp(-1) - logsum_n1[:, 0]).clamp(min=MIN_TAIL_LOGP)
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -24,30 +24,34 @@ from turngym.trainers.config import ConfigError
 from turngym.trainers.lm_head import MIN_LOGP
 
 FloatArray = NDArray[np.float32]
-MIN_TAIL = 1e-7
-"""Least probability of the bin that holds what the K ids do not: rounding cannot tell less from none."""
+MIN_TAIL = {torch.float32: 1e-7, torch.float64: 1e-15}
+"""Least probability that 1 less the sum over K ids can have: rounding cannot tell less from none."""
 LOG_RATIO_LIMIT = 20.0
 """A log-ratio is cut to +- this before exp."""
-TokenKL = Callable[[Tensor, Tensor], Tensor]
-"""(student_topk_logp_NK, teacher_topk_logp_NK) to a loss per token [N], nats."""
+TokenKL = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""(student_topk_logp_NK, teacher_topk_logp_NK, student_tail_N, teacher_tail_N) to a loss per token [N], nats."""
 
 
-def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+def bin_reverse_kl(
+    student_topk_logp_NK: Tensor,
+    teacher_topk_logp_NK: Tensor,
+    student_tail_N: Tensor | None = None,
+    teacher_tail_N: Tensor | None = None,
+) -> Tensor:
     """Reverse KL over the K ids and one bin for all others: [N], nats.
 
-    l_i = sum_{K+1} p (log p - log q); the bin's mass is 1 - sum_K p = -expm1(min(log sum_K p, -1e-7)), and q's alike.
-    Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary
-    (to within 2e-6, the price of the least tail mass).
+    l_i = sum_{K+1} p (log p - log q); the bin holds the mass of all other ids, as `lm_head` sums it (`student_tail_N`,
+    `teacher_tail_N`, logarithms), or else what the K ids leave of 1.
+    Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary.
     Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
     Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
     """
     # a constant, even where teacher and student are one model in two roles (hints): only the student moves
-    teacher = teacher_topk_logp_NK.detach()
-    student_bins = torch.cat([student_topk_logp_NK, tail_logp(student_topk_logp_NK)], dim=-1)
-    return _divergence(student_bins, torch.cat([teacher, tail_logp(teacher)], dim=-1))
+    teacher = with_tail(teacher_topk_logp_NK, teacher_tail_N).detach()
+    return _divergence(with_tail(student_topk_logp_NK, student_tail_N), teacher)
 
 
-def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, *tails: Tensor | None) -> Tensor:
     """Reverse KL's terms of the K ids alone: [N], nats; may be slightly negative.
 
     l_i = sum_K p (log p - log q), nothing renormalized. Its gradient is not zero where p = q: there it is that of
@@ -57,7 +61,7 @@ def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     return _divergence(student_topk_logp_NK, teacher_topk_logp_NK.detach())
 
 
-def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, *tails: Tensor | None) -> Tensor:
     """Reverse KL of both distributions renormalized over the K ids: [N], nats, at least 0.
 
     l_i = sum_K p' (log p' - log q'), p' = p / sum_K p, q' alike. Blind to how much mass the student leaves outside.
@@ -66,7 +70,12 @@ def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor
     return _divergence(_finite(student_topk_logp_NK).log_softmax(-1), teacher_topk_logp_NK.detach().log_softmax(-1))
 
 
-def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+def bin_forward_kl(
+    student_topk_logp_NK: Tensor,
+    teacher_topk_logp_NK: Tensor,
+    student_tail_N: Tensor | None = None,
+    teacher_tail_N: Tensor | None = None,
+) -> Tensor:
     """Forward KL over the K ids and one bin for all others: [N], nats, at least 0.
 
     l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
@@ -74,10 +83,8 @@ def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
     Source: [guided-opd]; docs/algorithms.md#guided-turns.
     """
-    teacher = _finite(teacher_topk_logp_NK.detach())
-    student = _finite(student_topk_logp_NK)
-    teacher = torch.cat([teacher, tail_logp(teacher)], dim=-1)
-    student = torch.cat([student, tail_logp(student)], dim=-1)
+    teacher = _finite(with_tail(teacher_topk_logp_NK, teacher_tail_N).detach())
+    student = _finite(with_tail(student_topk_logp_NK, student_tail_N))
     return (teacher.exp() * (teacher - student)).sum(-1)
 
 
@@ -88,7 +95,12 @@ TAILS: Mapping[str, TokenKL] = MappingProxyType(
 
 
 def topk_reverse_kl(
-    student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, tail: TokenKL = bin_reverse_kl
+    student_topk_logp_NK: Tensor,
+    teacher_topk_logp_NK: Tensor,
+    tail: TokenKL = bin_reverse_kl,
+    *,
+    student_tail_N: Tensor | None = None,
+    teacher_tail_N: Tensor | None = None,
 ) -> Tensor:
     """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
 
@@ -105,7 +117,7 @@ def topk_reverse_kl(
             f"student has shape {tuple(student_topk_logp_NK.shape)} and teacher {tuple(teacher_topk_logp_NK.shape)}; "
             "both must be [N, K], gathered at the same ids"
         )
-    return tail(student_topk_logp_NK, teacher_topk_logp_NK)
+    return tail(student_topk_logp_NK, teacher_topk_logp_NK, student_tail_N, teacher_tail_N)
 
 
 def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) -> FloatArray:
@@ -134,23 +146,34 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(low, high)
 
 
-def tail_logp(topk_logp_NK: Tensor) -> Tensor:
-    """Log of the mass outside K ids: [N, 1], nats, at least log(1e-7).
+def with_tail(topk_logp_NK: Tensor, tail_N: Tensor | None = None) -> Tensor:
+    """Log-probabilities of K ids and, last, of all others together: [N, K + 1], nats.
 
-    log(1 - sum_K p), from log sum_K p without cancellation.
+    `tail_N` is the sum over the others; without it their mass is what the K ids leave of 1 (`tail_logp`).
+    """
+    tail = tail_logp(topk_logp_NK) if tail_N is None else tail_N[:, None].to(topk_logp_NK)
+    return torch.cat([topk_logp_NK, tail], dim=-1)
+
+
+def tail_logp(topk_logp_NK: Tensor) -> Tensor:
+    """Log of the mass outside K ids, from these alone: [N, 1], nats, in float32 at least log(1e-7).
+
+    log(1 - sum_K p). Log-probabilities in float32 are known to about 1e-7, and so is this mass, however small it is:
+    `lm_head` sums it over the other ids.
     """
     # rounding may carry the sum of K probabilities to 1 or above, where the tail has no logarithm
-    covered = _finite(topk_logp_NK).logsumexp(-1, keepdim=True).clamp(max=-MIN_TAIL)
+    least = MIN_TAIL.get(topk_logp_NK.dtype, MIN_TAIL[torch.float32])
+    covered = _finite(topk_logp_NK).logsumexp(-1, keepdim=True).clamp(max=-least)
     # 1 - exp(x) loses all digits where the K ids hold nearly everything; -expm1(x) keeps them
     return (-covered.expm1()).log()
 
 
-def topk_entropy(topk_logp_NK: Tensor) -> Tensor:
-    """Entropy over K ids and one bin for all others: [N], nats, at most the full entropy; detached.
+def topk_entropy(topk_logp_NK: Tensor, tail_N: Tensor | None = None) -> Tensor:
+    """Entropy over the K ids and the bin of all others: [N], nats, detached; at most the full entropy.
 
     -sum_{K+1} q log q: what a teacher's top-K says about its uncertainty.
     """
-    bins = torch.cat([topk_logp_NK, tail_logp(topk_logp_NK)], dim=-1).detach()
+    bins = _finite(with_tail(topk_logp_NK, tail_N).detach())
     return -(bins.exp() * bins).sum(-1)
 
 
@@ -348,13 +371,14 @@ class SupportKL:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
             raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
-        loss_n = topk_reverse_kl(student, teacher, self.kl)
+        tails = tokens.tail_n, tokens.teacher_tail_n
+        loss_n = topk_reverse_kl(student, teacher, self.kl, student_tail_N=tails[0], teacher_tail_N=tails[1])
         # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {
-                "kl_bin": loss_n if self.kl is bin_reverse_kl else bin_reverse_kl(student, teacher),
+                "kl_bin": loss_n if self.kl is bin_reverse_kl else bin_reverse_kl(student, teacher, *tails),
                 "kl_raw": loss_n if self.kl is raw_reverse_kl else raw_reverse_kl(student, teacher),
-                "teacher_entropy": topk_entropy(teacher),
+                "teacher_entropy": topk_entropy(teacher, tails[1]),
                 "clipped": torch.zeros_like(loss_n),
             }
         if self.importance is not None:

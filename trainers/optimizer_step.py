@@ -185,6 +185,8 @@ def _forward(
         behavior_logp_n=_tensor(batch.behavior_logp_N, micro, states),
         topk_logp_nK=own.topk_logp_NK,
         teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
+        tail_n=own.tail_N,
+        teacher_tail_n=None if targets.topk_tail_N is None else _tensor(targets.topk_tail_N, micro, states),
         advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
         reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
         kl_mask_n=None if targets.kl_mask_N is None else _tensor(targets.kl_mask_N, micro, states),
@@ -247,6 +249,7 @@ def _project(
             entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
             vocab=forward.vocab_size,
             into_grad=True,
+            tail=ids_nK is not None,
         )
 
 

@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, islice, takewhile
+from itertools import chain, compress, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets, To
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.judged import HINTING
-from turngym.trainers.lm_head import MIN_LOGP
+from turngym.trainers.lm_head import MIN_LOGP, MIN_TAIL_LOGP
 from turngym.trainers.targets import TargetError, rows
 
 IntArray = NDArray[np.int64]
@@ -49,6 +49,8 @@ MOST = 64
 """Most ids among which a piece of text is divided."""
 SMALL = math.log(0.01)
 """Pieces less likely than this are not divided but left to the tail: they are not worth reading the student for."""
+UNKNOWN = math.log(1e-7)
+"""Stands for a tail of which nothing is known but that it is small."""
 CACHE = 1 << 14
 """Most responses whose alignment is kept, and most pieces of text: the same few are said again and again."""
 
@@ -204,7 +206,11 @@ class _Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Divides what the teacher might have said among the ids of a student."""
+    """Divides what the teacher might have said among the ids of a student.
+
+    What no piece stands for is added up, too (`rest`, a logarithm): what the pieces leave of 1 would be rounding where
+    the teacher is sure. NaN where the teacher does not say how likely its other ids are.
+    """
 
     begin: Beginnings
     shared: IntArray
@@ -212,9 +218,12 @@ class Pieces:
     texts: dict[int, str]
     """The teacher's ordinary ids."""
 
-    def exact(self, top: TopK) -> list[Piece]:
-        """Where one token of both was said: the teacher's likeliest ids are the student's, or pieces of text."""
-        return [found for number, logq in _pairs(top) if (found := self._aligned(number, logq)) is not None]
+    def exact(self, top: TopK) -> tuple[list[Piece], float]:
+        """Where one token of both was said: the teacher's likeliest ids are the student's, or pieces of text; and the
+        rest."""
+        found = {number: self._aligned(number, logq) for number, logq in _pairs(top)}
+        lost = [logq for number, logq in _pairs(top) if found[number] is None]
+        return [piece for piece in found.values() if piece is not None], _total([_tail_of(top), *lost])
 
     def _aligned(self, number: int, logq: float) -> Piece | None:
         """What the student says for the teacher's id `number` where both begin a token."""
@@ -225,8 +234,9 @@ class Pieces:
         ids = self.begin.ids(text, True) if text else ()
         return Piece(logq=logq, ids=ids) if ids else None
 
-    def merged(self, span: _Span, index: int, label: int, said: _Said) -> list[Piece]:
-        """What the teacher might have said at token `index` of the student in `span`, given all text before it.
+    def merged(self, span: _Span, index: int, label: int, said: _Said) -> tuple[list[Piece], float]:
+        """What the teacher might have said at token `index` of the student in `span`, given all text before it; and the
+        rest.
 
         First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
         begins or ends within a character.
@@ -234,20 +244,31 @@ class Pieces:
         mine, theirs = span.ends
         start, end = mine[index - 1] if index else 0, mine[index]
         if start < 0 or end <= start:
-            return []
-        found, before = [], 0.0
+            return [], 0.0
+        found: list[Piece] = []
+        lost: list[float] = []
+        before = 0.0
         for number, here in enumerate((0, *theirs[:-1])):
             for other, logq in _pairs(said.top[number]):
+                if other == said.ids[number]:
+                    continue
                 # where the teacher's token begins within a character, its alternatives are no text
-                if other != said.ids[number] and here >= 0:
-                    found.append(self._left(span, start, here, other, before + logq))
+                piece = self._left(span, start, here, other, before + logq) if here >= 0 else None
+                if piece is None:
+                    lost.append(before + logq)
+                else:
+                    found.append(piece)
+            lost.append(before + _tail_of(said.top[number], said.ids[number], float(said.logq[number])))
             before += float(said.logq[number])
             if theirs[number] >= end:
                 break
-        pieces = [Piece(logq=before, ids=(label,)), *(piece for piece in found if piece is not None)]
-        # within a token of the teacher only what begins as the text does is possible
-        known = float(np.logaddexp.reduce([piece.logq for piece in pieces])) if start else 0.0
-        return [replace(piece, logq=piece.logq - known) for piece in pieces]
+        pieces = [Piece(logq=before, ids=(label,)), *found]
+        if not start:
+            return pieces, _total(lost)
+        # within a token of the teacher only what begins as the text does is possible; how likely others than its
+        # likeliest ids do is not known
+        known = float(np.logaddexp.reduce([piece.logq for piece in pieces]))
+        return [replace(piece, logq=piece.logq - known) for piece in pieces], UNKNOWN
 
     def _left(self, span: _Span, start: int, here: int, other: int, logq: float) -> Piece | None:
         """What the student says at `start` of the span where the teacher leaves its text at `here`, with id `other`."""
@@ -260,6 +281,22 @@ class Pieces:
             return None
         ids = self.begin.ids(text[start:], not start)
         return Piece(logq=logq, ids=ids) if ids else None
+
+
+def _total(logq: Sequence[float]) -> float:
+    """The logarithm of a sum of probabilities; NaN if one is unknown."""
+    return math.nan if any(map(math.isnan, logq)) else float(np.logaddexp.reduce([*logq, -math.inf]))
+
+
+def _tail_of(top: TopK, said: int | None = None, logq: float = math.nan) -> float:
+    """The log-probability of all ids but those in a row of `top`, and but the one that was `said`; NaN if unknown."""
+    if top.tail is None:
+        return math.nan
+    tail = float(top.tail)
+    if said is None or said in top.ids:
+        return tail
+    # its share of the tail, at most all of it
+    return tail + math.log(max(-math.expm1(logq - tail), 1e-7))
 
 
 def _logp_of(number: int, top: TopK) -> float:
@@ -308,21 +345,27 @@ class _Reading:
         self._check(ids, positions)
         said = self._said(range(len(self.spans)), k)
         pieces_N = self._pieces_by_token(said)
-        shares_N = self._shares(ids, positions, pieces_N)
+        shares_N = self._shares(ids, positions, {token: pieces for token, (pieces, _) in pieces_N.items()})
         width = len(next(iter(said.values())).top[0].ids)
         ids_NK = np.zeros((self.batch.tokens, width), np.int32)
         logp_NK = np.full((self.batch.tokens, width), MIN_LOGP, np.float32)
-        for token, pieces in pieces_N.items():
+        # a token that no span holds has an empty row, and all of its mass in the tail
+        tail_N = np.zeros(self.batch.tokens, np.float32)
+        for token, (pieces, rest) in pieces_N.items():
             row = divided(pieces, shares_N.get(token, {}))
             # the likeliest, in the order of the teacher's own
-            kept = sorted(sorted(range(len(row)), key=[*row.values()].__getitem__, reverse=True)[:width])
+            likely = sorted(range(len(row)), key=[*row.values()].__getitem__, reverse=True)
+            kept = sorted(likely[:width])
+            ids_NK[token] = next(iter(row))  # empty places repeat an id: the student's tail is of all but these
             ids_NK[token, : len(kept)] = np.array([*row])[kept]
             logp_NK[token, : len(kept)] = np.array([*row.values()])[kept]
+            tail_N[token] = max(_total([rest, *np.array([*row.values()])[likely[width:]]]), MIN_TAIL_LOGP)
             exact, text = (sum(math.exp(piece.logq) for piece in pieces if piece.exact is one) for one in (True, False))
             self.masses.append((exact, text))
         cuts = np.cumsum([len(where) for where in positions])[:-1]
-        pairs = zip(np.split(ids_NK, cuts), np.split(logp_NK, cuts), strict=True)
-        return [TopK(ids=row, logp=logp) for row, logp in pairs]
+        tails: Any = [None] * len(positions) if np.isnan(tail_N).any() else np.split(tail_N, cuts)
+        columns = zip(np.split(ids_NK, cuts), np.split(logp_NK, cuts), tails, strict=True)
+        return [TopK(ids=row, logp=logp, tail=tail) for row, logp, tail in columns]
 
     def logprobs(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> list[NDArray[np.float32]]:
         """The teacher's log-probability of each label. Tokens that are not compared have the student's own, from which
@@ -332,7 +375,7 @@ class _Reading:
         exact, merged = ([n for n, span in enumerate(self.spans) if span.exact is one] for one in (True, False))
         for number, logq in zip(exact, self._logq(exact), strict=True):
             logp_N[self.spans[number].first] = logq[0]
-        pieces_N = self._pieces_by_token(self._said(merged, LIKELY))
+        pieces_N = {token: pieces for token, (pieces, _) in self._pieces_by_token(self._said(merged, LIKELY)).items()}
         shares_N = self._shares(ids, positions, pieces_N)
         for token, pieces in pieces_N.items():
             logp_N[token] = divided(pieces, shares_N.get(token, {}))[int(self.batch.label_N[token])]
@@ -340,7 +383,7 @@ class _Reading:
 
     def gather(
         self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], support: Sequence[IntArray]
-    ) -> list[NDArray[np.float32]]:
+    ) -> list[TopK]:
         raise TargetError("chosen ids of the student can only be scored by a teacher with the student's vocabulary")
 
     def _check(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> None:
@@ -351,8 +394,8 @@ class _Reading:
                 "student's vocabulary"
             )
 
-    def _pieces_by_token(self, said: dict[int, _Said]) -> dict[int, list[Piece]]:
-        """What the teacher might have said at each token of some spans that can be compared."""
+    def _pieces_by_token(self, said: dict[int, _Said]) -> dict[int, tuple[list[Piece], float]]:
+        """What the teacher might have said at each token of some spans that can be compared, and the rest."""
         found = {}
         for number, there in said.items():
             span = self.spans[number]
@@ -362,8 +405,13 @@ class _Reading:
                     found[token] = self.pieces.exact(there.top[0])
                 else:
                     found[token] = self.pieces.merged(span, token - span.first, label, there)
-        found = {token: [p for p in pieces if len(p.ids) == 1 or p.logq > SMALL] for token, pieces in found.items()}
-        return {token: pieces for token, pieces in found.items() if pieces}
+        kept: dict[int, tuple[list[Piece], float]] = {}
+        for token, (pieces, rest) in found.items():
+            divisible = [len(piece.ids) == 1 or piece.logq > SMALL for piece in pieces]
+            if any(divisible):
+                lost = [piece.logq for piece, stays in zip(pieces, divisible, strict=True) if not stays]
+                kept[token] = [*compress(pieces, divisible)], _total([rest, *lost])
+        return kept
 
     def _shares(
         self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], pieces_N: dict[int, list[Piece]]
@@ -381,7 +429,8 @@ class _Reading:
         places = np.flatnonzero(np.isin(self.batch.row_N, again))
         support = [support_NK[self.batch.row_N == number] for number in again]
         student: Any = self.student
-        logp = np.concatenate(student.gather([ids[n] for n in again], [positions[n] for n in again], support))
+        found = student.gather([ids[n] for n in again], [positions[n] for n in again], support)
+        logp = np.concatenate([each.logp for each in found])
         own = dict(zip(places.tolist(), logp.tolist(), strict=True))
         return {token: dict(zip(numbers, own[token], strict=False)) for token, numbers in wanted.items()}
 
@@ -400,10 +449,11 @@ class _Reading:
         found: dict[int, _Said] = {}
         tops = self.teacher.topk(self._rows(by_row), [self._places(each) for each in by_row.values()], k)
         for each, top in zip(by_row.values(), tops, strict=True):
-            pairs = iter(zip(top.ids, top.logp, strict=True))
+            tails = [None] * len(top.ids) if top.tail is None else top.tail
+            pairs = iter(zip(top.ids, top.logp, tails, strict=True))
             for number in each:
                 span = self.spans[number]
-                there = [TopK(ids=i, logp=p) for i, p in islice(pairs, span.stop - span.start)]
+                there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
                 logq = np.array([_logp_of(one, at) for one, at in zip(ids, there, strict=True)], np.float32)
                 found[number] = _Said(ids=ids, logq=logq, top=there)
@@ -555,7 +605,8 @@ def without_end(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPlaces:
-    """Another token loss for rows of which some places are empty (MIN_LOGP): the student cannot be there, either."""
+    """Another token loss for rows of which some places are empty (MIN_LOGP): the student cannot be there, either. In a
+    row that is wholly empty all is in the tail, of both."""
 
     loss: TokenLoss
 
@@ -563,7 +614,9 @@ class KnownPlaces:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
             return self.loss(tokens)
-        return self.loss(replace(tokens, topk_logp_nK=student.masked_fill(teacher <= MIN_LOGP, MIN_LOGP)))
+        empty = teacher <= MIN_LOGP
+        tail_n = None if tokens.tail_n is None else tokens.tail_n.masked_fill(empty.all(-1), 0.0)
+        return self.loss(replace(tokens, topk_logp_nK=student.masked_fill(empty, MIN_LOGP), tail_n=tail_n))
 
 
 def of_other_vocabulary(

@@ -59,23 +59,22 @@ class LocalScorer:
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
-            best, logp = topk(
+            best, logp, tail = topk(
                 states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
             )
             sizes = [len(positions[row]) for row in rows]
             # one copy off the device for all rows, not one for each
-            pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
-            return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
+            return _by_row(best.cpu(), logp.cpu(), tail.cpu(), sizes)
 
         return self._score(ids, positions, score)
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         _check_positions(ids, positions)
         labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
-        return [column[:, 0] for column in self.gather(ids, positions, labels)]
+        return [found.logp[:, 0] for found in self.gather(ids, positions, labels)]
 
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        def score(states: Tensor, rows: list[int]) -> list[NDArray[np.float32]]:
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
+        def score(states: Tensor, rows: list[int]) -> list[TopK]:
             wanted = torch.from_numpy(np.concatenate([np.asarray(support[row], np.int64) for row in rows]))
             found = project(
                 states,
@@ -85,9 +84,12 @@ class LocalScorer:
                 chunk=self.chunk,
                 temperature=self.temperature,
                 vocab=self.vocab_size,
+                tail=True,
             )
             assert found.topk_logp_NK is not None
-            return [part.numpy() for part in found.topk_logp_NK.cpu().split([len(positions[row]) for row in rows])]
+            assert found.tail_N is not None
+            sizes = [len(positions[row]) for row in rows]
+            return _by_row(wanted, found.topk_logp_NK.cpu(), found.tail_N.cpu(), sizes)
 
         return self._score(ids, positions, score)
 
@@ -113,6 +115,12 @@ class LocalScorer:
             yield list(part.rows), states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
 
+def _by_row(ids_PK: Tensor, logp_PK: Tensor, tail_P: Tensor, sizes: Sequence[int]) -> list[TopK]:
+    """The positions of several rows, so many of each, row by row."""
+    parts = zip(ids_PK.split(sizes), logp_PK.split(sizes), tail_P.split(sizes), strict=True)  # type: ignore[arg-type]
+    return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy(), tail=t.numpy()) for i, p, t in parts]
+
+
 class SplitScorer(ABC):
     """A `Scorer` that has others score its rows, each some of them."""
 
@@ -126,7 +134,7 @@ class SplitScorer(ABC):
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         return self.split(ids, lambda one, rows: one.logprobs(_take(ids, rows), _take(positions, rows)))
 
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
         return self.split(
             ids, lambda one, rows: one.gather(_take(ids, rows), _take(positions, rows), _take(support, rows))
         )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls
-from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.episode import Episode, TopK, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward
 from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
@@ -137,11 +137,7 @@ class TeacherTopK:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
-        found = _present(scorers.teacher).topk(ids, positions, self.k)
-        return Targets(
-            topk_ids_NK=_stack([item.ids for item in found], batch).astype(np.int64),
-            topk_logp_NK=_stack([item.logp for item in found], batch).astype(np.float32),
-        )
+        return support_targets(_present(scorers.teacher).topk(ids, positions, self.k), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +154,7 @@ class StudentTopK:
             raise TargetError(
                 f"support=student needs a teacher that scores chosen ids; {type(teacher).__name__} has no gather()"
             )
-        logp = teacher.gather(ids, positions, support)
-        return Targets(topk_ids_NK=_stack(support, batch), topk_logp_NK=_stack(logp, batch).astype(np.float32))
+        return support_targets(teacher.gather(ids, positions, support), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +269,16 @@ def _present(teacher: Scorer | None) -> Scorer:
     if teacher is None:
         raise TargetError("this algorithm compares the student with a teacher, and no teacher was given")
     return teacher
+
+
+def support_targets(found: Sequence[TopK], batch: RolloutBatch) -> Targets:
+    """A teacher's answers, row after row, as the targets of a batch's tokens."""
+    tails = [item.tail for item in found if item.tail is not None]
+    return Targets(
+        topk_ids_NK=_stack([item.ids for item in found], batch).astype(np.int64),
+        topk_logp_NK=_stack([item.logp for item in found], batch).astype(np.float32),
+        topk_tail_N=_stack(tails, batch).astype(np.float32) if len(tails) == len(found) else None,
+    )
 
 
 def _stack(parts: Sequence[NDArray[Any]], batch: RolloutBatch) -> NDArray[Any]:

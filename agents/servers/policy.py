@@ -272,12 +272,12 @@ class ServerScorer:
 
         return self._each(ids, positions, one)
 
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
+        """Log-probabilities of `support` [P, K] at each of the P positions."""
         # keyed by identity: arrays have no hash, and _each passes on these very arrays
         wanted = {id(row): np.asarray(chosen, np.int64) for row, chosen in zip(positions, support, strict=True)}
 
-        async def one(row: Row, name: str) -> NDArray[np.float32]:
+        async def one(row: Row, name: str) -> TopK:
             chosen, block = wanted[id(row[1])], self.block or self._dialect.block
             # 0 is appended because check_ids refuses an empty row
             check_ids(np.append(chosen.ravel(), 0).astype(np.int32), self.vocabulary, name)
@@ -286,7 +286,7 @@ class ServerScorer:
                 cut = slice(start, start + block)
                 read = lambda answer, ask, _: self._dialect.read_chosen(answer, ask)  # noqa: E731
                 parts.append(await self._ask((row[0], row[1][cut]), name, read, chosen=chosen[cut]))
-            return np.concatenate(parts)
+            return TopK(ids=chosen.astype(np.int32), logp=np.concatenate(parts))
 
         return self._each(ids, positions, one)
 

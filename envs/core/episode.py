@@ -62,10 +62,15 @@ class EpisodeError(TurngymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
-    """A teacher's K most likely ids for each response token: `ids` int32 [R, K], `logp` float32 [R, K]."""
+    """A teacher's log-probabilities, nats, of K ids for each of R tokens: its most likely ones, or those asked for."""
 
     ids: NDArray[np.int32]
+    """int32 [R, K]."""
     logp: NDArray[np.float32]
+    """float32 [R, K]."""
+    tail: NDArray[np.float32] | None = None
+    """float32 [R]: of all other ids together; None where nobody has summed them. What the K ids leave of 1 is known
+    to about 1e-7 only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,8 +152,8 @@ class Scorer(Protocol):
         ids: Sequence[NDArray[np.int32]],
         positions: Sequence[NDArray[np.int64]],
         support: Sequence[NDArray[np.int64]],
-    ) -> list[NDArray[np.float32]]:
-        """Log-probabilities of ids that another model chose: float32 [P, K] of `support` [P, K] at each position."""
+    ) -> list[TopK]:
+        """Log-probabilities of ids that another model chose, `support` [P, K] at the P positions of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,12 +136,19 @@ def _span(pair: Sequence[int]) -> Span:
 
 
 def _teacher_record(teacher: TopK) -> dict[str, Any]:
-    return {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())}
+    tail = {} if teacher.tail is None else {"tail": _floats(teacher.tail)}
+    return {
+        "k": teacher.ids.shape[1],
+        "ids": teacher.ids.ravel().tolist(),
+        "logp": _floats(teacher.logp.ravel()),
+        **tail,
+    }
 
 
 def _teacher(record: Mapping[str, Any]) -> TopK:
     ids = np.array(record["ids"], dtype=np.int32).reshape((-1, record["k"]))
-    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
+    tail = None if "tail" not in record else _float_array(record["tail"]).reshape(len(ids))
+    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape), tail=tail)
 
 
 def _as_it_is(value: Any) -> Any:

@@ -85,14 +85,16 @@ def test_scores_at_another_temperature(setup: Any) -> None:
             logp = logits - np.log(np.exp(logits).sum())
             np.testing.assert_allclose(one[line], logp[row[place]], rtol=1e-5)
             np.testing.assert_allclose(top.logp[line], np.sort(logp)[::-1][:3], rtol=1e-5)
-            np.testing.assert_allclose(own[line][:1], logp[[0]] if len(row) == 5 else logp[[5]], rtol=1e-5)
+            np.testing.assert_allclose(own.logp[line][:1], logp[[0]] if len(row) == 5 else logp[[5]], rtol=1e-5)
 
 
 def test_ids_that_somebody_else_chose(setup: Any) -> None:
     server, scorer = setup
     support = [np.array([[0, 39, 7], [7, 7, 1], [2, 3, 4]]), np.array([[5, 6, 7]]), np.empty((0, 3), np.int64)]
     found = scorer.gather(ROWS, PLACES, support)
-    for row, places, chosen, scores in zip(ROWS, PLACES, support, found, strict=True):
+    for row, places, chosen, answer in zip(ROWS, PLACES, support, found, strict=True):
+        scores = answer.logp
+        assert np.array_equal(answer.ids, chosen)
         assert scores.shape == chosen.shape
         for line, place in enumerate(places):
             wanted = logprobs(row[:place].tolist(), "default")[chosen[line]]

@@ -84,6 +84,10 @@ def test_each_turn_by_who_chose_its_words() -> None:
     torch.testing.assert_close(found.loss_n, torch.tensor([2 * REVERSE, REVERSE, FORWARD]))
     torch.testing.assert_close(found.diagnostics["guided"], torch.tensor([0.0, 0.0, 1.0]))
     torch.testing.assert_close(found.diagnostics["kl_bin"], torch.tensor([REVERSE] * 3))
+    # a tail of 1/16 for the student and 1/2 for the teacher, as somebody has summed them: 1/2 log 8 for 5/8 log 5/2
+    tails: dict[str, Any] = {"tail_n": torch.full((3,), 1 / 16).log(), "teacher_tail_n": torch.full((3,), 0.5).log()}
+    known = GuidedLoss(loss=SupportKL())(tokens(**rows, **tails)).loss_n[2]
+    torch.testing.assert_close(known, torch.tensor(-LN2 / 4 + 1.5 * LN2))
     # sampled: what the teacher said is imitated
     loss = GuidedLoss(loss=ClippedAdvantage())
     plain = loss(tokens(advantage_n=torch.tensor([-1.0, 2.0, 5.0])))

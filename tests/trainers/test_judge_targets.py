@@ -64,6 +64,7 @@ class Table:
 
     short: int = 0
     value: float = 0.0
+    tail: float | None = None
     asked: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def logprobs(
@@ -81,6 +82,7 @@ class Table:
             TopK(
                 ids=np.tile(np.arange(k, dtype=np.int32), (len(where), 1)),
                 logp=np.tile(np.log(np.full(k, 0.5 / k)), (len(where), 1)).astype(np.float32),
+                tail=None if self.tail is None else np.full(len(where), self.tail, np.float32),
             )
             for where in positions
         ]
@@ -160,6 +162,24 @@ def test_top_k_targets_are_the_hinted_teachers(hinted: list[Episode]) -> None:
     assert targets.topk_logp_NK is not None
     assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
     assert targets.topk_logp_NK == pytest.approx(math.log(0.125))
+    assert targets.topk_tail_N is None
+
+
+def test_the_tail_is_of_all_ids_outside_the_support(hinted: list[Episode]) -> None:
+    """Those that were asked for only to see what is rejected are outside, too."""
+    none = replace(hinted[0].turns[0], hint_prompt_ids=None)
+    unhinted = [replace(hinted[0], turns=(none, *hinted[0].turns[1:])), hinted[1]]
+    tails = []
+    for reject in (0.0, 0.1):
+        scorers: Any = Scorers(student=Table(), teacher=Table(tail=math.log(0.25)))
+        found = HintTargets(k=4, own=None, reject_below=reject)(pack(unhinted), unhinted, scorers).topk_tail_N
+        assert found is not None
+        assert found.dtype == np.float32
+        tails.append(np.exp(found).tolist())
+    # tokens without a hint have a placeholder; of ten ids with 0.05 each, six are added to the quarter
+    half = [0.5] * 2
+    assert tails[0] == pytest.approx([*half, *[0.25] * 5])
+    assert tails[1] == pytest.approx([*half, *[0.55] * 5])
 
 
 def test_what_follows_a_rejected_token_teaches_nothing(hinted: list[Episode]) -> None:

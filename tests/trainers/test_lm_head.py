@@ -72,9 +72,10 @@ def test_temperature_by_hand():
         weight = form(torch.tensor([[0.0], [math.log(9)]]))
         out = project(torch.ones(1, 1), weight, torch.tensor([1]), temperature=2.0)
         torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4]))
-        ids, logp = topk(torch.ones(1, 1), weight, 1, temperature=2.0)
+        ids, logp, tail = topk(torch.ones(1, 1), weight, 1, temperature=2.0)
         assert ids.tolist() == [[1]]
         torch.testing.assert_close(logp.exp(), torch.tensor([[3 / 4]]))
+        torch.testing.assert_close(tail.exp(), torch.tensor([1 / 4]))
 
 
 def test_vocab_cuts_padding_off():
@@ -99,12 +100,14 @@ def test_low_precision_logits_are_normalized_in_single():
 def test_topk_is_sorted_detached_and_of_the_full_softmax():
     x = inputs()
     head = torch.nn.Linear(D, V).double()
-    ids, logp = topk(x["hidden"].requires_grad_(), head, K, chunk=3)
+    ids, logp, tail = topk(x["hidden"].requires_grad_(), head, K, chunk=3)
     dense = head(x["hidden"]).log_softmax(-1)
     best = dense.topk(K)
     assert torch.equal(ids, best.indices)
     torch.testing.assert_close(logp, best.values.detach())
+    torch.testing.assert_close(tail.exp() + logp.exp().sum(-1), torch.ones(len(tail)).double())
     assert not logp.requires_grad
+    assert not tail.requires_grad
     assert (logp.diff(dim=1) <= 0).all()
 
 
@@ -191,9 +194,9 @@ def test_a_split_into_micro_batches_changes_nothing(ragged, make_episode, budget
     def part(ids_RL: torch.Tensor, predictor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         # a causal stand-in for a model: the running sum of embeddings
         hidden = table[ids_RL].cumsum(1).tanh().reshape(-1, D)[predictor]
-        ids, teacher = topk(hidden.detach() + 0.1, head, 5)
-        out = project(hidden, head, torch.from_numpy(batch.label_N)[tokens], ids, chunk=2)
-        return (weight_N[tokens] * bin_reverse_kl(out.topk_logp_NK, teacher)).sum()
+        ids, teacher, tail = topk(hidden.detach() + 0.1, head, 5)
+        out = project(hidden, head, torch.from_numpy(batch.label_N)[tokens], ids, chunk=2, tail=True)
+        return (weight_N[tokens] * bin_reverse_kl(out.topk_logp_NK, teacher, out.tail_N, tail)).sum()
 
     def total(max_tokens: int) -> tuple[float, torch.Tensor]:
         table.grad = None

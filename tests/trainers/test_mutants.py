@@ -55,12 +55,14 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     lm_head: (
         "lm_head",
         "weight_head",
+        "tails",
     ),
     losses: (
         "policy_gradient",
         "reverse_kl",
         "token_losses",
         "guided",
+        "tails",
     ),
     luffy: (
         "policy_shaping",
@@ -133,6 +135,7 @@ ELSEWHERE = (
 WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
     "gigpo": "the_rollout_notes|out_of_range",
+    "tails": "a_sure_teacher",
     "loopstop": "a_run_leaves|out_of_range",
     "other_vocabulary": "equal_tokenizers|asked_for|settings_reach|changes_nothing|cannot_be_had",
 }
@@ -150,8 +153,6 @@ SAME = {
     "value_loss: value_N - return_N -> return_N - value_N": SQUARED,
     "value_loss: clipped_N - return_N -> return_N - clipped_N": SQUARED,
     "explained_variance: return_N - value_N -> value_N - return_N": SQUARED,
-    "bin_reverse_kl: -1 -> 1": LAST_AXIS,
-    "bin_reverse_kl: -1 -> 1 (2)": LAST_AXIS,
     "_Chunk.__call__: -1 -> 1": LAST_AXIS,
     "_entropy: -1 -> 1": LAST_AXIS,
     "_entropy: -1 -> 1 (2)": LAST_AXIS,
@@ -162,12 +163,14 @@ SAME = {
     "renorm_reverse_kl: -1 -> 1": LAST_AXIS,
     "renorm_reverse_kl: -1 -> 1 (2)": LAST_AXIS,
     "tail_logp: -1 -> 1": LAST_AXIS,
+    "with_tail: -1 -> 1": LAST_AXIS,
+    "_shifted: -1 -> 1": LAST_AXIS,
+    "_shifted: logits.detach() -> logits": "what is taken off all logits has no gradient in the end",
+    "_tail: -1 -> 1": LAST_AXIS,
+    "_softmax: -1 -> 1 (4)": LAST_AXIS,
     "topk_entropy: -1 -> 1": LAST_AXIS,
-    "topk_entropy: -1 -> 1 (2)": LAST_AXIS,
     "_divergence: -1 -> 1": LAST_AXIS,
     "bin_forward_kl: -1 -> 1": LAST_AXIS,
-    "bin_forward_kl: -1 -> 1 (2)": LAST_AXIS,
-    "bin_forward_kl: -1 -> 1 (3)": LAST_AXIS,
     "TurnAdvantage._situations: '' -> '_'": "a turn that was broken off is in no comparison, whatever its mark",
     "centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
     "np.unique(group_t, return_inverse=True, return_counts=True)": "both are True",
@@ -239,6 +242,9 @@ SAME = {
     "OtherVocabulary._cuts: 0 -> 1 (3)": "nobody reads where a shared token ends",
     "_Reading._logq: True -> False": "as many answers as rows",
     "_Reading._logq: True -> False (2)": "as many parts as spans",
+    "KnownPlaces.__call__: -1 -> 1": LAST_AXIS,
+    "Pieces.merged: 0.0 -> 1.0": "nobody reads what is left of no pieces",
+    "_Reading._pieces_by_token: True -> False": "one of each per piece",
     "KnownPlaces.__call__: student is None or teacher is None -> student is None and teacher is None": "both or none",
 }
 """Mutants that compute the same, and why."""

@@ -201,9 +201,10 @@ def pieces(shared: Any = SAME, texts: Any = None) -> Pieces:
     return Pieces(begin=begin, shared=shared, texts=THEIR if texts is None else texts)
 
 
-def likely(*pairs: tuple[int, float]) -> TopK:
+def likely(*pairs: tuple[int, float], tail: float | None = None) -> TopK:
     ids, q = zip(*pairs, strict=True)
-    return TopK(ids=np.array(ids, np.int32), logp=np.log(np.array(q, np.float32)))
+    rest: Any = None if tail is None else np.log(np.float32(tail))
+    return TopK(ids=np.array(ids, np.int32), logp=np.log(np.array(q, np.float32)), tail=rest)
 
 
 def span(text: str, mine: tuple[int, ...], theirs: tuple[int, ...]) -> Any:
@@ -222,13 +223,13 @@ def masses(found: list[Piece]) -> list[tuple[float, tuple[int, ...]]]:
 
 def test_where_one_token_of_both_was_said_its_alternatives_are_the_same_tokens_or_pieces() -> None:
     # the same token and the student's longer ones that begin so; an own piece; the end, which has no text
-    found = pieces().exact(likely((5, 0.4), (6, 0.3), (1, 0.2), (7, 0.05)))
+    found, _ = pieces().exact(likely((5, 0.4), (6, 0.3), (1, 0.2), (7, 0.05)))
     assert masses(found) == [(0.4, (13, 10, 11, 12)), (0.3, (16,)), (0.2, (10, 11, 12)), (0.05, (5,))]
     assert [piece.exact for piece in found] == [True, True, False, True]
     # a token that is no text and not the student's, and a text with which none of its tokens begins
-    assert pieces(texts={3: "z"}).exact(likely((0, 0.5), (3, 0.5))) == []
+    assert pieces(texts={3: "z"}).exact(likely((0, 0.5), (3, 0.5)))[0] == []
     # the first id is an id like all others
-    assert masses(pieces(shared=np.array([0]), texts={}).exact(likely((0, 0.5)))) == [(0.5, (0,))]
+    assert masses(pieces(shared=np.array([0]), texts={}).exact(likely((0, 0.5)))[0]) == [(0.5, (0,))]
 
 
 def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
@@ -236,7 +237,7 @@ def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
     there = said(
         (1, 0.5, likely((1, 0.5), (6, 0.3))), (2, 1.0, likely((2, 1.0))), (3, 0.6, likely((3, 0.6), (4, 0.4), (7, 0.1)))
     )
-    found = pieces().merged(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
+    found, _ = pieces().merged(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
     assert masses(found) == [(0.3, (10,)), (0.3, (16,)), (0.2, (11,))]
 
 
@@ -248,10 +249,10 @@ def test_several_tokens_of_the_student_may_be_one_of_the_teacher() -> None:
     there = said((0, 0.5, likely((0, 0.5), (1, 0.3), (2, 0.1), (3, 0.02))))
     where = span("shelf 1", (5, 6, 7), (7,))
     # the student has only beginnings of them, but for "sh", with which "shelf" begins
-    assert masses(these.merged(where, 0, 13, there)) == [(0.5, (13,)), (0.3, (13,)), (0.1, (20,)), (0.02, (13,))]
+    assert masses(these.merged(where, 0, 13, there)[0]) == [(0.5, (13,)), (0.3, (13,)), (0.1, (20,)), (0.02, (13,))]
     # given "shelf", only two are possible; given "shelf ", the number is all that is left
-    assert masses(these.merged(where, 1, 17, there)) == [(0.625, (17,)), (0.375, (17,))]
-    assert masses(these.merged(where, 2, 18, there)) == [(0.625, (18,)), (0.375, (19,))]
+    assert masses(these.merged(where, 1, 17, there)[0]) == [(0.625, (17,)), (0.375, (17,))]
+    assert masses(these.merged(where, 2, 18, there)[0]) == [(0.625, (18,)), (0.375, (19,))]
 
 
 def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> None:
@@ -260,32 +261,60 @@ def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> N
     alone = np.array([-1, -1, -1, -1, -1, 13, -1, -1])
     first, then = likely((0, 0.8), (5, 0.1), (6, 0.04), (7, 0.02)), likely((1, 0.5), (2, 0.25), (3, 0.1), (5, 0.05))
     there, where = said((0, 0.8, first), (1, 0.5, then)), span("go to shelf", (6, 11), (5, 11))
-    found = pieces(alone, texts).merged(where, 0, 16, there)
+    found, _ = pieces(alone, texts).merged(where, 0, 16, there)
     # what was said; "shelf" at once, as one token of both; "go to " and "go to s"; " desk 1" and " s" stay in the token
     expected = [(0.4, (16,)), (0.1, (13, 10, 11, 12)), (0.04, (16,)), (0.02, (16,)), (0.2, (16,)), (0.08, (16,))]
     assert masses(found) == expected
     assert [piece.exact for piece in found[:3]] == [False, True, False]
     # behind "go to " follows whatever began with it: 0.4 + 0.02 + 0.2 + 0.08 = 0.7
     every = (14, 13, 10, 11, 12)
-    found = pieces(alone, texts).merged(where, 1, 13, there)
+    found, _ = pieces(alone, texts).merged(where, 1, 13, there)
     assert masses(found) == [(0.57143, (13,)), (0.02857, every), (0.28571, (15,)), (0.11429, every)]
     # [sh][elf 1] against "shelf 1": where both begin a token, the teacher would have said the shared "shelf" itself
     texts = {0: "sh", 1: "elf 1", 2: "elf", 5: "shelf"}
     there = said((0, 0.5, likely((0, 0.5))), (1, 0.5, likely((1, 0.5), (2, 0.4))))
-    found = pieces(alone, texts).merged(span("shelf 1", (7,), (2, 7)), 0, 10, there)
+    found, _ = pieces(alone, texts).merged(span("shelf 1", (7,), (2, 7)), 0, 10, there)
     assert masses(found) == [(0.25, (10,)), (0.2, (10, 11, 12))]
+
+
+def test_what_no_piece_stands_for_is_added_up() -> None:
+    """The teacher's own tail and all that is no text of the student, before a span's text is left or on the way."""
+    _, rest = pieces().exact(likely((5, 0.4), (6, 0.3), tail=0.3))
+    assert math.exp(rest) == pytest.approx(0.3)
+    _, rest = pieces(texts={3: "z"}).exact(likely((0, 0.5), (3, 0.25), (5, 0.125), tail=0.125))
+    assert math.exp(rest) == pytest.approx(0.5 + 0.25 + 0.125)
+    assert math.isnan(pieces().exact(likely((5, 0.4)))[1])
+    # "shelf 1" is [shelf][ ][1]; id 7 is no text, and " " none of the likeliest: its share of the tail is not left over
+    there = said(
+        (1, 0.5, likely((1, 0.5), (6, 0.3), tail=0.2)),
+        (2, 0.5, likely((3, 0.25), tail=0.75)),
+        (3, 0.6, likely((3, 0.6), (4, 0.2), (7, 0.1), tail=0.1)),
+    )
+    where = span("shelf 1", (7,), (5, 6, 7))
+    found, rest = pieces().merged(where, 0, 10, there)
+    assert masses(found) == [(0.15, (10,)), (0.3, (16,)), (0.125, (13,)), (0.05, (11,))]
+    assert math.exp(rest) == pytest.approx(0.2 + 0.5 * 0.25 + 0.25 * (0.1 + 0.1), rel=1e-5)
+    total = sum(math.exp(piece.logq) for piece in found) + math.exp(rest)
+    assert total == pytest.approx(1.0, rel=1e-5)
+    # within a token of the teacher nobody knows what else is possible
+    assert pieces().merged(span("shelf 1", (5, 7), (5, 6, 7)), 1, 10, there)[1] == pytest.approx(log(1e-7))
+    assert math.isnan(pieces().merged(where, 0, 10, said((1, 0.5, likely((1, 0.5))), *[(2, 0.5, there.top[1])] * 2))[1])
 
 
 def test_what_begins_or_ends_within_a_character_is_not_compared() -> None:
     one = likely((1, 0.5), (6, 0.3))
     there = said((1, 0.5, one), (2, 0.5, one), (3, 0.5, one))
-    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there) == []
-    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there) == []
+    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there)[0] == []
+    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # a token without text
-    assert pieces().merged(span("ab", (2, 2), (1, 2, 2)), 1, 10, there) == []
+    assert pieces().merged(span("ab", (2, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # where the teacher's token begins within a character its alternatives are no text, but what was said is known
-    found = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
+    found, _ = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
     assert masses(found) == [(0.25, (10,)), (0.3, (16,))]
+    # what is no text is left over: at the second token all but the 0.5 of what was said
+    full = likely((1, 0.5), (6, 0.3), tail=0.2)
+    _, rest = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, full), (1, 0.5, full)))
+    assert math.exp(rest) == pytest.approx(0.2 + 0.5 * 0.5)
 
 
 # One row.
@@ -351,6 +380,10 @@ def test_an_empty_place_is_impossible_for_the_student_too() -> None:
     full = 0.2 * log(0.2 / 0.4) + 0.5 * log(0.5 / 0.3)
     half = 0.5 * log(0.5 / 0.1) + 0.5 * log(0.5 / 0.9)
     np.testing.assert_allclose(found.loss_n, [full, half, 0.0], atol=1e-6)
+    # tails as they were summed; in a row without places all is in the tail, whatever the student's ids are
+    tails = {"tail_n": tensor([0.5, 0.5, 0.4]).double().log(), "teacher_tail_n": tensor([0.3, 0.9, 1.0]).double().log()}
+    known = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher, **tails))
+    np.testing.assert_allclose(known.loss_n, [full, half, 0.0], atol=1e-6)
 
 
 # A whole batch.
@@ -362,6 +395,7 @@ class Table:
 
     slope: float
     best: list[int]
+    tail: float | None = None
     asked: list[Any] = field(default_factory=list)
 
     def logprobs(self, ids: Any, positions: Any) -> list[Any]:
@@ -371,12 +405,16 @@ class Table:
     def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
         self.asked.append(("topk", [row[where].tolist() for row, where in zip(ids, positions, strict=True)]))
         top = np.array(self.best[:k], np.int32)
-        return [TopK(ids=np.tile(top, (len(w), 1)), logp=np.tile(self.slope * top, (len(w), 1))) for w in positions]
+        tails = [None if self.tail is None else np.full(len(w), log(self.tail), np.float32) for w in positions]
+        return [
+            TopK(ids=np.tile(top, (len(w), 1)), logp=np.tile(self.slope * top, (len(w), 1)), tail=tail)
+            for w, tail in zip(positions, tails, strict=True)
+        ]
 
     def gather(self, ids: Any, positions: Any, support: Any) -> list[Any]:
         rows = list(zip(ids, positions, support, strict=True))
         self.asked.append(("gather", [row[where].tolist() for row, where, _ in rows]))
-        return [(self.slope * wanted).astype(np.float32) for _, _, wanted in rows]
+        return [TopK(ids=wanted, logp=(self.slope * wanted).astype(np.float32)) for _, _, wanted in rows]
 
 
 @pytest.fixture
@@ -458,7 +496,7 @@ def test_the_targets_of_an_episode() -> None:
     # at "go " its own text is what was said; at "to " nothing else goes on from there
     assert found.topk_ids_NK.tolist() == [
         [ID["go "], ID["shelf"], d, ID["<0x7A>"], sh],
-        [ID["to "], 0, 0, 0, 0],
+        [ID["to "]] * 5,  # empty places
         *[exact] * 6,
     ]
     rows = [[within, q["shelf"], q["desk"], q["<0x7A>"], q["sh"]], [0.0, *[MIN_LOGP] * 4]]
@@ -528,6 +566,22 @@ def as_dicts(found: Targets) -> list[dict[int, float]]:
     return [{number: logp for number, logp in zip(*row, strict=True) if logp > MIN_LOGP} for row in rows]
 
 
+def test_the_tails_of_an_episode() -> None:
+    """The teacher's own, what has no place in the row, and all of it where no span holds the token."""
+    played = [episode(["go to shelf", "\u00e9"]), episode(["look"], number=1)]
+    batch = pack(played)
+    names = ("shelf", "go to ", "<|pad|>")
+    teacher, student = Table(-0.01, [THEIR_ID[name] for name in names], tail=0.01), Table(-0.02, [])
+    scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
+    targets = other(TeacherTopK(3))(batch, played, scorers)
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_tail_N is not None
+    mass = dict(zip(batch.label_N.tolist(), np.exp(targets.topk_tail_N).tolist(), strict=True))
+    assert mass[ID["look"]] == pytest.approx(0.01)
+    assert math.log(mass[ID["to "]]) == pytest.approx(log(1e-7))
+    assert not other(TeacherTopK(3))(batch, played, replace(scorers, teacher=Table(-0.01, teacher.best))).topk_tail_N
+
+
 def test_the_text_of_a_span_begins_where_the_one_before_ended() -> None:
     # "look" is one token of both; "go to " and "to to to " are one of the teacher, "lamp" is four
     words = (*THEIRS, "to to to ", "go on", "to be")
@@ -573,16 +627,26 @@ def test_a_row_keeps_its_likeliest_ids_in_their_order() -> None:
     played = [episode(["look"], (*MINE, "desk 1", "desk 2", "desk 3"))]
     mine, theirs = writer((*MINE, "desk 1", "desk 2", "desk 3")), writer(THEIRS)
     own = mine.renderer.template.tokenizer.get_vocab()
-    student, teacher = Table(-0.5, []), Table(-0.01, [THEIR_ID["look"], THEIR_ID["desk"]])
-    sizes = len(own), len(THEIR_ID)
-    found = OtherVocabulary(TeacherTopK(2), student=mine.renderer, reader=theirs, sizes=sizes)(
-        pack(played),
-        played,
-        Scorers(student=student, teacher=teacher),  # type: ignore[arg-type]
-    )
+    best = [THEIR_ID["look"], THEIR_ID["desk"]]
+
+    def targets(slope: float) -> Targets:
+        scorers: Any = Scorers(student=Table(-0.5, []), teacher=Table(slope, best, tail=0.25))  # type: ignore[arg-type]
+        sizes = len(own), len(THEIR_ID)
+        return OtherVocabulary(TeacherTopK(2), student=mine.renderer, reader=theirs, sizes=sizes)(
+            pack(played), played, scorers
+        )
+
+    found = targets(-0.01)
     # four ids for the two places of a row: what was said, and the likeliest of the three desks
     assert found.topk_ids_NK is not None
     assert found.topk_ids_NK.tolist() == [[own["look"], own["desk 1"]]] * 2
+    # the other two go to the tail
+    shares = np.exp(-0.5 * np.array([own[f"desk {number}"] for number in (1, 2, 3)]))
+    rest = math.exp(-0.01 * THEIR_ID["desk"]) * shares[1:].sum() / shares.sum()
+    np.testing.assert_allclose(np.exp(found.topk_tail_N), [0.25 + rest] * 2, rtol=1e-5)  # type: ignore[arg-type]
+    # and so does a piece that is not worth being divided
+    few = targets(log(0.005) / THEIR_ID["desk"])
+    np.testing.assert_allclose(np.exp(few.topk_tail_N), [0.255] * 2, rtol=1e-5)  # type: ignore[arg-type]
 
 
 def test_each_token_of_a_span_has_what_the_teacher_finds_for_it() -> None:

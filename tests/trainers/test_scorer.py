@@ -45,10 +45,14 @@ def test_scores_are_those_of_a_plain_softmax(model: torch.nn.Module, settings: d
         best = logp.topk(5)
         assert np.array_equal(found[row].ids, best.indices.numpy())
         assert np.allclose(found[row].logp, best.values.numpy(), atol=1e-5)
-        assert np.allclose(gathered[row], logp[:, [0, 7, 30]].numpy(), atol=1e-5)
+        assert np.allclose(gathered[row].logp, logp[:, [0, 7, 30]].numpy(), atol=1e-5)
+        assert np.array_equal(gathered[row].ids, support[row])
+        for scored in (found[row], gathered[row]):
+            assert np.allclose(np.exp(scored.tail), 1 - np.exp(scored.logp).sum(1), atol=1e-5)
         assert np.allclose(labels[row], logp[np.arange(len(logp)), IDS[row][POSITIONS[row]]].numpy(), atol=1e-5)
     assert found[2].ids.shape == (0, 5)
-    assert gathered[2].shape == (0, 3)
+    assert gathered[2].logp.shape == (0, 3)
+    assert found[2].tail.shape == gathered[2].tail.shape == (0,)
     assert labels[2].shape == (0,)
 
 

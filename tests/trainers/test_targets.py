@@ -41,7 +41,7 @@ class Chosen(Slope):
 
     def gather(self, ids: Sequence[Any], positions: Sequence[Any], support: Sequence[Any]) -> list[Any]:
         self._note(ids, positions)
-        return [self.slope * chosen.astype(np.float64) for chosen in support]
+        return [TopK(ids=chosen, logp=self.slope * chosen, tail=chosen[:, 0] / 2) for chosen in support]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ def test_students_likeliest_ids_under_the_teacher(ragged: list[Episode]) -> None
     np.testing.assert_allclose(targets.topk_logp_NK[:, 1], [-4.4, -4.5, -4.7, -4.3, -4.4], rtol=1e-6)
     assert (targets.topk_ids_NK.dtype, targets.topk_logp_NK.dtype) == (np.int64, np.float32)
     assert student.asked == teacher.asked == [(ROWS, LABELS)]
+    assert targets.topk_tail_N is not None
+    assert targets.topk_tail_N.tolist() == [21.5, 22.0, 23.0, 21.0, 21.5]
+    assert targets.topk_tail_N.dtype == np.float32
     with pytest.raises(TargetError, match=r"scores chosen ids; Slope has no gather"):
         StudentTopK(2)(pack(ragged), ragged, Scorers(student=student, teacher=Slope(0.0)))
 

@@ -74,6 +74,14 @@ def test_support_kl_by_hand() -> None:
     close(plain.loss_n, [LN2 / 2] * 4)
     close(plain.diagnostics["kl_bin"], [LN2 / 4] * 4)
     close(plain.diagnostics["clipped"], [0.0] * 4)
+    # with tails of 1/2 and 1/8, as somebody has summed them, in the place of what the K ids leave of 1
+    tails = {"tail_n": torch.full((4,), 0.5).log(), "teacher_tail_n": torch.full((4,), 0.125).log()}
+    known = SupportKL()(replace(given, **tails))
+    close(known.loss_n, [3 * LN2, 15 * LN2, 0.15 * LN2, 1.5 * LN2])
+    close(known.diagnostics["kl_bin"], [1.5 * LN2] * 4)
+    close(known.diagnostics["kl_raw"], [LN2 / 2] * 4)
+    close(known.diagnostics["teacher_entropy"], [(1.0 + 0.375) * LN2] * 4)
+    close(SupportKL(kl=bin_forward_kl, importance=None)(replace(given, **tails)).loss_n, [-LN2 / 2] * 4)
     with pytest.raises(ValueError, match="use a top-K target"):
         SupportKL()(tokens([1.0], topk_logp_nK=STUDENT[None]))
     with pytest.raises(ValueError, match="use a top-K target"):

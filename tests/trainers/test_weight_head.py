@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,8 @@ def loss(found: Projected, entropy: bool = True) -> Tensor:
     if entropy:
         assert found.entropy_N is not None
         value = value + (found.entropy_N**2 * scale).sum()
+    if found.tail_N is not None:
+        value = value + (found.tail_N.exp() * found.tail_N * scale).sum()
     return value
 
 
@@ -48,21 +51,32 @@ def loss(found: Projected, entropy: bool = True) -> Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("vocab", [None, 9])
 @pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("tail", [True, False])
 @pytest.mark.parametrize("matrix", [True, False])
 def test_values_and_gradients_are_those_of_the_dense_formula(
-    chunk: int, temperature: float, vocab: int | None, entropy: bool, matrix: bool
+    chunk: int, temperature: float, vocab: int | None, entropy: bool, tail: bool, matrix: bool
 ) -> None:
     leaves, label, ids = inputs()
     hidden, weight, bias = leaves
-    wanted = {"temperature": temperature, "chunk": chunk, "vocab": vocab, "entropy": True, "entropy_gradient": entropy}
+    wanted = {
+        "temperature": temperature,
+        "chunk": chunk,
+        "vocab": vocab,
+        "entropy": True,
+        "entropy_gradient": entropy,
+        "tail": tail,
+    }
     head = (weight, bias) if matrix else by_autograd(weight, bias)
     found = project(hidden, head, label, ids, **wanted)  # type: ignore[arg-type]
     logp = ((hidden @ weight.T + bias)[:, :vocab] / temperature).log_softmax(-1)
     total = -(logp.exp() * logp).sum(-1)
-    dense = Projected(logp_N=logp.gather(1, label[:, None])[:, 0], topk_logp_NK=logp.gather(1, ids), entropy_N=total)
+    others = logp.scatter(1, ids, -math.inf).logsumexp(-1) if tail else None
+    label_N = logp.gather(1, label[:, None])[:, 0]
+    dense = Projected(logp_N=label_N, topk_logp_NK=logp.gather(1, ids), entropy_N=total, tail_N=others)
     assert found.entropy_N is not None
     assert found.entropy_N.requires_grad == entropy
-    for name in ("logp_N", "topk_logp_NK", "entropy_N"):
+    assert (found.tail_N is not None) == tail
+    for name in ("logp_N", "topk_logp_NK", "entropy_N", *(["tail_N"] if tail else [])):
         torch.testing.assert_close(getattr(found, name), getattr(dense, name))
     here, there = (torch.autograd.grad(loss(each, entropy), leaves) for each in (found, dense))
     for mine, exact in zip(here, there, strict=True):
@@ -74,19 +88,26 @@ def test_gradcheck(chunk: int) -> None:
     leaves, label, ids = inputs()
 
     def value(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return loss(project(hidden, (weight, bias), label, ids, chunk=chunk, temperature=0.8, entropy_gradient=True))
+        how: Any = {"chunk": chunk, "temperature": 0.8, "entropy_gradient": True, "tail": True}
+        return loss(project(hidden, (weight, bias), label, ids, **how))
 
     assert torch.autograd.gradcheck(value, tuple(leaves))
 
 
-@pytest.mark.parametrize("only", ["entropy", "label", "support"])
+@pytest.mark.parametrize("only", ["entropy", "label", "support", "tail"])
 def test_a_loss_may_use_one_column_alone(only: str) -> None:
     leaves, label, ids = inputs()
     hidden, weight, bias = leaves
 
     def column(head: Any) -> Tensor:
-        found = project(hidden, head, label, ids, chunk=4, entropy_gradient=True)
-        return {"entropy": found.entropy_N, "label": found.logp_N, "support": found.topk_logp_NK}[only].sum()  # type: ignore[union-attr]
+        found = project(hidden, head, label, ids, chunk=4, entropy_gradient=True, tail=True)
+        columns = {
+            "entropy": found.entropy_N,
+            "label": found.logp_N,
+            "support": found.topk_logp_NK,
+            "tail": found.tail_N,
+        }
+        return columns[only].sum()  # type: ignore[union-attr]
 
     here = torch.autograd.grad(column((weight, bias)), leaves)
     there = torch.autograd.grad(column(by_autograd(weight, bias)), leaves)

@@ -46,7 +46,9 @@ class GuidedLoss:
     def __call__(self, tokens: Tokens) -> TokenLosses:
         own = self.loss(tokens)
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
-        theirs_n = -tokens.logp_n if student is None or teacher is None else bin_forward_kl(student, teacher)
+        theirs_n = -tokens.logp_n
+        if student is not None and teacher is not None:
+            theirs_n = bin_forward_kl(student, teacher, tokens.tail_n, tokens.teacher_tail_n)
         guided = {"guided": tokens.off_policy_n.float()}
         # both sides are finite, so that where() sends no NaN into the side that it does not take
         loss_n = torch.where(tokens.off_policy_n, theirs_n, own.loss_n)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.episode import Episode, TopK, Turn
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.grpo_opd import combined_advantage
@@ -107,21 +107,26 @@ class HintTargets:
             return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=where_N)
         # an id with a probability of 1 / n or more is among the n most likely ones
         asked = max(k, int(1 / self.reject_below)) if self.reject_below else k
-        likely: list[NDArray[np.int32]] = []
+        likely: list[TopK] = []
 
         def ask(rows: list[NDArray[np.int32]], positions: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            found = self._teacher(scorers).topk(rows, positions, asked)
-            likely.extend(item.ids for item in found)
-            return [item.logp for item in found]
+            likely.extend(self._teacher(scorers).topk(rows, positions, asked))
+            return [item.logp for item in likely]
 
         logp_HK = score_turns(hinted, ask)
-        ids_HK = np.concatenate(likely).astype(np.int64)
+        ids_HK = np.concatenate([item.ids for item in likely]).astype(np.int64)
         ids_NK[where_N], logp_NK[where_N] = ids_HK[:, :k], logp_HK[:, :k]
+        tails, tail_N = [item.tail for item in likely if item.tail is not None], None
+        if len(tails) == len(likely):
+            tail_N = np.full(batch.tokens, -np.log(2), np.float32)
+            # those that were asked for beyond the K are outside the support
+            outside = np.column_stack([logp_HK[:, k:], np.concatenate(tails)])
+            tail_N[where_N] = np.logaddexp.reduce(outside.astype(np.float64), axis=1)
         if self.reject_below:
             label_N = np.zeros(batch.tokens, np.float32)
             label_N[where_N] = np.where(ids_HK == batch.label_N[where_N][:, None], logp_HK, -np.inf).max(axis=1)
             where_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
-        return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=where_N)
+        return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, topk_tail_N=tail_N, kl_mask_N=where_N)
 
     def _teacher(self, scorers: Scorers) -> Scorer:
         teacher = scorers.student if self.live else scorers.reference if scorers.teacher is None else scorers.teacher
