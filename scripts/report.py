@@ -20,7 +20,15 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.evaluation.compare import decisive, describe, differing
-from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table, task_means
+from turngym.agents.evaluation.scores import (
+    Scores,
+    behavior_table,
+    compare,
+    compare_scores,
+    score,
+    success_table,
+    task_means,
+)
 from turngym.agents.evaluation.seeds import seed_spread
 from turngym.agents.evaluation.statistics import ScoreError, last_points, least_time, same_step
 from turngym.envs.core.secrets import recorded_command
@@ -120,6 +128,10 @@ def paired_table(runs: Sequence[Run], *, different_settings: bool = False) -> Ta
             rows.append([name, "-", "-", "-", str(error)])
             continue
         rows.append([name, str(found), str(found.tasks), f"{100 * found.better:.0f}", "one run each"])
+        if (graded := compare_scores(base.episodes, run.episodes)) is not None:
+            rows.append(
+                [f"{name}, score", str(graded), str(graded.tasks), f"{100 * graded.better:.0f}", "one run each"]
+            )
     return (["comparison", "points [95 %]", "tasks", "better %", "holds for"], rows) if rows else None
 
 

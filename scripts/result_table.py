@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -48,7 +48,16 @@ class Group:
 
     def table(self) -> Table:
         """One row per result."""
-        return HEADER, [_row(name, result) for name, result in self.results.items()]
+        rows = [_row(name, result) for name, result in self.results.items()]
+        header, place = list(HEADER), HEADER.index("samples")
+        more = {"new_clusters": "new scenes, worlds, products [95 %]", "graded": "score [95 %]"}
+        for key, title in more.items():
+            if any(result.scores.get(key) for result in self.results.values()):
+                header.insert(place, title)
+                for row, result in zip(rows, self.results.values(), strict=True):
+                    found = result.scores.get(key)
+                    row.insert(place, "-" if found is None else str(Interval(**found)))
+        return header, rows
 
     @property
     def methods(self) -> dict[str, dict[int, PackedResult]]:
@@ -100,9 +109,9 @@ class Group:
         pairs = {names[key]: one for key, one in in_family(found).items()}
         return pairs | {(second, first): one.reversed() for (first, second), one in pairs.items()}, notes
 
-    def _difference(self, before: str, after: str) -> Difference:
+    def _difference(self, before: str, after: str, by_cluster: bool = False) -> Difference:
         """`after` minus `before` over the tasks that all of their runs played. Of two methods with several training
-        seeds those count that both have, or all where they share none.
+        seeds those count that both have, or all where they share none; `by_cluster` for new scenes, worlds, products.
 
         Raises ScoreError where the settings differ, or too little was shared.
         """
@@ -123,7 +132,9 @@ class Group:
         if not shared:
             raise ScoreError("no task in common")
         cut = [{task: run[task] for task in shared} for run in means]
-        return rise(cut[: len(first)], cut[len(first) :], fixed=fixed, pair=pair, p=True)
+        clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in runs[0].episodes}
+        known = clusters if by_cluster else None
+        return rise(cut[: len(first)], cut[len(first) :], clusters=known, fixed=fixed, pair=pair, p=not by_cluster)
 
     def paired(self) -> tuple[Table, list[str]] | None:
         """Row minus column in points of success, paired by task, and notes. None with fewer than two methods."""
@@ -150,7 +161,14 @@ class Group:
             for (first, second), one in self.compared()[0].items()
             if [*self.methods].index(first) < [*self.methods].index(second)
         ]
-        header = ["comparison", "points of success [95 %]", "seeds", "tasks", "s.e. by seeds", "s.e. by tasks"]
+        if any(one.task.cluster for result in self.results.values() for one in result.episodes):
+            for row in rows:
+                first, _, second = row[0].partition(" minus ")
+                row.insert(2, _cell(replace(self._difference(second, first, by_cluster=True), adjusted=1.0)))
+            title = ["the same for new scenes, worlds, products"]
+        else:
+            title = []
+        header = ["comparison", "points of success [95 %]", *title, "seeds", "tasks", "s.e. by seeds", "s.e. by tasks"]
         header += ["better in a task %", *(["p", "p (Holm)"] if p else [])]
         return (header, rows) if rows else None
 

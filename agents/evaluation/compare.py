@@ -23,10 +23,13 @@ from turngym.agents.evaluation.scores import (
     APPROXIMATE,
     EpisodeOutcome,
     EvaluationError,
+    as_outcomes,
     category_rank,
     check_hashes,
+    graded_means,
     latest,
     score,
+    score_means,
     task_means,
 )
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
@@ -213,6 +216,8 @@ class RecordedEvaluation:
     """Task id to its sha256 and category."""
     means: Mapping[str, float]
     """Task id to the mean success of its samples, without those that ended in an error."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Task id to its mean score; empty where that is success."""
     said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
 
@@ -237,7 +242,7 @@ class Comparison:
     """Two evaluations of the same tasks."""
 
     rows: tuple[ComparedRow, ...]
-    """Categories, then all tasks."""
+    """Categories, then all tasks, then their graded score where it is more than success."""
     differ: Mapping[str, tuple[Any, Any]]
     """Settings that differ: name to (first, second)."""
     same: int = 0
@@ -301,6 +306,7 @@ def _recorded(
         settings=dict(settings),
         tasks={one.task.task_id: (one.task.sha256, one.task.category) for one in outcomes if not one.status.is_error},
         means=task_means(outcomes),
+        scores=score_means([one for one in as_outcomes(outcomes) if not one.status.is_error]),
         # a packed result has no token ids: it is compared with another one to the letter
         said={(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error},
     )
@@ -335,6 +341,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         check_hashes(*({task_id: sha256 for task_id, (sha256, _) in run.tasks.items()} for run in (one, other)))
         categories = sorted({category for _, category in one.tasks.values()}, key=category_rank)
         rows = tuple(_compared(name, one, other) for name in (*categories, None))
+        if one.scores or other.scores:
+            graded = [replace(run, means=run.scores or run.means) for run in (one, other)]
+            rows += (replace(_compared(None, *graded), name="score"),)
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
@@ -355,6 +364,7 @@ def _read_results(path: Path) -> RecordedEvaluation:
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise EvaluationError(f"{path} has no format {FORMAT!r}: name the trace that it was made from")
     wins: dict[str, list[bool]] = {}
+    graded: list[tuple[str, bool, float]] = []
     tasks: dict[str, tuple[str, str]] = {}
     try:
         settings = {**{name: table.get(name) for name in IDENTITY}, **table["settings"]}
@@ -362,11 +372,12 @@ def _read_results(path: Path) -> RecordedEvaluation:
         for row in table["episodes"]:
             if not row["status"].startswith("error_"):
                 wins.setdefault(row["task_id"], []).append(bool(row["success"]))
+                graded.append((row["task_id"], bool(row["success"]), float(row["score"])))
                 tasks[row["task_id"]] = str(row["sha256"]), str(row["category"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise EvaluationError(f"{path} is no whole results file: {type(error).__name__}: {error}") from error
     means = {task_id: fmean(won) for task_id, won in wins.items()}
-    return RecordedEvaluation(path=str(path), settings=settings, tasks=tasks, means=means)
+    return RecordedEvaluation(path=str(path), settings=settings, tasks=tasks, means=means, scores=graded_means(graded))
 
 
 def _compared(category: str | None, first: RecordedEvaluation, second: RecordedEvaluation) -> ComparedRow:

@@ -47,6 +47,7 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
         "task_id": task.task_id,
         "sha256": task.sha256,
         "category": task.category,
+        **({"cluster": task.cluster} if task.cluster else {}),
         "status": outcome.status.value,
         "prompt_tokens": outcome.prompt_tokens,
         "response_tokens": outcome.response_tokens,

@@ -106,6 +106,8 @@ def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
     return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
 
 
+FEW = 10
+"""Below so many scenes, worlds or products a number is quoted for these."""
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
 
 
@@ -152,18 +154,29 @@ class Scores:
     approximate: str | None = None
     """Why success and score are only about those of the benchmark; None where they are exact."""
 
+    graded: Interval | None = None
+    """`score` with its 95 % interval over tasks; None where it is success, or not within [0, 1]."""
+    bounds: tuple[float, float] | None = None
+    """Avg@n with the episodes that ended in an error counted as lost, and as won; None where there are none."""
+    new_clusters: Interval | None = None
+    """Avg@n with its interval for new scenes, worlds or products; None where no tasks share one."""
+    clusters: int | None = None
+    """How many of them there are."""
+
     @property
     def mark(self) -> str:
         """What stands before success and score in tables: `~` where they are approximate."""
         return "~" if self.approximate else ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The last four only where there is something to say."""
+        some = ("graded", "bounds", "new_clusters", "clusters")
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in some}
 
 
 def score(episodes: Played) -> Scores:
     """Score one evaluation. Raises ScoreError if no episode ended without an error."""
-    every = [one if isinstance(one, EpisodeOutcome) else EpisodeOutcome.of(one) for one in episodes]
+    every = as_outcomes(episodes)
     counted = [one for one in every if not one.status.is_error]
     if not counted:
         raise ScoreError(f"none of {len(every)} episodes ended without an error, so there is nothing to score")
@@ -174,6 +187,11 @@ def score(episodes: Played) -> Scores:
     rows: dict[str, list[EpisodeOutcome]] = {}
     for one in counted:
         rows.setdefault(one.task.category, []).append(one)
+    graded = score_means(counted)
+    means = task_means(counted)
+    shared = {one.task.task_id: one.task.cluster or one.task.task_id for one in counted}
+    clusters = [shared[task_id] for task_id in means]
+    together = 1 < len(set(clusters)) < len(clusters)
     return Scores(
         overall=_row("all", counted),
         categories=tuple(_row(name, rows[name]) for name in sorted(rows, key=category_rank)),
@@ -189,7 +207,54 @@ def score(episodes: Played) -> Scores:
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
         goal_rate=fmean(goals) if goals else None,
         approximate=next((one.approximate for one in counted if one.approximate), None),
+        graded=clustered(list(graded.values())) if graded else None,
+        bounds=_bounds(every) if len(counted) < len(every) else None,
+        new_clusters=clustered(list(means.values()), clusters=clusters) if together else None,
+        clusters=len(set(clusters)) if together else None,
     )
+
+
+def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
+    """Task id to its mean score; {} where the score is success, or lies outside of [0, 1]."""
+    return graded_means((one.task.task_id, one.success, one.score) for one in counted)
+
+
+def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
+    """As `score_means`, of task id, success and score of every episode."""
+    found: dict[str, list[float]] = {}
+    graded = False
+    for task_id, success, value in rows:
+        if not 0 <= value <= 1:
+            return {}
+        graded |= value != success
+        found.setdefault(task_id, []).append(value)
+    return {task_id: fmean(found[task_id]) for task_id in sorted(found)} if graded else {}
+
+
+def _bounds(every: Sequence[EpisodeOutcome]) -> tuple[float, float]:
+    """Avg@n where every episode that ended in an error was lost, and where each was won."""
+    found: dict[str, list[tuple[bool, bool]]] = {}
+    for one in every:
+        error = one.status.is_error
+        found.setdefault(one.task.task_id, []).append((one.success and not error, one.success or error))
+    lost, won = (fmean(fmean(pair[side] for pair in pairs) for pairs in found.values()) for side in (0, 1))
+    return lost, won
+
+
+def compare_scores(first: Played, second: Played) -> Difference | None:
+    """As `compare`, of the graded score; None where it is success in both, or not within [0, 1]."""
+    counted = [[one for one in as_outcomes(run) if not one.status.is_error] for run in (first, second)]
+    means = [score_means(run) for run in counted]
+    if not any(means):
+        return None
+    # a run whose every score is success is still on the same scale
+    one, other = (found or task_means(run) for found, run in zip(means, counted, strict=True))
+    return rise([one], [other])
+
+
+def as_outcomes(episodes: Played) -> list[EpisodeOutcome]:
+    """The episodes without their texts."""
+    return [one if isinstance(one, EpisodeOutcome) else EpisodeOutcome.of(one) for one in episodes]
 
 
 def task_means(episodes: Played) -> dict[str, float]:
@@ -256,7 +321,26 @@ def success_table(runs: Mapping[str, Scores]) -> Table:
     names = list(dict.fromkeys(row.name for scores in runs.values() for row in scores.categories))
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)
     header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples), "tasks"]
-    return header, [_success_row(name, scores, names, samples) for name, scores in runs.items()]
+    more: dict[str, list[str]] = {}
+    if any(scores.clusters for scores in runs.values()):
+        more["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
+    if any(scores.graded for scores in runs.values()):
+        more["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
+    if any(scores.bounds for scores in runs.values()):
+        more["errors lost, won %"] = [
+            "-" if scores.bounds is None else ", ".join(map(_percent, scores.bounds)) for scores in runs.values()
+        ]
+    rows = [_success_row(name, scores, names, samples) for name, scores in runs.items()]
+    return [*header, *more], [[*row, *(cells[place] for cells in more.values())] for place, row in enumerate(rows)]
+
+
+def _new_clusters(scores: Scores) -> str:
+    """The interval for new clusters, or that there are too few of them to say."""
+    if scores.new_clusters is None:
+        return "-"
+    if (scores.clusters or 0) < FEW:
+        return f"for these {scores.clusters} only; {scores.new_clusters}"
+    return f"{scores.new_clusters} of {scores.clusters}"
 
 
 def behavior_table(runs: Mapping[str, Scores]) -> Table:

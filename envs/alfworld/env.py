@@ -186,7 +186,16 @@ class ALFWorldEnv(TextEnv):
                 sha, row = game_hash(game), row or category(parse_problem(game["pddl_problem"]).goal)
             except (ValueError, RecursionError) as error:
                 raise GameError(f"{task_id}: {error}") from error
-        task = Task(env_id=self.env_id, task_id=task_id, sha256=sha, split=self.source.split, category=row)
+        # the id of a game of ALFWorld ends in its scene: .../pick_and_place_simple-Mug-None-Desk-308/trial_T2019...
+        scene = re.search(r"-(\d+)/trial_[^/]*$", task_id)
+        task = Task(
+            env_id=self.env_id,
+            task_id=task_id,
+            sha256=sha,
+            split=self.source.split,
+            category=row,
+            cluster=f"scene {scene[1]}" if scene else "",
+        )
         # generated ids have no end
         if len(self._tasks) >= 10_000:
             self._tasks.clear()

@@ -63,6 +63,9 @@ class Task:
     split: str
     category: str
     """The row of the result tables to which it belongs: `place`, `heat`, ... or the data source."""
+    cluster: str = field(default="", compare=False)
+    """What it shares with other tasks, which are then no independent evidence of new ones: a scene, a world, a product;
+    empty for a task on its own. No part of what the task is: records from before have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

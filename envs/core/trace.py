@@ -28,7 +28,7 @@ from turngym.retrieval.core import Closes
 
 SCHEMA = 1
 """Version of the line format. A reader refuses newer ones."""
-_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category")
+_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category", "cluster")
 
 
 class TraceError(TurngymError):
@@ -42,7 +42,7 @@ def episode_to_json(episode: Episode) -> str:
     """
     record = {
         "schema": SCHEMA,
-        "task": {name: getattr(episode.task, name) for name in _TASK_FIELDS},
+        "task": {name: value for name in _TASK_FIELDS if (value := getattr(episode.task, name)) or name != "cluster"},
         "seed": int(episode.seed),
         "sample": int(episode.sample),
         "group": int(episode.group),
@@ -67,6 +67,14 @@ def episode_to_json(episode: Episode) -> str:
         ) from None
 
 
+def _task(record: Mapping[str, Any]) -> Task:
+    """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
+    for name, value in record.items():
+        if not isinstance(value, str):
+            raise ValueError(f"its task's {name} is {value!r:.80}")
+    return Task(**record)
+
+
 def episode_from_json(line: str) -> Episode:
     """Reads the episode of one line. A line without a checksum passes, for a person may have edited it.
 
@@ -82,7 +90,7 @@ def episode_from_json(line: str) -> Episode:
     if version != SCHEMA:
         raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
     return Episode(
-        task=Task(**record["task"]),
+        task=_task(record["task"]),
         seed=record["seed"],
         sample=record["sample"],
         group=record["group"],

@@ -151,6 +151,7 @@ class SearchEnv(TextEnv):
             sha256=question.sha256(None if corpus is None else corpus.sha256),
             split=question.split,
             category=question.data_source,
+            cluster=question.corpus,
         )
 
     @property

@@ -263,7 +263,9 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
     }
     named = shop.splits().name_of(goal.index) if split is None else split
     category = goal.category or "other"
-    return Task(env_id=ENV_ID, task_id=task_id, sha256=content_hash(parts), split=named, category=category)
+    return Task(
+        env_id=ENV_ID, task_id=task_id, sha256=content_hash(parts), split=named, category=category, cluster=goal.asin
+    )
 
 
 def open_shop(

@@ -17,9 +17,10 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, difference_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
+from turngym.envs.core.episode import Status
 from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.envs.core.trace import TraceWriter, episode_to_json, read_episodes, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel
 from turngym.scripts import eval as eval_verb
 from turngym.scripts.main import main
@@ -259,3 +260,36 @@ def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert "given is --panel and --rescore" in capsys.readouterr().err
     assert main(["eval"]) == 2
     assert "given is none of them" in capsys.readouterr().err
+
+
+def test_errors_up_to_a_number_are_borne(
+    panel: Panel, make_doors: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=2, trace=trace).run()
+    episodes = list(read_episodes(trace))
+    broken = [replace(one, status=Status.ERROR_ENGINE) if place == 0 else one for place, one in enumerate(episodes)]
+    trace.write_text("".join(episode_to_json(one) + "\n" for one in broken))
+    assert main(["eval", "--rescore", str(trace)]) == 1
+    assert main(["eval", "--rescore", str(trace), "--max-errors", "1"]) == 0
+    said = capsys.readouterr().out
+    # the expert wins all; of the four tasks one has an episode of two less
+    assert "errors lost, won %" in said
+    assert "87.5, 100.0" in said
+    assert main(["eval", "--rescore", str(trace), "--max-errors", "-1"]) == 2
+    assert "--max-errors" in capsys.readouterr().err
+
+
+def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
+    for name, value in (("first", 0.25), ("second", 0.75)):
+        trace = tmp_path / name / "trace.jsonl"
+        result = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
+        graded = [replace(one, score=value) for one in read_episodes(trace)]
+        trace.write_text("".join(episode_to_json(one) + "\n" for one in graded))
+        table = result.to_json()
+        for row in table["episodes"]:
+            row["score"] = value
+        (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    for suffix in ("", ".json"):
+        found = compare_recorded(tmp_path / f"first{suffix}", tmp_path / f"second{suffix}").rows[-1]
+        assert (found.name, found.difference.mean, found.first.mean) == ("score", 0.5, 0.25)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
-from turngym.agents.evaluation.scores import compare, score, task_means
+from turngym.agents.evaluation.scores import compare, compare_scores, score, success_table, task_means
 from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
@@ -332,3 +332,46 @@ def test_the_simulation_draws_what_it_says() -> None:
     assert rates.var() / 0.16 == pytest.approx(0.3, abs=5e-3)
     assert true_pass(0.2, 0.3, 2) == pytest.approx(float(np.mean(1 - (1 - rates) ** 2)), abs=3e-3)
     assert true_pass(0.2, 0.0, 2) == pytest.approx(1 - 0.8**2)
+
+
+def test_errors_have_bounds_and_are_left_out_of_the_score() -> None:
+    run = [episode("a", 0, True), episode("a", 1, False, status=Status.ERROR_ENGINE), episode("b", 0, False)]
+    found = score([*run, episode("c", 0, True, status=Status.ERROR_ENV)])
+    assert (found.overall.avg.mean, found.errors) == (0.5, 2)
+    # lost: a has 1 of 2, b none, c none; won: a all, b none, c all
+    assert found.bounds == (pytest.approx(0.5 / 3), pytest.approx(2 / 3))
+    header, rows = success_table({"one": found, "two": score(run[:1])})
+    assert (header[-1], rows[0][-1], rows[1][-1]) == ("errors lost, won %", "16.7, 66.7", "-")
+    assert score(run[:1]).bounds is None
+    assert "bounds" not in score(run[:1]).to_json()
+    assert found.to_json()["bounds"] == found.bounds
+
+
+def test_a_graded_score_has_an_interval_and_a_paired_difference() -> None:
+    run = [replace(episode(task, 0, False), score=value) for task, value in (("a", 0.5), ("b", 0.25), ("c", 0.75))]
+    assert score(run).graded == clustered([0.5, 0.25, 0.75])
+    found = compare_scores(run, [replace(one, success=True, score=1.0) for one in run])
+    assert found is not None
+    assert (found.mean, found.told) == (pytest.approx(0.5), "one run each")
+    assert score(RUN).graded is None
+    assert compare_scores(RUN, RUN) is None
+    assert "score [95 %]" in success_table({"run": score(run)})[0]
+    # a return that is no share has no such interval
+    assert score([replace(run[0], score=7.0)]).graded is None
+
+
+def test_tasks_of_one_world_are_told() -> None:
+    run = [episode(task, 0, task in "ab") for task in "abcdef"]
+    worlds = [replace(one, task=replace(one.task, cluster=world)) for one, world in zip(run, "xxyyzz", strict=True)]
+    found = score(worlds)
+    assert found.clusters == 3
+    assert found.new_clusters == clustered([1.0, 1.0, 0.0, 0.0, 0.0, 0.0], clusters=list("xxyyzz"))
+    assert found.overall == score(run).overall
+    header, rows = success_table({"run": found})
+    assert rows[0][header.index("new scenes, worlds, products [95 %]")].startswith(
+        "for these 3 only; 33.3 [0.0, 100.0]"
+    )
+    for world in ("", "x"):
+        alone = score([replace(one, task=replace(one.task, cluster=world)) for one in run])
+        assert alone.new_clusters is None
+    assert "clusters" not in score(run).to_json()

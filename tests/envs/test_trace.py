@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,8 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
         (lambda record: record.update(schema=0), "schema version 0"),
         (lambda record: record.update(status="done"), "'done' is not a valid Status"),
         (lambda record: record["task"].pop("split"), "split"),
+        (lambda record: record["task"].update(cluster=["x"]), "its task's cluster is ['x']"),
+        (lambda record: record["task"].update(category={}), "its task's category is {}"),
         (lambda record: record["turns"][0].update(index=4), "turns must count 0, 1, 2"),
         (lambda record: record["turns"][0].update(verdict="fine"), "'fine' is not a valid Verdict"),
         (lambda record: record["turns"][0].update(response_span=[0]), "not enough values"),
@@ -217,6 +220,15 @@ def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) ->
     assert [problem.line for problem in problems] == [2]
     assert reason in problems[0].reason
     assert "torn" not in problems[0].reason
+
+
+def test_what_a_task_shares_with_others_is_kept_and_no_part_of_it() -> None:
+    alone = episode()
+    shared = replace(alone, task=replace(TASK, cluster="scene 308"))
+    assert '"cluster"' not in episode_to_json(alone)
+    assert episode_from_json(episode_to_json(shared)).task.cluster == "scene 308"
+    # records from before have none, and are of the same task
+    assert shared.task == alone.task
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xfe\n", b"[]\n", b"3\n", b"null\n", b"[" * 100_000 + b"\n", b"{}\n"])

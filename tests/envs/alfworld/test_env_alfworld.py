@@ -53,9 +53,9 @@ def test_real_games_are_found_with_and_without_the_inner_folder(folder: Path, mo
         ]
     monkeypatch.setenv("ALFWORLD_DATA", str(folder))
     env = made(split="valid_seen")
-    for task_id, row in zip(env.task_ids(), ("heat", "place"), strict=True):
+    for task_id, row, scene in zip(env.task_ids(), ("heat", "place"), ("", "scene 9"), strict=True):
         env.reset(options={"task": task_id})
-        assert (env.task.category, env.task.split) == (row, "valid_seen")
+        assert (env.task.category, env.task.split, env.task.cluster) == (row, "valid_seen", scene)
 
 
 def test_an_episode(folder: Path) -> None:

@@ -110,6 +110,8 @@ def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalW
     rng = np.random.default_rng(0)
     for task_id in env.task_ids()[::5]:
         texts = [env.reset(options={"task": task_id})[0]]
+        # its world, which other questions share
+        assert task_id.partition("/")[2].rpartition("-")[0] == env.task.cluster
         for turn in range(4):
             action = (env.plausible_mistake(rng) if turn % 2 else env.expert_action()) or ""
             if (read_action(action) or ("answer",))[0] == "answer":

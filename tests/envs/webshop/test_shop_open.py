@@ -197,7 +197,7 @@ def test_tasks(data: Path) -> None:
     goal = made.goals[3]
     task = goal_task(made, goal)
     assert (task.env_id, task.task_id, task.split) == ("turngym/WebShop-v0", "1k-synthetic/3", "eval")
-    assert task.category == goal.category
+    assert (task.category, task.cluster) == (goal.category, goal.asin)
     assert goal_task(made, goal, "mine").split == "mine"
     assert goal_task(made, goal) == task
     others = {goal_task(made, other).sha256 for other in made.goals}
