@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.user_files import read_text
 
 SHORTEST = 16
 """Fewest characters of a client's key: shorter ones can be guessed."""
@@ -31,10 +32,7 @@ class ClientKeys:
         """The keys of the file `path`, else the one that is shared. Raises TurngymError for a file that does not do."""
         if path is None:
             return cls({"": shared} if shared else {})
-        try:
-            text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
-        except (OSError, UnicodeDecodeError) as error:
-            raise TurngymError(f"--client-keys {path} cannot be read: {error}") from None
+        text, mode = read_text(path, TurngymError), path.stat().st_mode
         if mode & 0o077:
             raise TurngymError(f"--client-keys {path} can be read by others on this machine: chmod 600 {path}")
         keys: dict[str, str] = {}

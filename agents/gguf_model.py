@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from turngym.agents.models import require_memory
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.files import write_sums
+from turngym.retrieval.user_files import library_path
 
 CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 """The families that are read: `general.architecture` and the configuration of transformers."""
@@ -104,8 +105,9 @@ def import_gguf(file: Path, folder: Path) -> Path:
     # written beside its place, so that a folder of this name is always whole
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(folder.name + ".unfinished")
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
+    unfinished.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(library_path(unfinished))
+    tokenizer.save_pretrained(library_path(unfinished))
     write_sums(unfinished)
     unfinished.rename(folder)
     return folder

@@ -23,6 +23,7 @@ from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.serving import access_of
+from turngym.envs.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
 from turngym.retrieval.cores import POOLS
 
 TAIL = 25
@@ -139,32 +140,32 @@ class ServePolicy:
     """Address to listen on; another than this one needs a key in TURNGYM_SERVER_KEY, which clients then send."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 30000
+    port: Port = 30000
     """Port to listen on."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: cuda where there is one."""
-    tensor_parallel: int = 1
+    tensor_parallel: Threads = 1
     """GPUs that share the weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision; auto: the one that the model's config.json names."""
-    context: int | None = None
+    context: Length | None = None
     """Most ids of prompt and response, with SGLang plus 2; by default what the model allows."""
-    memory: float | None = None
+    memory: Share | None = None
     """Share of the memory for weights and cache; the server's own choice by default, with SGLang 0.1 on a CPU."""
-    cache_tokens: int | None = None
+    cache_tokens: Length | None = None
     """sglang: ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
     seeds: bool = True
     """sglang: take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher
     that only scores is faster without. vLLM always takes seeds."""
-    adapters: int = 0
+    adapters: Processes = 0
     """vllm: largest rank of LoRA adapters that it loads while it serves; 0: none."""
-    top: int = 50
+    top: Annotated[int, Range(-1)] = 50
     """vllm: most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
-    threads: int = 0
+    threads: Processes = 0
     """cpu: threads of torch; 0 leaves its default."""
     sleeps: bool = False
     """Let the server give its memory back while it is not needed (sleep mode; not on a CPU)."""
-    wait: float = 900.0
+    wait: Above0 = 900.0
     """Seconds that the server may take until it is ready."""
     restarts: int = 0
     """How often a server that ends by itself is started again."""

@@ -13,6 +13,7 @@ from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, me
 from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.retrieval.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {
@@ -46,13 +47,13 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
 
 def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a model folder; of an adapter without one, that of its base. Raises ModelError."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
         return load_tokenizer(base)
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(library_path(path))
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
 
@@ -89,7 +90,8 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         require_memory(path, _numbers(path), dtype)
-        model, loading = load(path, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True)
+        place = library_path(path)
+        model, loading = load(place, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True)
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own
@@ -106,7 +108,7 @@ def _first_line(error: Exception) -> str:
 
 def find_model(folder: str | Path) -> Path:
     """The model folder, with the home directory filled in. Raises ModelError, with the remedy, where it is none."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if (path / "config.json").is_file() or (path / ADAPTER).is_file():
         return path
     if path.suffix == ".gguf" and path.is_file():
@@ -146,7 +148,7 @@ def base_model(folder: Path) -> Path | None:
     if not (folder / ADAPTER).is_file():
         return None
     named = adapter_config(folder).get("base_model_name_or_path")
-    base = Path(str(named)).expanduser()
+    base = user_path(str(named))
     # an adapter may have been trained on top of another
     if not (base / "config.json").is_file() and not (base / ADAPTER).is_file():
         raise ModelError(
@@ -181,7 +183,7 @@ def _numbers(folder: Path) -> int:
     from safetensors import safe_open
 
     found = 0
-    for file in folder.glob("*.safetensors"):
+    for file in library_path(folder).glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
             found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return found
@@ -208,7 +210,7 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
     """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name; of an adapter's base
     too, as base/NAME."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     found = {}
     for file in sorted(path.iterdir()):
         # where the base lies is written in the adapter, and is nothing that the model computes

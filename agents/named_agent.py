@@ -26,6 +26,7 @@ from turngym.envs.core.errors import nearest
 from turngym.envs.core.plugins import find, installed
 from turngym.envs.core.task import content_hash
 from turngym.envs.core.trace import read_episodes
+from turngym.retrieval.user_files import user_path
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 
@@ -95,7 +96,7 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
 
 def _meant(name: str) -> str:
     """What a name that nothing stands for was meant as; "" where it may be an agent of another package."""
-    path, (kind, colon, rest) = Path(name).expanduser(), name.partition(":")
+    path, (kind, colon, rest) = user_path(name), name.partition(":")
     near = nearest(kind, [known.partition(":")[0] for known in KINDS if ":" in known], cutoff=0.6)
     if colon and near and find_spec(kind.partition(".")[0]) is None:
         return f"Did you mean '{near[0]}:{rest}'?"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
 from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import FLAT, SettingsError
+from turngym.envs.core.settings import FLAT, Above0, Count, Length, Processes, SettingsError, Share, Signed, Threads
 
 # Options of agents that have a name: which one plays, and how it speaks.
 
@@ -25,7 +25,7 @@ class AgentOptions:
     `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
     temperature: float = 0.85
     """Sampling temperature of a model; 0 is greedy."""
-    noise: float = 0.0
+    noise: Share = 0.0
     """Share of random actions among an expert's."""
     channel: str = "auto"
     """How actions are written: `text` in tags, `tool` as a tool call in the words of the model's family
@@ -48,17 +48,17 @@ class AgentOptions:
     auto: a trace as turns."""
     examples_for: Literal["all", "category"] = "all"
     """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Length | None = None
     """Most tokens of one response; by default as the model was trained, else 512, at an endpoint 4096."""
-    max_context: int | None = None
+    max_context: Length | None = None
     """Most tokens of an episode's history and response; by default what the model allows."""
     device: str = "auto"
     """`cpu`, `cuda`, ...; auto: cuda where there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of a model."""
-    slots: int = 64
+    slots: Count = 64
     """Episodes played, and requests generated, at a time."""
-    threads: int = 0
+    threads: Processes = 0
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
     endpoint: EndpointOptions = field(default_factory=EndpointOptions, metadata=FLAT)
 
@@ -135,7 +135,7 @@ class DemonstrationOptions:
     """Play only tasks of which the trace file has a demonstration that counts."""
     demonstration_success: bool = False
     """Leave out demonstrations that did not succeed."""
-    demonstration_reward: float | None = None
+    demonstration_reward: Signed | None = None
     """Leave out demonstrations that are worth less, by --reward, else by their return."""
     demonstration_fits: bool = True
     """Leave out demonstrations that, in the student's tokens, are longer than its context."""
@@ -153,9 +153,9 @@ class DemonstratorOptions(EndpointOptions):
     """Thinking switch of its chat template, or of the endpoint."""
     system: str | None = None
     """Its system message; by default as it was trained, else the environment's instructions."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Length | None = None
     """Most tokens of one response; by default as it was trained, else 512, at an endpoint 4096."""
-    max_context: int | None = None
+    max_context: Length | None = None
     """Most tokens of an episode's history and response; by default what the model allows."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of its weights."""
@@ -186,24 +186,24 @@ class JudgeOptions:
     auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
     judge_strict: bool = False
     """expert: a possible action that is not the expert's own scores -1, not 0."""
-    judge_repeats: int | None = None
+    judge_repeats: Count | None = None
     """expert: the same hint at most so many times in a row; by default as often as it applies."""
-    judge_votes: int = 3
+    judge_votes: Count = 3
     """Votes per turn of a model; rules and experts have one."""
     judge_temperature: float = 0.6
     """Sampling temperature of a judge model."""
-    judge_max_tokens: int = 1024
+    judge_max_tokens: Length = 1024
     """Most tokens of one vote."""
     judge_model: str = "default"
     """Name of the model behind a url."""
-    judge_parallel: int = 16
+    judge_parallel: Threads = 16
     """Votes that a judge behind a url is asked for at a time."""
-    judge_timeout: float = 120.0
+    judge_timeout: Above0 = 120.0
     """Seconds for one vote: of a judge behind a url from the first request to the last byte, with all attempts; of the
     expert for playing an episode again; of a judge of yours for each request on average."""
-    judge_tries: int = 3
+    judge_tries: Count = 3
     """Attempts at a vote in a row; the proxy goes on asking later, other runs count a vote that failed so often."""
-    judge_unread: float = 0.9
+    judge_unread: Share = 0.9
     """Stop when more than this share of the votes holds no valid box in three steps in a row; 1 never stops."""
     judge_every: int = 10
     """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""

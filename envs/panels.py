@@ -22,6 +22,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
+from turngym.retrieval.user_files import read_text, user_path
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
 _SCHEMA = 1
@@ -144,7 +145,7 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     `my_package:name` is a panel of another package, which keeps its manifests in its folder `panel_data`.
     """
     if name.endswith(".json"):
-        return _read(Path(name))
+        return _read(user_path(name))
     package, colon, name = name.rpartition(":")
     folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
@@ -242,8 +243,10 @@ def _to_text(panel: Panel) -> str:
 
 
 def _read(path: Path) -> Panel:
+    if not path.is_file():
+        raise PanelError(f"there is no panel manifest {path}")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path, PanelError))
         if record["schema"] != _SCHEMA:
             raise PanelError(f"{path}: schema {record['schema']!r}; this turngym reads {_SCHEMA}: upgrade turngym")
         env_id = record["env_id"]
@@ -253,9 +256,7 @@ def _read(path: Path) -> Panel:
         ]
         panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)
         promised = record["sha256"]
-    except FileNotFoundError:
-        raise PanelError(f"there is no panel manifest {path}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PanelError(f"{path} is not a panel manifest: {type(error).__name__} {error}") from error
     if panel.sha256 != promised:
         raise PanelError(

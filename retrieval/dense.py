@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Hit, Passage, RetrievalError, check_request
 from turngym.retrieval.corpus import corpus_sha256
+from turngym.retrieval.user_files import library_path
 
 MATRIX_FROM = 4
 """From this many queries on, one matrix product is faster than a scan for each (measured at 128 and 384 dimensions)."""
@@ -106,7 +107,7 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
     mapped = mapped and Path(path).stat().st_size > SMALL
     flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     try:
-        return faiss.read_index(str(path), flag)
+        return faiss.read_index(str(library_path(Path(path).parent) / Path(path).name), flag)
     except RuntimeError as error:
         raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
 

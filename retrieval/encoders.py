@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.user_files import library_path, user_path
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")
@@ -379,7 +380,7 @@ def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
     except ImportError as error:
         raise RetrievalError(f"encoding with {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
-        files = model_files(name)
+        files = str(library_path(user_path(model_files(name))))
         tokenizer = AutoTokenizer.from_pretrained(files)
         load: Any = AutoModel.from_pretrained
         model, loading = load(files, dtype=torch.float32, output_loading_info=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, check_request
 from turngym.retrieval.encoders import refuse_random, weights_digest
 from turngym.retrieval.lucene_text import analyze
+from turngym.retrieval.user_files import library_path, user_path
 
 DEPTH = 50
 """Hits that every part is asked for: a passage that one part ranks 40th can still win if another ranks it first."""
@@ -173,9 +174,10 @@ class CrossEncoderReranker:
                 f"reranking with {model!r} needs transformers: pip install 'turngym[train]'"
             ) from error
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            files = str(library_path(user_path(model)))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(files)
             load: Any = AutoModelForSequenceClassification.from_pretrained
-            loaded, loading = load(model, dtype=torch.float32, output_loading_info=True)
+            loaded, loading = load(files, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError) as error:
             raise RetrievalError(f"cannot load the reranker {model!r}: {error}") from error
         # an encoder without a classification head would give random scores

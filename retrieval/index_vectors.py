@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
 from turngym.retrieval.dense import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.user_files import library_path
 
 _ADD = 16_384
 """Vectors per call of faiss."""
@@ -205,7 +206,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
         for block in blocks(shards):
             index.add(block)
             done(len(block))
-        faiss.write_index(index, str(scratch))
+        faiss.write_index(index, str(library_path(scratch.parent) / scratch.name))
     os.replace(scratch, path)
     shutil.rmtree(coded, ignore_errors=True)
     _trained_path(path).unlink(missing_ok=True)
@@ -222,7 +223,7 @@ def _trained(shards: Sequence[NDArray[np.float32]], path: Path, factory: str, di
         report("training", 0, None)
         train_index(index, sample(shards, min(sum(map(len, shards)), training_rows(factory))))
         scratch = kept.with_name(kept.name + ".tmp")
-        faiss.write_index(index, str(scratch))
+        faiss.write_index(index, str(library_path(scratch.parent) / scratch.name))
         os.replace(scratch, kept)
     return index
 

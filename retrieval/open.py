@@ -25,6 +25,7 @@ from turngym.retrieval.index import (
     read_manifest,
 )
 from turngym.retrieval.rows import Stamp, path_stamp
+from turngym.retrieval.user_files import user_path
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder unless one is given."""
@@ -65,14 +66,17 @@ def open_retriever(
     if text.startswith(("http://", "https://")):
         return HttpRetriever(text)
     kind, colon, path = text.partition(":")
-    if not colon or kind not in IN_MEMORY:
-        if colon and not Path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
+    # a folder may have a colon in its name
+    if not colon or kind not in IN_MEMORY or user_path(text).exists():
+        if colon and not user_path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
             raise RetrievalError(f"no retriever {text!r}; did you mean {close[0]}:{path}?")
-        return open_index(text, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+        return open_index(
+            user_path(text), encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device
+        )
     # a corpus, which is indexed in memory
     if kind == "bm25" and encoder is not None:
         raise RetrievalError(f"bm25:{path} takes no encoder; write dense: or hybrid:")
-    passages = list(read_corpus(path))
+    passages = list(read_corpus(user_path(path)))
     if corpus_sha256 is not None:
         _same_corpus(Path(path), hash_of(passages), corpus_sha256)
     parts: list[Retriever] = []

@@ -30,14 +30,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-import tyro
 
 from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError, checked_int
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Policy
+from turngym.envs.core.settings import Count, Length, Processes
 from turngym.envs.core.tables import print_table
 from turngym.envs.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
+from turngym.scripts.options import read
 from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 
@@ -53,25 +54,25 @@ class GpuBench:
     """`cuda` or `cpu`."""
     chip: str = "H200"
     """What the plan is made for: A100-40, A100-80, H100, H200 or H20."""
-    episodes: int = 64
+    episodes: Count = 64
     """Episodes that are played side by side."""
-    turns: int = 30
+    turns: Length = 30
     """Turns of each episode."""
-    observation: int = 140
+    observation: Length = 140
     """Ids of each observation."""
-    response: int = 100
+    response: Length = 100
     """Ids that the student says per turn."""
-    system: int = 300
+    system: Length = 300
     """Ids before the first observation, the same in every episode."""
-    micro_tokens: int = 8192
+    micro_tokens: Length = 8192
     """Tokens per forward and backward pass."""
-    head_chunk: int = 1024
+    head_chunk: Length = 1024
     """Rows of logits that exist at a time."""
-    k: int = 50
+    k: Length = 50
     """Ids of the teacher's support."""
     checkpointing: bool = True
     """Recompute activations in the backward pass."""
-    threads: int = 4
+    threads: Processes = 4
     """Threads of torch on the CPU."""
     save: Path | None = None
     """Folder of the student's weights: written if it has none, else read."""
@@ -79,10 +80,6 @@ class GpuBench:
     """SGLang servers that play the weights of `--save`, measured too."""
     json: Path | None = None
     """Also write all figures here."""
-
-    def __post_init__(self) -> None:
-        for name in ("episodes", "turns", "observation", "response", "system", "micro_tokens", "head_chunk", "k"):
-            checked_int(f"--{name.replace('_', '-')}", getattr(self, name), 1)
 
     @property
     def on_cpu(self) -> bool:
@@ -445,7 +442,7 @@ def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[li
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym bench gpu`; the exit status is 1 where a check fails."""
-    bench = tyro.cli(GpuBench, args=list(argv), prog="turngym bench gpu", description=__doc__)
+    bench = read(GpuBench, argv, prog="turngym bench gpu", description=__doc__)
     import torch
 
     if not bench.on_cpu and not torch.cuda.is_available():

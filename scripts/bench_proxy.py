@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.errors import checked_int
+from turngym.envs.core.settings import Above0, Count, Length
 from turngym.scripts.bench_server import Server
+from turngym.scripts.options import read
 
 # --- Clients, and what the records must hold
 
@@ -42,11 +41,11 @@ class BenchProxy:
 
     student: Path = STUDENT
     """Folder of the model."""
-    sessions: int = 64
+    sessions: Count = 64
     """Clients that talk at the same time."""
-    turns: int = 6
+    turns: Length = 6
     """Turns of a session."""
-    seconds: float = 60.0
+    seconds: Above0 = 60.0
     """How long clients begin new sessions."""
     think: float = 0.0
     """Seconds that a client waits before each turn."""
@@ -54,10 +53,6 @@ class BenchProxy:
     """Folder of the run; a temporary one by default."""
     train: bool = True
     """Train while clients talk."""
-
-    def __post_init__(self) -> None:
-        for name in ("sessions", "turns"):
-            checked_int(f"--{name}", getattr(self, name), 1)
 
 
 @dataclass(slots=True)
@@ -163,7 +158,7 @@ def check(out: Path, tally: Tally) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs `turngym bench proxy`."""
-    config = tyro.cli(BenchProxy, args=list(argv), prog="turngym bench proxy", description=__doc__)
+    config = read(BenchProxy, argv, prog="turngym bench proxy", description=__doc__)
     if config.out is not None:
         return run_load(config, config.out)
     with tempfile.TemporaryDirectory() as folder:

@@ -31,16 +31,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import tyro
 
-from turngym.envs.core.errors import TurngymError, checked_int
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Above0, Count, Length, Range, Seed
 from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
 from turngym.scripts.bench_server import Server, started
+from turngym.scripts.options import read
 
 # --- Made-up passages and queries
 
@@ -328,30 +329,26 @@ def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally]
 class RetrievalBench:
     """What to measure."""
 
-    passages: int = 50_000
+    passages: Annotated[int, Range(3)] = 50_000
     """Passages in the index."""
-    dim: int = 384
+    dim: Length = 384
     """Dimensions of the vectors."""
-    clients: int = 64
+    clients: Count = 64
     """Clients that ask at the same time."""
-    seconds: float = 8.0
+    seconds: Above0 = 8.0
     """Length of each measurement with many clients; a single client gets a third of it."""
-    rounds: int = 2
+    rounds: Count = 2
     """How often each server is measured; servers take turns."""
     index: Path | None = None
     """Folder that keeps the index for the next call; a temporary one by default."""
     json: Path | None = None
     """Also write all figures here."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("passages", 3), ("dim", 1), ("clients", 1), ("rounds", 1), ("seed", 0)):
-            checked_int(f"--{name}", getattr(self, name), least)
+    seed: Seed = 0
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `turngym bench retrieval`; the exit status is 1 if a request failed or other passages were found."""
-    config = tyro.cli(RetrievalBench, args=list(argv), prog="turngym bench retrieval", description=__doc__)
+    config = read(RetrievalBench, argv, prog="turngym bench retrieval", description=__doc__)
     figures: dict[str, Any] = {}
     try:
         met = load_test(config, figures)

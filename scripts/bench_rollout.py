@@ -27,10 +27,12 @@ from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.protocols import Sampling
+from turngym.envs.core.settings import Count, Range, Seed, Threads
 from turngym.envs.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
+from turngym.scripts.options import read
 from turngym.trainers.plan import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
@@ -255,20 +257,16 @@ class PlayBench:
     """Folder of the model that plays."""
     episodes: int = 32
     """Episodes of a row; 0 leaves this part out."""
-    slots: tuple[int, ...] = (1, 8, 32)
+    slots: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 8, 32)
     """Environments played side by side."""
-    depths: tuple[int, ...] = (6, 24)
+    depths: Annotated[tuple[int, ...], Range(1, 10**6)] = (6, 24)
     """Turns after which episodes are cut: short and long histories."""
-    workers: tuple[int, ...] = (1, 2)
+    workers: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 2)
     """Processes of the rows with workers."""
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
-    repeats: int = 2
+    repeats: Count = 2
     """Each row is played so many times and its fastest time taken."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("episodes", 0), ("repeats", 1)):
-            checked_int(f"--play.{name}", getattr(self, name), least)
 
 
 PLAY_HEADER = [
@@ -383,18 +381,15 @@ class RolloutBench:
     """Random models of the first part; none leaves it out."""
     system: int = 150
     """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
-    observation: tuple[int, int] = (20, 30)
+    observation: Annotated[tuple[int, int], Range(1)] = (20, 30)
     """Shortest and longest observation, ids."""
-    response: tuple[int, int] = (8, 20)
+    response: Annotated[tuple[int, int], Range(1)] = (8, 20)
     """Shortest and longest response, ids."""
-    threads: int = 1
+    threads: Threads = 1
     """Threads of torch."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights and the observations."""
     play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
-
-    def __post_init__(self) -> None:
-        checked_int("--threads", self.threads, 1)
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]
@@ -425,7 +420,7 @@ def measure(name: str, config: RolloutBench) -> list[Tally]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs `turngym bench rollout`."""
-    config = tyro.cli(RolloutBench, args=list(argv), prog="turngym bench rollout", description=__doc__)
+    config = read(RolloutBench, argv, prog="turngym bench rollout", description=__doc__)
     import torch
 
     torch.set_num_threads(config.threads)

@@ -26,7 +26,7 @@ from turngym.agents.options import AgentOptions, settings_of
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.settings import Count, Length, Seed, json_object
 from turngym.envs.core.tables import print_table
 from turngym.envs.reading import Reading
 from turngym.scripts.options import list_presets, parse, say_channel
@@ -53,20 +53,20 @@ class EvalOptions:
     player: Annotated[AgentOptions, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes] = field(
         default_factory=AgentOptions
     )
-    samples: int = 4
+    samples: Count = 4
     """Episodes per task."""
     out: Path | None = None
     """Folder for results.json, trace.jsonl and config.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: int = 0
     """Episodes that may end in errors: with more the exit status is 1. They are left out of the score, beside which
     stand its bounds (all of them lost, all of them won)."""
-    limit: int | None = None
+    limit: Length | None = None
     """Play only the first so many tasks of the panel."""
-    seed: int = 0
+    seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
-    max_turns: int | None = None
+    max_turns: Length | None = None
     """Turns before an episode is cut; by default the preset's limit, else the panel's, else the environment's (50)."""
     show_admissible: Literal["on", "off"] | None = None
     """Whether every observation ends with the list of admissible actions; by default as the preset says, else not."""

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
+from turngym.envs.core.settings import Length
 from turngym.envs.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import RetrievalError
@@ -33,7 +34,7 @@ from turngym.scripts.options import run_verb
 class Build:
     """Build an index folder from a corpus; after a kill the same command goes on where it was."""
 
-    plan: tyro.conf.OmitArgPrefixes[BuildPlan]
+    plan: Annotated[BuildPlan, tyro.conf.arg(name="")]
     restart: bool = False
     """Throw an unfinished build away instead of going on with it."""
     force: bool = False
@@ -60,9 +61,9 @@ class Verify:
 class Plan:
     """What to choose for a corpus of a given size: memory, disk and time, from measured slopes."""
 
-    passages: int = 21_000_000
+    passages: Length = 21_000_000
     """Passages of the corpus."""
-    dim: int = 768
+    dim: Length = 768
     """Dimensions of the encoder."""
 
 

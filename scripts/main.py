@@ -6,14 +6,17 @@ Each verb is a module of this folder and is imported only when it is called, so 
 from __future__ import annotations
 
 import ast
+import codecs
 import contextlib
 import errno
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -74,6 +77,7 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         print(f"{command}: unknown verb {argv[0]!r}.{more}", file=sys.stderr)
         return 2
     try:
+        refuse_torchrun(argv[0])
         refuse_credentials_in(argv[1:])
         with _ending_at_once(f"{command} {argv[0]}: stopped\n"):
             module = importlib.import_module(verbs[argv[0]])
@@ -100,8 +104,48 @@ def refuse_credentials_in(argv: Sequence[str]) -> None:
         refuse_credentials(option, value if equals or not word.startswith("--") else "")
 
 
+# Only training divides its work among the processes that torchrun starts.
+DIVIDED = ("train",)
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+"""Environment variables of torchrun."""
+LEAD = 5.0
+"""Seconds that process 0 gets to say why none goes on, before torchrun ends it because another one has ended."""
+
+
+def refuse_torchrun(verb: str) -> None:
+    """Ends every process of torchrun for a verb that would play everything in each of them; process 0 says why."""
+    size = os.environ.get(WORLD_SIZE, "")
+    if verb in DIVIDED or not size.isdecimal() or int(size) < 2:
+        return
+    if os.environ.get(RANK, "0") != "0":
+        # quietly: torchrun ends it as soon as process 0 has ended
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(LEAD)
+        raise SystemExit(2)
+    raise TurngymError(
+        f"torchrun has started {size} processes, but only `turngym train` divides its work among them; run `turngym "
+        f"{verb}` without torchrun (and without {WORLD_SIZE} in the environment)"
+    )
+
+
+def write_any_path() -> None:
+    """Lets standard output take paths that are no UTF-8, as the bytes that they are, and what its encoding lacks."""
+
+    def bytes_of(error: UnicodeError) -> tuple[str | bytes, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        letters = error.object[error.start : error.end]
+        if all("\udc80" <= letter <= "\udcff" for letter in letters):
+            return letters.encode("ascii", "surrogateescape"), error.end
+        return codecs.backslashreplace_errors(error)
+
+    codecs.register_error("turngym", bytes_of)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="turngym")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
+    write_any_path()
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
         try:

@@ -27,6 +27,8 @@ from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
+from turngym.envs.core.settings import Count
+from turngym.retrieval.user_files import library_path
 from turngym.scripts.options import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
@@ -62,7 +64,7 @@ class Average:
 
     run: tyro.conf.Positional[Path]
     """Folder of a training run."""
-    last: int = 4
+    last: Count = 4
     """Checkpoints whose weights count alike."""
     evaluate: bool = True
     """Play; --no-evaluate only writes the model."""
@@ -134,7 +136,8 @@ def _write(model: Any, out: Path, *folders: Path) -> None:
     where several have them."""
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a command that was interrupted
-    model.save_pretrained(unfinished)
+    unfinished.mkdir(parents=True)
+    model.save_pretrained(library_path(unfinished))
     for folder in folders:
         for path in folder.iterdir():
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:

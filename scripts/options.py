@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
@@ -27,8 +27,9 @@ from turngym.agents.options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.settings import Setting, from_table, read_toml, settings_of
+from turngym.envs.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
 from turngym.envs.core.tables import table_text
+from turngym.retrieval.user_files import user_path
 
 T = TypeVar("T")
 CONFIG = "--config"
@@ -43,7 +44,7 @@ class Listen:
     """Address to listen on. There is no password: another than this one opens what is served to the network."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 takes a free one."""
     drain: float = 10.0
     """Seconds that accepted requests get to finish when the server is stopped."""
@@ -58,10 +59,40 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
     argv, files = pop_option(argv, CONFIG)
     check_options(cls, argv, prog=prog)
     if not files:
-        return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description))
-    path = Path(files[-1])
-    default = from_table(cls, read_toml(path), str(path), missing=tyro.MISSING)
-    return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description), default=default)
+        return read(cls, argv, prog=prog, description=_with_config(description))
+    default = from_table(cls, read_toml(files[-1]), files[-1], missing=tyro.MISSING)
+    return read(cls, argv, prog=prog, description=_with_config(description), default=default)
+
+
+def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None = None, **more: Any) -> Any:
+    """Reads an object of the settings class `kind`, or of one of a union's; `more` goes to tyro.
+
+    Every verb reads its options here: a path with `~` means the home folder, and a number has a range.
+    """
+    found = tyro.cli(kind, args=list(argv), prog=prog, description=description, **more)
+    return checked(found)
+
+
+def checked(settings: T) -> T:
+    """`settings` as people mean them. Raises SettingsError for a number that is out of its range."""
+    check_numbers(settings, flag)
+    return with_homes(settings)
+
+
+def with_homes(settings: Any) -> Any:
+    """A settings object, or a value in it, with `user_path` of every path."""
+    if isinstance(settings, Path):
+        return user_path(settings)
+    if isinstance(settings, tuple):
+        return tuple(map(with_homes, settings))
+    if not is_dataclass(settings):
+        return settings
+    changed: dict[str, Any] = {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if (new := with_homes(value)) != value:
+            changed[field.name] = new
+    return replace(settings, **changed) if changed else settings  # type: ignore[type-var]
 
 
 def check_options(
@@ -93,7 +124,7 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
 
     Returns the function's exit status.
     """
-    command: Any = tyro.cli(reduce(or_, verbs), args=list(argv), prog=prog, description=description)
+    command: Any = read(reduce(or_, verbs), argv, prog=prog, description=description)
     return verbs[type(command)](command)
 
 

@@ -24,12 +24,13 @@ from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.core.errors import TurngymError, checked_int
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Length, Seed, json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, write_prompts
+from turngym.retrieval.user_files import read_text
 from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
@@ -51,11 +52,11 @@ class ExportPrompts:
     """Gymnasium id, where no panel is named."""
     env_kwargs: str = "{}"
     """Arguments for gym.make as JSON, for example '{"split": "train"}'."""
-    limit: int | None = None
+    limit: Length | None = None
     """Only the first so many tasks."""
     channel: Literal["text", "tool"] = "text"
     """tasks: how actions are to be written, as the system message says it."""
-    seed: int = 0
+    seed: Seed = 0
     """tasks: seed of the rows; all samples of a task begin alike."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
@@ -63,8 +64,6 @@ class ExportPrompts:
 
 def export_prompts(command: ExportPrompts) -> int:
     """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
-    if command.limit is not None:
-        checked_int("--limit", command.limit, 1)
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:
@@ -140,7 +139,7 @@ class Write:
     """Gymnasium id, for example `turngym/ALFWorld-v0` or `my_package:namespace/Name-v0`."""
     out: Path
     """Folder for the manifest."""
-    version: int = 1
+    version: Length = 1
     """Version of the panel; a change of content needs a new one."""
     env_kwargs: str = "{}"
     """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
@@ -160,7 +159,7 @@ class ExportGames:
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
     env_kwargs: str = "{}"
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
-    limit: int | None = None
+    limit: Length | None = None
     """Only the first so many games."""
 
 
@@ -233,8 +232,6 @@ def _export_prompts(command: ExportPrompts) -> int:
 
 
 def _export_games(command: ExportGames) -> int:
-    if command.limit is not None:
-        checked_int("--limit", command.limit, 1)
     panel = None if command.panel is None else load_panel(command.panel)
     given = json_object("--env-kwargs", command.env_kwargs)
     if panel is not None and (plain_id(panel.env_id) != ALFWorldEnv.env_id or given):
@@ -252,7 +249,7 @@ def _export_games(command: ExportGames) -> int:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    return [line.strip() for line in read_text(path, TurngymError).split("\n") if line.strip()]
 
 
 def _data(data: str | None) -> dict[str, Any]:

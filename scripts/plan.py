@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import tyro
 
 from turngym.agents.models import base_model
-from turngym.envs.core.settings import read_toml
+from turngym.envs.core.settings import Range, read_toml
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
-from turngym.scripts.options import CONFIG, check_options, pop_option
+from turngym.retrieval.user_files import library_path
+from turngym.scripts.options import CONFIG, check_options, pop_option, read
 from turngym.trainers.plan import Estimate, ModelShape, Workload, chip_named, estimate, shape_named, shape_of, traffic
 
 
@@ -31,7 +32,7 @@ class PlanOptions:
     """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a model or an adapter."""
     teacher: str | None = "8B"
     """The same; None for algorithms without a teacher."""
-    gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    gpus: Annotated[tuple[int, ...], Range(1)] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
@@ -123,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     check_options(PlanOptions, words, prog="turngym plan")
     default = of_run(read_toml(files[-1])) if files else PlanOptions()
     description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
-    options = tyro.cli(PlanOptions, args=words, prog="turngym plan", description=description, default=default)
+    options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)
     if options.chip.upper() == "CPU" and "--gpus" not in words:
         options = replace(options, gpus=(1,))
     table = plan_table(options)
@@ -168,4 +169,4 @@ def _shape(name: str) -> ModelShape:
         return shape_named(name)
     from transformers import AutoConfig
 
-    return shape_of(AutoConfig.from_pretrained(folder))
+    return shape_of(AutoConfig.from_pretrained(library_path(folder)))

@@ -19,9 +19,10 @@ from turngym.agents.playing.environments import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
 from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_file
+from turngym.envs.core.settings import Seed
 from turngym.envs.core.trace import TraceWriter
+from turngym.scripts.options import read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class PlayOptions:
     world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
     task: str | None = None
     """Task id; by default one is drawn with --seed."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws the task."""
     out: Path | None = None
     """Trace file to which the episode is appended."""
@@ -42,14 +43,13 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    options = tyro.cli(PlayOptions, args=argv, prog="turngym play", description=(__doc__ or "").split("\n")[0])
+    options = read(PlayOptions, argv, prog="turngym play", description=(__doc__ or "").split("\n")[0])
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
 
     def say(text: str, kind: str) -> None:
         console.print(Text(text, style=styles[kind]))
 
-    checked_int("--seed", options.seed, 0)
     make = env_maker(options.world.env, **options.world.kwargs())
     task_id = options.task or _draw(make, options.seed)
     say(f"Task {task_id}", "note")

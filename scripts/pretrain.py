@@ -18,12 +18,13 @@ from turngym.agents.playing.environments import probe
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.settings import Count, Length, Seed, json_object
 from turngym.envs.core.tables import columns, table_text
+from turngym.retrieval.user_files import library_path
 from turngym.scripts.main import VERBS
-from turngym.scripts.options import sft_argv
+from turngym.scripts.options import read, sft_argv
 
 FILE = "success.json"
 
@@ -36,19 +37,19 @@ class AnyOptions:
     """Split to train on."""
     env_kwargs: str = "{}"
     """Further arguments for gym.make as JSON; an invalid action is a turn without effect unless they say otherwise."""
-    max_turns: int = 24
+    max_turns: Length = 24
     """Turns of an episode."""
     expert: str = "expert"
     """Who is imitated: the environment's expert, or another player by name."""
-    student_steps: int = 60
+    student_steps: Length = 60
     """Updates of the student."""
-    batch: int = 32
+    batch: Count = 32
     """Expert episodes per update."""
-    vocabulary_episodes: int = 256
+    vocabulary_episodes: Count = 256
     """Episodes played to learn the vocabulary, where the environment has no `phrases()`."""
     eval_split: str | None = None
     """Split on which successes are counted at the end; by default the one that was trained on."""
-    eval_episodes: int = 200
+    eval_episodes: Count = 200
     """Episodes of each player for that; 0 counts nothing."""
 
     def refuse(self, world: str) -> None:
@@ -108,22 +109,18 @@ class Pretrain:
     out: Path = Path("runs/pretrain")
     """Folder of the run; the finished model is written to `model` inside it, and what it grows from to `NAME/model`. Of
     an environment by its id, the models are `teacher/model` and `student/model`."""
-    steps: int | None = None
+    steps: Length | None = None
     """Updates, if not the recipe's; of an environment by its id 300 for a teacher."""
-    seed: int = 0
+    seed: Seed = 0
     """Added to the recipes' own seeds of weights and games."""
     resume: bool = False
     """Continue an interrupted run."""
     any: Annotated[AnyOptions, tyro.conf.arg(name="")] = field(default_factory=AnyOptions)
 
-    def __post_init__(self) -> None:
-        if self.steps is not None:
-            checked_int("--steps", self.steps, 1)
-
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym pretrain` with `argv` (without the verb itself)."""
-    options = tyro.cli(Pretrain, args=list(argv), prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
+    options = read(Pretrain, argv, prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
     if "/" in options.world:
         return _any(options)
     options.any.refuse(options.world)
@@ -252,7 +249,7 @@ def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Pa
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
-    tokenizer.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(library_path(folder)))
     world.chat.save(folder)
     write_sums(folder)
     return folder

@@ -14,19 +14,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import tyro
-
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError, checked_int
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Count, Length, Seed
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.cores import available_cores
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS
-from turngym.scripts.options import distill_argv
+from turngym.scripts.options import distill_argv, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class Quickstart:
     alfworld-smollm2, the household of a real language model, which takes most of an hour and trains with opd alone."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
-    steps: int | None = None
+    steps: Length | None = None
     """Training steps of each method, if not the world's."""
     student: Path | None = None
     """Folder of the model to train, if not the one that comes with turngym."""
@@ -48,19 +47,14 @@ class Quickstart:
     """Tasks of the evaluations, never trained on, if not the world's."""
     split: str | None = None
     """Split to train on, if not the world's; `train` takes the real games of $ALFWORLD_DATA."""
-    samples: int | None = None
+    samples: Count | None = None
     """Episodes per task of the evaluations before and after, if not the world's (4)."""
-    limit: int | None = None
+    limit: Length | None = None
     """Evaluate on the first so many tasks only, if not the world's (all)."""
     methods: tuple[str, ...] = ()
     """Algorithms to compare, if not the world's (opd and turnopd)."""
-    seed: int = 0
+    seed: Seed = 0
     """Fixes tasks and sampling."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "samples", "limit"):
-            if (value := getattr(self, name)) is not None:
-                checked_int(f"--{name}", value, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +125,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym quickstart` with `argv` (without the verb itself)."""
-    options = tyro.cli(
-        Quickstart, args=list(argv), prog="turngym quickstart", description=(__doc__ or "").split("\n")[0]
-    )
+    options = read(Quickstart, argv, prog="turngym quickstart", description=(__doc__ or "").split("\n")[0])
     plan, start, cores = Plan.of(options), time.monotonic(), available_cores()
     jobs, methods = plan.jobs(), len(plan.methods)
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes

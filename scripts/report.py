@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -31,11 +32,12 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.agents.evaluation.seeds import seed_spread
 from turngym.agents.evaluation.statistics import ScoreError, last_points, least_time, same_step
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import Table, markdown
-from turngym.scripts.options import pop_option
+from turngym.scripts.options import pop_option, read
 from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
-from turngym.scripts.report_figures import Figure, csv_text, write_figure
+from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page
 from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures, draw_summary
 from turngym.scripts.report_turns import episode_figures
 
@@ -464,7 +466,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym report` with `argv` (without the verb itself)."""
-    options = tyro.cli(Options, args=list(argv), prog="turngym report", description=(__doc__ or "").split("\n")[0])
+    options = read(Options, argv, prog="turngym report", description=(__doc__ or "").split("\n")[0])
     if not options.runs:
         raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
     runs = [load_run(spec, place) for place, spec in enumerate(options.runs)]
@@ -477,26 +479,46 @@ def main(argv: Sequence[str]) -> int:
     command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
     top = head(runs, scores, paired, options.title, command)
     print(as_markdown(top, made, drawn=False))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        if options.figure:
+    if options.out is None:
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
+    summary = options.figure
+    if options.figure:
+        try:
             draw_summary(runs, scores, options.out / "report.png")
-        _write(options, top, made)
-        print(f"written to {options.out}; open {options.out / 'report.html'} in a browser")
-    return 0
+        except TurngymError as error:
+            summary = False
+            failed.append(str(error))
+    failed += _write(options, top, made, summary=summary)
+    for line in dict.fromkeys(failed):
+        print(f"turngym report: {line}", file=sys.stderr)
+    print(f"written to {options.out}; open {options.out / 'report.html'} in a browser")
+    return 1 if failed else 0
 
 
-def _write(options: Options, top: Head, made: Sequence[Section]) -> None:
+def _write(options: Options, top: Head, made: Sequence[Section], *, summary: bool) -> list[str]:
+    """Writes the report. Returns why figures are missing in it; everything else is there all the same."""
     folder = options.out or Path()
     (folder / "data").mkdir(exist_ok=True)
     drawn: dict[str, list[str]] = {}
-    for part in (part for section in made for part in section.parts):
+    failed: list[str] = []
+
+    def written(part: Part) -> Part:
         if isinstance(part, tuple):
-            (folder / "data" / f"{part[0]}.csv").write_text(csv_text(part[1]), encoding="utf-8")
+            write_page(folder / "data" / f"{part[0]}.csv", csv_text(part[1]))
         elif isinstance(part, Figure):
-            drawn[part.name] = write_figure(part, folder, draw=options.figure)
+            try:
+                drawn[part.name] = write_figure(part, folder, draw=options.figure)
+            except TurngymError as error:
+                failed.append(str(error))
+                return replace(part, panels=(), missing=(*part.missing, str(error)))
+        return part
+
+    made = [replace(section, parts=tuple(map(written, section.parts))) for section in made]
     text = as_markdown(top, made, drawn=options.figure)
-    if options.figure:
+    if summary:
         text += "\n![Accuracy, depth, categories](report.png)\n"
-    (folder / "report.md").write_text(text, encoding="utf-8")
-    (folder / "report.html").write_text(page(top, made, drawn), encoding="utf-8")
+    write_page(folder / "report.md", text)
+    write_page(folder / "report.html", page(top, made, drawn))
+    return failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,10 @@ from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE
+from turngym.envs.core.settings import FILE, read_toml
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import iter_episodes, iter_trace
+from turngym.retrieval.user_files import named_path
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
@@ -78,9 +78,9 @@ def load_run(spec: str, place: int = 0) -> Run:
     Raises:
         TurngymError: nothing to report there.
     """
-    name, _, rest = spec.rpartition("=")
-    path = Path(rest).expanduser()
-    name = name or (path.parent.name if path.name in ("trace.jsonl", "eval") else path.stem) or str(path)
+    name, path = named_path(spec)
+    # shown in tables and figures, which know no bytes that are no text
+    name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     if path.is_file():
         return Run(name=name, place=place, config=_config(path.parent), **_nonempty(path, _evaluation(path)))
     found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
@@ -95,9 +95,16 @@ def load_run(spec: str, place: int = 0) -> Run:
     return Run(name=name, place=place, config=_config(path), **values)
 
 
+def name_of_run(path: Path) -> str:
+    """What a run in a folder, or a trace, is called where nobody named it."""
+    place = path.absolute()
+    if place.name in ("trace.jsonl", "eval"):
+        return place.parent.name or str(place)
+    return place.name.removesuffix(".jsonl") or str(place)
+
+
 def _config(folder: Path) -> dict[str, Any]:
-    # not by `read_toml`, which leaves out where the numbers came from
-    return tomllib.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else {}
+    return read_toml(folder / FILE, provenance=True) if (folder / FILE).is_file() else {}
 
 
 def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:

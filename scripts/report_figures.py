@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,11 @@ RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "turngym",
     "font.family": "sans-serif",
+    # a dollar sign in the name of a run is no formula
+    "text.parse_math": False,
 }
+BACKEND = "MPLBACKEND"
+"""Environment variable with which a notebook, or a user, chooses where pyplot draws; matplotlib reads it on import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,11 @@ def number(value: Any) -> str:
     return "" if not math.isfinite(value) else str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
+def write_page(path: Path, text: str) -> None:
+    """Writes what people read. Names and paths may have bytes that are no UTF-8; they are shown as `\\udcff`."""
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
 def csv_text(table: Table) -> str:
     """The table as CSV, header first."""
     page = io.StringIO()
@@ -95,67 +107,103 @@ def csv_text(table: Table) -> str:
 
 
 @contextmanager
-def plotting() -> Iterator[Any]:
-    """pyplot in the report's style. Raises TurngymError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise TurngymError(
-            "figures need matplotlib: pip install 'turngym[train]'; reports go without by --no-figure"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def plotting(what: str) -> Iterator[None]:
+    """Lets `what` be drawn in the report's style, whatever the user's settings of matplotlib say.
 
-    with matplotlib.rc_context(RC):
-        yield pyplot
+    Nothing here asks for pyplot or its backend. Raises TurngymError without matplotlib, and where drawing fails.
+    """
+    with _plain_import():
+        try:
+            import matplotlib
+        except ImportError as error:
+            raise TurngymError(
+                "figures need matplotlib: pip install 'turngym[train]'; reports go without by --no-figure"
+            ) from error
+        # a matplotlibrc that cannot be read
+        except Exception as error:
+            raise TurngymError(f"matplotlib cannot be imported: {_first_line(error)}") from error
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # letters that no font here has are drawn as boxes
+        warnings.simplefilter("ignore")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        try:
+            yield
+        except Exception as error:
+            raise TurngymError(f"{what} could not be drawn: {_first_line(error)}") from error
+
+
+@contextmanager
+def _plain_import() -> Iterator[None]:
+    """Without the user's backend: matplotlib refuses to be imported where it does not know its name."""
+    backend = os.environ.pop(BACKEND, None)
+    before = "matplotlib" in sys.modules
+    try:
+        yield
+    finally:
+        if backend is not None:
+            os.environ[BACKEND] = backend
+            # what the user draws later in this process goes where the user wants it
+            if not before and (matplotlib := sys.modules.get("matplotlib")) is not None:
+                with suppress(ValueError):
+                    matplotlib.rcParams["backend"] = backend
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
 
 
 def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str]:
-    """Write `data/NAME.csv`, and with `draw` `figures/NAME.png` and `.svg`; returns each panel as inline SVG."""
+    """Write `data/NAME.csv`, and with `draw` `figures/NAME.png` and `.svg`; returns each panel as inline SVG.
+
+    Raises TurngymError where a panel cannot be drawn; the numbers are written then.
+    """
     for name in ("figures", "data") if draw else ("data",):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "data" / f"{figure.name}.csv").write_text(csv_text(figure.table), encoding="utf-8")
+    write_page(folder / "data" / f"{figure.name}.csv", csv_text(figure.table))
     if not figure.panels or not draw:
         return []
     save_panels(figure.panels, *(folder / "figures" / f"{figure.name}{suffix}" for suffix in (".png", ".svg")))
-    with plotting() as pyplot:
-        return [_inline(pyplot, panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
+    with plotting(figure.title):
+        return [_inline(panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
 
 
 def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> None:
-    """Draws panels in `columns` and writes them to PNG and SVG files. Raises TurngymError without matplotlib.
+    """Draws panels in `columns` and writes them to PNG and SVG files. Raises TurngymError as `plotting` does.
 
     A single panel leaves half of the width empty: so letters are of one size in all figures of a page.
     """
-    with plotting() as pyplot:
-        drawn = _draw(pyplot, panels, columns)
+    with plotting(paths[0].name):
+        drawn = _draw(panels, columns)
         for path in paths:
             drawn.savefig(path, dpi=140, metadata=_metadata(path.suffix))
-        pyplot.close(drawn)
 
 
-def _draw(pyplot: Any, panels: Sequence[Panel], columns: int) -> Any:
+def _draw(panels: Sequence[Panel], columns: int) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
     rows = -(-len(panels) // columns)
     width, height = PANEL
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
-    )
+    figure = Canvas(figsize=(width * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for panel, axis in zip(panels, axes.flat, strict=False):
         panel.draw(axis)
         axis.set_title(panel.title, loc="left")
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     # once: every saving would find the same places again, which takes longer than to draw
-    figure.get_layout_engine().execute(figure)
+    engine: Any = figure.get_layout_engine()
+    engine.execute(figure)
     figure.set_layout_engine(None)
     return figure
 
 
-def _inline(pyplot: Any, panel: Panel, prefix: str) -> str:
+def _inline(panel: Panel, prefix: str) -> str:
     """One panel as an SVG element for a page: ids of its own, colors of the page's theme."""
-    drawn, page = _draw(pyplot, [panel], columns=1), io.StringIO()
+    drawn, page = _draw([panel], columns=1), io.StringIO()
     drawn.savefig(page, format="svg", metadata=_metadata(".svg"))
-    pyplot.close(drawn)
     text = page.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -19,6 +19,7 @@ import tyro
 from turngym.agents.evaluation.packed import differences, pack_result, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Length
 from turngym.scripts.options import run_verb
 from turngym.scripts.result_table import as_markdown, write_table
 
@@ -54,7 +55,7 @@ class Check:
     agent: str | None = None
     """Also let this agent play (model:FOLDER, ...) and compare its responses: who has the model can tell whether it
     chose these actions."""
-    tasks: int | None = None
+    tasks: Length | None = None
     """--agent: play only the first so many tasks."""
 
 

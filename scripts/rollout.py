@@ -19,6 +19,7 @@ from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import AgentOptions, settings_of
 from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.servers.client import PolicyServer
+from turngym.envs.core.settings import Count, Length, Seed
 from turngym.envs.core.tables import print_table
 from turngym.scripts.options import list_presets, parse, say_channel
 
@@ -42,15 +43,15 @@ class RolloutOptions:
     workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     task: tuple[str, ...] = ()
     """Task ids; by default --tasks of them are taken."""
-    tasks: int = 10
+    tasks: Count = 10
     """How many tasks, if none are named."""
     draw: bool = False
     """Draw the tasks with --seed instead of taking the first ones."""
-    samples: int = 1
+    samples: Count = 1
     """Episodes per task."""
-    seed: int = 0
+    seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""
-    depth: int | None = None
+    depth: Length | None = None
     """End every episode after so many turns as `truncated_depth`."""
 
 

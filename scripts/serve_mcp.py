@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -21,9 +21,9 @@ from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
-from turngym.scripts.options import Listen
+from turngym.envs.core.settings import Above0, Count, Length, Seed
+from turngym.scripts.options import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,26 +40,26 @@ class ServeMcp:
     transport: Literal["stdio", "http"] = "stdio"
     """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes, at
     http://HOST:PORT/mcp."""
-    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=8020))
-    clients: int = 64
+    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=8020))
+    clients: Count = 64
     """Most episodes that are open at a time."""
-    idle: float = 900.0
+    idle: Above0 = 900.0
     """http: seconds without a call after which an episode ends."""
     client_keys: Path | None = None
     """http: file with a line for each client, its name and its key. Episodes are then its own, and it may have an equal
     part of --clients open. Without it all clients are one, and an episode is known by its name alone."""
-    limit: int | None = None
+    limit: Length | None = None
     """Only the first so many tasks of the panel."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the episodes, as that of `turngym eval`."""
-    max_turns: int | None = None
+    max_turns: Length | None = None
     """Turns before an episode is cut; by default the environment's own limit."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
 
 
 def main(argv: Sequence[str]) -> int:
-    config = tyro.cli(ServeMcp, args=list(argv), prog="turngym serve mcp", description=__doc__)
+    config = read(ServeMcp, argv, prog="turngym serve mcp", description=__doc__)
     need("mcp.server.mcpserver", "turngym serve mcp (mcp 2)", "mcp")
     keys = ClientKeys.of(None, config.client_keys)
     episodes = open_episodes(config, keys)
@@ -71,9 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def open_episodes(config: ServeMcp, keys: ClientKeys) -> Episodes:
-    """The episodes of the chosen panel. Raises TurngymError for limits that leave nothing."""
-    if config.clients < 1 or not config.idle > 0:
-        raise TurngymError(f"--clients is {config.clients}, --idle {config.idle:g}; both must be more than 0")
+    """The episodes of the chosen panel."""
     sessions = PanelSessions.of(
         config.panel,
         channel="tool",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
 import tyro
 
@@ -20,7 +21,9 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
-from turngym.scripts.options import Listen
+from turngym.envs.core.settings import Count
+from turngym.retrieval.user_files import library_path, user_path
+from turngym.scripts.options import Listen, read
 from turngym.trainers.adapters.openenv import app
 
 
@@ -28,16 +31,16 @@ from turngym.trainers.adapters.openenv import app
 class ServeOpenEnv:
     """What to serve, and where."""
 
-    world: tyro.conf.OmitArgPrefixes[EnvOptions] = field(default_factory=EnvOptions)
+    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
-    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=Listen)
-    clients: int = 64
+    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=Listen)
+    clients: Count = 64
     """Most clients at a time; each plays its own episode."""
 
 
 def main(argv: Sequence[str]) -> int:
-    config = tyro.cli(ServeOpenEnv, args=list(argv), prog="turngym serve openenv", description=__doc__)
+    config = read(ServeOpenEnv, argv, prog="turngym serve openenv", description=__doc__)
     need("openenv", "turngym serve openenv", "openenv")
     sessions = open_sessions(config)
     try:
@@ -58,7 +61,7 @@ def open_sessions(config: ServeOpenEnv) -> SessionPool:
         return SessionPool.of(config.world.env, None, ChatSettings(), **make)
     transformers = need("transformers", "--model", "train")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(user_path(config.model)))
     except (OSError, ValueError) as error:
         raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
     return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)

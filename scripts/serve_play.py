@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.errors import TurngymError, checked_int
-from turngym.scripts.options import Listen
+from turngym.envs.core.settings import Above0, Count, Seed, Threads
+from turngym.scripts.options import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +30,19 @@ class ServePlay:
     """Agents to watch beside the expert and the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
     out: Path | None = None
     """Trace file to which games are appended; by default nothing is recorded."""
-    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=3001))
-    games: int = 64
+    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=3001))
+    games: Count = 64
     """Games at a time; the one left alone longest makes room."""
-    idle: float = 1800.0
+    idle: Above0 = 1800.0
     """Seconds without a click after which a game ends."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the tasks that are drawn at random; by default another order every time."""
-    threads: int = 8
+    threads: Threads = 8
     """Requests in work at the same time."""
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(tyro.cli(ServePlay, args=list(argv), prog="turngym serve play", description=__doc__))
+    return serve(read(ServePlay, argv, prog="turngym serve play", description=__doc__))
 
 
 def serve(config: ServePlay) -> int:
@@ -49,11 +50,6 @@ def serve(config: ServePlay) -> int:
     from turngym.agents.play_web import PlaySettings, create_app
     from turngym.envs.visitors import Recorder
 
-    for name, value in (("games", config.games), ("threads", config.threads), ("idle", config.idle)):
-        if value < 1:
-            raise TurngymError(f"--{name} is {value}; it must be at least 1")
-    if config.seed is not None:
-        checked_int("--seed", config.seed, 0)
     recorder = None if config.out is None else Recorder(config.out)
     settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:

@@ -19,13 +19,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-import tyro
-
 from turngym.agents.model_server import DIALECTS, ServePolicy, describe, device, installed, process
+from turngym.scripts.options import read
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(tyro.cli(ServePolicy, args=list(argv), prog="turngym serve policy", description=__doc__))
+    return serve(read(ServePolicy, argv, prog="turngym serve policy", description=__doc__))
 
 
 def serve(config: ServePolicy) -> int:

@@ -21,12 +21,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
 from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.envs.core.errors import TurngymError
+from turngym.scripts.options import read
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -51,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> ServeProxy:
     """Options from the command line; a setting outside its range is explained, and the exit status is 2."""
-    return tyro.cli(ServeProxy, args=list(argv), prog="turngym serve proxy", description=__doc__)
+    return read(ServeProxy, argv, prog="turngym serve proxy", description=__doc__)
 
 
 def serve(config: ServeProxy) -> int:

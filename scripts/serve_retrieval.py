@@ -17,14 +17,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 import tyro
 
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_front
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Count, Processes, Threads
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.wire import ServerSettings
-from turngym.scripts.options import Listen
+from turngym.scripts.options import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +38,22 @@ class ServeRetrieval:
     rerank: str | None = None
     """Order the best hits again: `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
     which needs no model."""
-    rerank_depth: int = 20
+    rerank_depth: Count = 20
     """How many hits are ordered again, where a request does not ask for more."""
     device: str = "cpu"
     """Device of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
-    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=Listen)
-    threads: int = RETRIEVAL_THREADS
+    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=Listen)
+    threads: Threads = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
-    processes: int = 1
+    processes: Processes = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
-    settings: tyro.conf.OmitArgPrefixes[ServerSettings] = field(default_factory=ServerSettings)
+    settings: Annotated[ServerSettings, tyro.conf.arg(name="")] = field(default_factory=ServerSettings)
 
 
 def main(argv: Sequence[str]) -> int:
     try:
-        return serve(tyro.cli(ServeRetrieval, args=list(argv), prog="turngym serve retrieval", description=__doc__))
+        return serve(read(ServeRetrieval, argv, prog="turngym serve retrieval", description=__doc__))
     except RetrievalError as error:
         raise TurngymError(str(error)) from error
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.errors import TurngymError, checked_int
-from turngym.scripts.options import Listen
+from turngym.envs.core.settings import Above0, Count, Seed, Threads
+from turngym.scripts.options import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +41,19 @@ class ServeWebshop:
     """Let the browser load pictures from where the shop's data says."""
     out: Path | None = Path("webshop-sessions.jsonl")
     """Trace file to which visits are appended; None records nothing."""
-    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=3000))
-    visits: int = 256
+    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=3000))
+    visits: Count = 256
     """People in the shop at a time; who was away longest makes room."""
-    idle: float = 3600.0
+    idle: Above0 = 3600.0
     """Seconds without a click after which a visit ends."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the goals that are drawn at random; by default another order every time."""
-    threads: int = 8
+    threads: Threads = 8
     """Requests in work at the same time."""
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(tyro.cli(ServeWebshop, args=list(argv), prog="turngym serve webshop", description=__doc__))
+    return serve(read(ServeWebshop, argv, prog="turngym serve webshop", description=__doc__))
 
 
 def serve(config: ServeWebshop) -> int:
@@ -82,14 +82,9 @@ def serve(config: ServeWebshop) -> int:
 
 
 def settings_of(config: ServeWebshop) -> Any:
-    """The settings of the pages in `config`. Raises TurngymError for limits below 1."""
+    """The settings of the pages in `config`."""
     from turngym.envs.webshop.web import VisitLimits, WebSettings
 
-    for name, value in (("visits", config.visits), ("threads", config.threads), ("idle", config.idle)):
-        if value < 1:
-            raise TurngymError(f"--{name} is {value}; it must be at least 1")
-    if config.seed is not None:
-        checked_int("--seed", config.seed, 0)
     return WebSettings(
         split=config.split,
         compat=config.compat,

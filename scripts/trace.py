@@ -25,11 +25,14 @@ from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records,
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Length, Port
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
 from turngym.envs.spaces import printable
+from turngym.retrieval.user_files import named_path
 from turngym.scripts.options import run_verb
+from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, write_page
 from turngym.scripts.trace_picture import Picture, picture
 from turngym.scripts.trace_prompt import Prompts
@@ -162,7 +165,7 @@ class Select:
     """Only tasks whose id contains this text."""
     verdict: Repeated[tuple[Verdict, ...]] = ()
     """Only episodes with at least one turn judged like this (repeat the option for several)."""
-    limit: int | None = None
+    limit: Length | None = None
     """Stop after this many episodes."""
 
     def takes(self, episode: Episode) -> bool:
@@ -270,7 +273,7 @@ class View:
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played, by the config.toml
     beside the trace."""
-    port: int = 8321
+    port: Port = 8321
     """Port on this machine; 0 takes a free one. Only this machine can connect."""
     browser: bool = False
     """Open the page in a browser."""
@@ -295,9 +298,8 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
         raise TurngymError("no trace file was given; name one or more files of JSON lines")
     runs: dict[str, TraceIndex] = {}
     for spec in files:
-        name, _, rest = spec.rpartition("=")
-        path = Path(rest).expanduser()
-        name = name or (path.parent.name if path.name == "trace.jsonl" else path.stem)
+        name, path = named_path(spec)
+        name = name or name_of_run(path)
         if name in runs:
             raise TurngymError(f"two files are called {name!r}; tell them apart with NAME=PATH")
         runs[name] = index_trace(path, lambda count: print(f"{count:,} episodes indexed", file=sys.stderr))
@@ -327,7 +329,7 @@ class Print:
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts; by default that of the model that played, by the config.toml beside the
     trace."""
-    width: int = 2000
+    width: Length = 2000
     """Longest text printed of one observation or response, in characters."""
 
 
@@ -438,7 +440,8 @@ def _parquet(command: Parquet) -> int:
     with (
         trace_errors(command.out, "nothing was written"),
         written_whole(command.out) as scratch,
-        pq.ParquetWriter(scratch, schema) as writer,
+        scratch.open("wb") as file,
+        pq.ParquetWriter(file, schema) as writer,
     ):
         while rows := list(islice(all_rows, _ROWS_PER_WRITE)):
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))

@@ -15,6 +15,7 @@ import tyro
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Above0, Length
 from turngym.envs.core.trace import iter_episodes
 from turngym.envs.spaces import printable
 
@@ -51,11 +52,11 @@ class Picture:
     """Task id; by default the first episode that was won."""
     sample: int = 0
     """--task: which of its episodes."""
-    seconds: float = 1.6
+    seconds: Above0 = 1.6
     """How long a frame stays."""
-    rows: int = 18
+    rows: Length = 18
     """Lines of text that are seen at a time."""
-    width: int = 88
+    width: Length = 88
     """Characters of a line."""
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
 from turngym.envs.guard import listed
+from turngym.retrieval.user_files import library_path, user_path
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids, special tokens included."""
@@ -30,7 +31,7 @@ def load_decoder(folder: str | Path) -> Decode:
     except ImportError as error:
         raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(library_path(user_path(folder)))
     except (OSError, ValueError) as error:
         raise TurngymError(f"no tokenizer can be loaded from {str(folder)!r}: {error}") from error
     return lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
@@ -64,8 +65,8 @@ class Prompts:
         settings = settings_beside(trace)
         kind, _, folder = str(settings.get("agent", "")).partition(":")
         folder = folder if kind == "model" else str(settings.get("student", ""))
-        if tokenizer is None and folder and (Path(folder).expanduser() / "tokenizer_config.json").is_file():
-            tokenizer = str(Path(folder).expanduser())
+        if tokenizer is None and folder and (user_path(folder) / "tokenizer_config.json").is_file():
+            tokenizer = str(user_path(folder))
         decode = None if tokenizer is None else load_decoder(tokenizer)
         return cls(decode=decode, memory=settings.get("memory"), preset=settings.get("preset"))
 

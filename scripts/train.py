@@ -21,7 +21,7 @@ import tyro
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
-from turngym.scripts.options import CONFIG, check_options, pop_option, section, width
+from turngym.scripts.options import CONFIG, check_options, checked, pop_option, section, width
 
 try:
     from turngym.scripts.options import list_presets
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         parts.append((field_name, kind, field() if default is None else field(default=default)))
     flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
     found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", add_help=False)
-    return _assembled(cls, name, {group.path: getattr(found, field_name) for field_name, group in groups.items()})
+    return checked(_assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()}))
 
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Count, Length, Range, Seed
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
@@ -28,7 +29,7 @@ class OptimizerConfig:
     """What the learning rate does after warm-up; linear and cosine fall to zero at the last step."""
     lr_warmup: int = 0
     """Steps over which the learning rate rises linearly to `lr`."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Range(most=1)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.01
     """Decoupled weight decay."""
@@ -36,9 +37,9 @@ class OptimizerConfig:
     """AdamW's epsilon."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 leaves them as they are."""
-    ppo_epochs: int = 1
+    ppo_epochs: Count = 1
     """How many times a collected batch is used."""
-    minibatches: int = 1
+    minibatches: Count = 1
     """Optimizer updates per pass; each takes an equal share of the episodes."""
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class OptimizerConfig:
 class DistillConfig:
     """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
 
-    top_k: int = 50
+    top_k: Length = 50
     """Size of the support K on which student and teacher are compared."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
     """Mass outside the support: one more bin, ignored, or both sides renormalized over the support."""
@@ -89,9 +90,9 @@ class LmLossConfig:
     """Column of parquet files."""
     coef: float = 1.0
     """Weight of the term (lambda)."""
-    documents: int = 8
+    documents: Count = 8
     """Documents per update."""
-    max_length: int = 512
+    max_length: Length = 512
     """Tokens after which a document is cut."""
     mean: Literal["token", "document"] = "token"
     """Mean over all tokens of the step's documents, or (literal) over documents, each with the sum of its tokens."""
@@ -131,13 +132,13 @@ DEPTH = 50
 class RunConfig:
     """What the loop does, whichever algorithm it runs."""
 
-    steps: int = 100
+    steps: Length = 100
     """Training steps K_total."""
-    episodes: int = 64
+    episodes: Count = 64
     """Episodes collected per step (tasks x n with n = 1)."""
     temperature: float = 1.0
     """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
-    max_turns: int | None = None
+    max_turns: Length | None = None
     """Full depth of an episode, also in evaluations, where it goes before a panel's own limit; by default as the preset
     says, else what the environment was registered with, else 50."""
     reward: str | None = None
@@ -152,17 +153,17 @@ class RunConfig:
     reference_rate: float = 1.0
     """What --reference-every mixes in: reference + rate (student - reference). Below 1, with --reference-every 1, the
     reference is a moving average of the student."""
-    seed: int = 0
+    seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
     eval_every: int = 10
     """Steps between evaluations (the first is before step 1, the last after the last step); 0 for none."""
     checkpoint_every: int = 10
     """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many checkpoints stay on disk."""
-    micro_tokens: int = 8192
+    micro_tokens: Length = 8192
     """Padded tokens per forward and backward pass; changes memory and speed, not the result."""
-    head_chunk: int = 1024
+    head_chunk: Length = 1024
     """Positions that go through the LM head at a time; changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
     """Compute forward passes of the update in bfloat16 with float32 weights; log-probabilities stay float32. `-body`

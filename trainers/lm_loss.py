@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
+from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.config import LmLossConfig
 from turngym.trainers.lm_head import project
@@ -44,17 +45,13 @@ def read_texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
 
 def _paragraphs(path: Path) -> Iterator[str]:
     lines: list[str] = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            # one empty line more ends the last document
-            for line in chain(file, [""]):
-                if line.strip():
-                    lines.append(line)
-                elif lines:
-                    yield "".join(lines).strip()
-                    lines = []
-    except UnicodeDecodeError as error:
-        raise TextError(f"{path} is not UTF-8 text: {error}") from error
+    # one empty line more ends the last document
+    for line in chain(text_lines(path, TextError), [""]):
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            yield "".join(lines).strip()
+            lines = []
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -62,7 +59,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise TextError(f"{path}: parquet needs pip install 'turngym[parquet]'") from error
-    file = parquet.ParquetFile(path)
+    file = parquet.ParquetFile(path.open("rb"))
     if column not in file.schema_arrow.names:
         raise TextError(f"{path} has no column {column!r}; its columns are {', '.join(file.schema_arrow.names)}")
     for batch in file.iter_batches(batch_size=256, columns=[column]):

@@ -13,6 +13,8 @@ from torch import Tensor
 from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash
+from turngym.envs.core.settings import Length
+from turngym.retrieval.user_files import library_path
 from turngym.trainers.config import ConfigError
 
 NAME = "default"
@@ -25,7 +27,7 @@ class LoraConfig:
 
     rank: int = 0
     """Rank of the adapters; 0 trains all weights. LoRA wants about ten times the learning rate."""
-    alpha: int = 32
+    alpha: Length = 32
     """What the adapters compute is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get one, linear layers or embeddings (q_proj v_proj ...); none named: all linear layers
@@ -144,5 +146,7 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    save_file({f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}, folder / ADAPTER_WEIGHTS)
+    save_file(
+        {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}, library_path(folder) / ADAPTER_WEIGHTS
+    )
     model.peft_config[NAME].save_pretrained(str(folder))

@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import json
 import math
 import os
+import secrets
+import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import written_whole
+from turngym.retrieval.user_files import library_path
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Shows numbers of a run somewhere."""
+    """Shows numbers of a run somewhere.
+
+    What it shows after a kill and `--resume` is what metrics.jsonl has, each step once. Some sinks can be cleared when
+    a run is resumed, and are given the rows again. Others only ever grow (`grows`), and count their steps: those get a
+    row once a checkpoint holds it, so that no resumed run writes it twice.
+    """
 
     write: Callable[[Mapping[str, Any]], object]
     """One row: `step`, `kind`, numbers, lists of numbers."""
     close: Callable[[], object]
+    again: Callable[[Mapping[str, Any]], bool] = lambda row: False
+    """Whether a row of the file must be written again when the run is resumed."""
+    grows: bool = False
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The single numbers of a row, without its step."""
-    # lists (numbers by turn) have no place in a curve; metrics.jsonl keeps them
-    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
+    """The single numbers of a row, without its step; each is of one row of a step."""
+    # lists (numbers by turn) have no place in a curve; metrics.jsonl keeps them, and the time of an evaluation
+    known = {"step"} if row["kind"] == "train" else {"step", "time/train_s"}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in known and isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
-def tensorboard_sink(folder: Path, step: int) -> Sink | None:
-    """Scalars in `folder/tensorboard`, where those after `step` are hidden; None where tensorboard is missing."""
+def tensorboard_sink(folder: Path, step: int | None) -> Sink | None:
+    """Scalars in `folder/tensorboard`; None where tensorboard is missing.
+
+    `step` is that of the checkpoint from which a run goes on: what an earlier process wrote from there on is hidden, as
+    an evaluation after that step may have been. None for a run that begins.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+    place = folder / "tensorboard"
+    place.mkdir(exist_ok=True)
+    writer = SummaryWriter(str(library_path(place)), purge_step=step)
 
     def write(row: Mapping[str, Any]) -> None:
         for name, value in scalars(row).items():
             writer.add_scalar(name, value, row["step"])
+        # else a killed process takes up to ten rows with it
+        writer.flush()
 
-    return Sink(write, writer.close)
+    return Sink(write, writer.close, lambda row: step is not None and row["step"] >= step)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -55,16 +80,33 @@ def check_trackers(names: Sequence[str]) -> None:
             raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
 
 
-def tracker_sink(name: str, folder: Path, project: str) -> Sink:
-    """A run of `wandb` or `trackio`, named after `folder`; the same folder continues its run."""
-    package = importlib.import_module(name)
+def wandb_sink(folder: Path, project: str, run_id: str) -> Sink:
+    """A run of Weights & Biases, named after `folder`."""
+    wandb = importlib.import_module("wandb")
     where = folder.resolve()
-    # trackio knows a run by its name alone; wandb wants an id, and then takes any name
-    more = {}
-    if name == "wandb":
-        more = {"id": hashlib.sha256(str(where).encode()).hexdigest()[:16], "dir": str(where)}
-    run = package.init(project=project, name=where.name, resume="allow", **more)
-    return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish)
+    place = library_path(where)
+    run = wandb.init(project=project, name=shown(where.name), id=run_id, dir=str(place), resume="allow")
+    offline = bool(getattr(run, "offline", False))
+    if offline:
+        # every process of a run writes a folder of its own, and the newest has all rows
+        for old in (place / "wandb").glob(f"offline-run-*-{run_id}"):
+            if old.resolve() != Path(run.dir).resolve().parent:
+                shutil.rmtree(old)
+    return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish, lambda row: offline, not offline)
+
+
+def trackio_sink(folder: Path, project: str, run_id: str) -> Sink:
+    """A run of trackio, named after `folder` and `run_id`, since trackio knows a run by its name alone."""
+    trackio = importlib.import_module("trackio")
+    name = f"{shown(folder.resolve().name)}-{run_id[:6]}"
+    remote = any(os.environ.get(variable) for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"))
+    if not remote:
+        importlib.import_module("trackio.sqlite_storage").SQLiteStorage.delete_run(project, name)
+    run = trackio.init(project=project, name=name, resume="allow")
+    return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish, lambda row: not remote, remote)
+
+
+TRACKERS = {"wandb": wandb_sink, "trackio": trackio_sink}
 
 
 FILE = "metrics.jsonl"
@@ -211,6 +253,10 @@ def known_metric(name: str) -> bool:
     return name in METRICS or name in SOME_METRICS or name.startswith(OPEN_NAMES)
 
 
+TRACKED = "trackers.json"
+"""What trackers know of the run in this folder: its id, and how many rows those that only grow were given."""
+
+
 @dataclass(slots=True)
 class MetricsLog:
     """Appends rows to `folder/metrics.jsonl`, flushed line by line, and hands them to the sinks that `open` opens."""
@@ -221,7 +267,10 @@ class MetricsLog:
     others: Sequence[str] = ()
     """Further sinks by name: wandb, trackio."""
     project: str = "turngym"
-    _sinks: list[Sink] = field(default_factory=list, init=False)
+    _sinks: dict[str, Sink] = field(default_factory=dict, init=False)
+    _waiting: dict[str, deque[Row]] = field(default_factory=dict, init=False)
+    """Rows that sinks which only grow have not been given yet."""
+    _tracked: dict[str, Any] = field(default_factory=dict, init=False)
 
     def truncate(self, step: int, evaluated: int) -> None:
         """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
@@ -238,22 +287,63 @@ class MetricsLog:
             os.replace(scratch, path)
 
     def open(self, step: int) -> None:
-        """Start writing after `step`; tensorboard hides what an earlier process wrote beyond it."""
-        if self.tensorboard and (board := tensorboard_sink(self.folder, step)) is not None:
-            self._sinks.append(board)
+        """Start writing after `step`; sinks then show what the file has, whatever an earlier process gave them."""
+        path = self.folder / TRACKED
+        begun = (self.folder / FILE).exists()
+        if self.others:
+            self._tracked = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            # of a run and not of its folder, in which there may have been another one
+            self._tracked.setdefault("id", secrets.token_hex(8))
+            self._note()
+        if self.tensorboard and (board := tensorboard_sink(self.folder, step if begun else None)) is not None:
+            self._sinks["tensorboard"] = board
         for name in self.others:
-            self._sinks.append(tracker_sink(name, self.folder, self.project))
+            self._sinks[name] = TRACKERS[name](self.folder, self.project, self._tracked["id"])
+        self._waiting = {name: deque() for name, sink in self._sinks.items() if sink.grows}
+        for number, row in enumerate(iter_metrics(self.folder) if begun else ()):
+            for name, sink in self._sinks.items():
+                if sink.again(row):
+                    sink.write(row)
+                elif sink.grows and number >= self._tracked.get(name, 0):
+                    self._waiting[name].append(row)
 
     def write(self, row: Row) -> None:
         """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(_line(row))
-        for sink in self._sinks:
-            sink.write(row)
+        for name, sink in self._sinks.items():
+            if sink.grows:
+                self._waiting[name].append(row)
+            else:
+                sink.write(row)
+
+    def saved(self, step: int, *, ended: bool = False) -> None:
+        """A checkpoint holds `step`: rows before it will not be written again, nor that of `step` if the run `ended`.
+
+        Sinks that only grow get them. The row of `step` waits for the evaluation after it, as a resumed run may have to
+        play that, and Weights & Biases takes no step twice.
+        """
+        for name, waiting in self._waiting.items():
+            given = 0
+            while waiting and (waiting[0]["step"] < step or ended):
+                self._sinks[name].write(waiting.popleft())
+                given += 1
+            if given:
+                self._tracked[name] = self._tracked.get(name, 0) + given
+                self._note()
 
     def close(self) -> None:
         while self._sinks:
-            self._sinks.pop().close()
+            self._sinks.popitem()[1].close()
+
+    def _note(self) -> None:
+        with written_whole(self.folder / TRACKED) as scratch:
+            scratch.write_text(json.dumps(self._tracked) + "\n", encoding="utf-8")
+
+
+def shown(name: str) -> str:
+    """The name of a folder for libraries that take text: bytes that are none as `\\udcff`."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _line(row: Row) -> str:

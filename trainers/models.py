@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE
+from turngym.retrieval.user_files import library_path
 
 
 def tiny_qwen3(
@@ -72,7 +73,8 @@ def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor]
     """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
     # those of an older model would not fit
     (Path(path) / FILE).unlink(missing_ok=True)
-    model.save_pretrained(str(path), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
+    Path(path).mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(str(library_path(path)), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
 
 
 def backbone(model: Any) -> nn.Module:

@@ -14,11 +14,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
 from turngym.envs.core.errors import ModelError, TurngymError, did_you_mean
+from turngym.envs.core.settings import Count, Length, Range, Share
 
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 
@@ -328,17 +329,17 @@ def chip_named(name: str) -> Chip:
 class Workload:
     """What one training step does."""
 
-    episodes: int = 64
+    episodes: Count = 64
     """Per step, all GPUs together."""
-    turns: int = 30
+    turns: Length = 30
     """Of an episode."""
     observation: int = 150
     """Tokens that an environment adds per turn, template included."""
     response: int = 100
     """Tokens that the policy samples per turn."""
-    micro_tokens: int = 8192
+    micro_tokens: Length = 8192
     """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone)."""
-    head_chunk: int = 1024
+    head_chunk: Length = 1024
     """Rows of logits that exist at a time."""
     checkpointing: bool = True
     """Recompute activations."""
@@ -346,7 +347,7 @@ class Workload:
     """Of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
     lora_rank: int = 0
     """Of adapters on every linear layer but the head; 0 trains all weights."""
-    slots: int = 64
+    slots: Count = 64
     """Episodes that a process plays side by side at most."""
     rollout_dtype: Dtype = "float32"
     """Of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
@@ -356,13 +357,13 @@ class Workload:
     """Divide the teacher over the GPUs; each holds all of it while it scores."""
     eval_episodes: int = 536
     """Of one evaluation (tasks times samples); each process plays its share."""
-    compute_share: float = 0.4
+    compute_share: Annotated[float, Range(above=True, most=1)] = 0.4
     """Of the chip's peak that forward and backward passes reach."""
-    decode_share: float = 0.5
+    decode_share: Annotated[float, Range(above=True, most=1)] = 0.5
     """Of the memory's bandwidth that decoding reaches."""
     start_us: float = 15.0
     """Microseconds for Python and torch to start one operation of the local engine; 0 if a server plays."""
-    reserve: float = 0.1
+    reserve: Share = 0.1
     """Of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.settings import FILE, read_toml, write_config
+from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.collecting import DatasetCollect
@@ -229,7 +230,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         )
 
     def save_extra(folder: Path) -> None:
-        tokenizer.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(library_path(folder)))
         rollouts.settings.save(folder)
 
     return Trainer(
@@ -259,7 +260,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     model, tokenizer = load_student(models.student, models.dtype, models.device)
     if config.lora.rank:
         # absolute, for whoever reads the adapter stands elsewhere
-        add_adapters(model, config.lora, base=str(Path(models.student).expanduser().resolve()), seed=seed)
+        add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
     if config.stale.staleness:
         own = frozen_copy(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError
@@ -23,6 +25,8 @@ from turngym.trainers.train_config import RolloutConfig, TrainConfig
 T = TypeVar("T")
 ARGUMENT = "env."
 """Before the name of an argument for gym.make in `--also`."""
+_SETTINGS = ("share", "split", "panel", "data", "teacher")
+_PARTS = re.compile(rf",(?=(?:{'|'.join(_SETTINGS)}|{re.escape(ARGUMENT)}[^,=]*)=)")
 WORLD = "world"
 """In `meta` of an episode of a further environment: its name in the run."""
 
@@ -59,15 +63,18 @@ def further_env(text: str) -> FurtherEnv:
 
     `env.NAME=VALUE` is an argument for gym.make: a value of JSON, or else text. Raises ConfigError for anything else.
     """
-    env, *parts = text.split(",")
-    told: dict[str, str] = dict(part.partition("=")[::2] for part in parts)
+    env, *parts = _PARTS.split(text)
+    # a comma and what is no setting: of a path it is a part, of an environment's id it is not
+    env, comma, rest = env.partition(",")
+    told: dict[str, str] = dict(part.partition("=")[::2] for part in ([rest] if comma else []) + parts)
     given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
     make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told if name not in given}
-    valid = ("share", "split", "panel", "data", "teacher")
-    wrong = sorted(name for name, value in told.items() if not value or name == ARGUMENT or name in {*given} - {*valid})
+    wrong = sorted(
+        name for name, value in told.items() if not value or name == ARGUMENT or name in {*given} - {*_SETTINGS}
+    )
     if not env or wrong:
         why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
-        known = f"{', '.join(valid)} or {ARGUMENT}ARGUMENT"
+        known = f"{', '.join(_SETTINGS)} or {ARGUMENT}ARGUMENT"
         raise ConfigError(f"--also {text!r}: {why}; valid: ENV, then any of {known} as NAME=VALUE")
     try:
         share = float(given.pop("share", 1.0))
@@ -76,7 +83,7 @@ def further_env(text: str) -> FurtherEnv:
     if not 0.0 < share < float("inf"):
         raise ConfigError(f"--also {text!r}: share must be a number above 0")
     teacher = given.pop("teacher", None)
-    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else Path(teacher), make=make, **given)
+    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else user_path(teacher), make=make, **given)
 
 
 def json_or_text(text: str) -> Any:

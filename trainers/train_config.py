@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.client import TrainServers
-from turngym.envs.core.settings import FLAT, from_table
+from turngym.envs.core.settings import FLAT, Above0, Count, Length, Processes, Range, Share, from_table
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
@@ -32,7 +32,7 @@ class PlayConfig:
     """Further environments that the student is trained in within the same run, each as
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
-    share: float = 1.0
+    share: Above0 = 1.0
     """Share of --env in a step's tasks, beside those of --also."""
     split: str = "generated"
     """Split to train on."""
@@ -45,11 +45,11 @@ class PlayConfig:
     shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
     panel: str | None = None
     """Panel to evaluate on; its tasks are never trained on. Without one nothing is evaluated."""
-    eval_samples: int = 4
+    eval_samples: Count = 4
     """Episodes per task of an evaluation (Avg@n)."""
     eval_temperature: float = 0.85
     """Sampling temperature of evaluations."""
-    eval_limit: int | None = None
+    eval_limit: Length | None = None
     """Evaluate on the first so many tasks of the panel only."""
     traces: tuple[Path, ...] = ()
     """Train on these recorded episodes instead of playing: sft imitates them; the others take them as rollouts, cut at
@@ -58,9 +58,9 @@ class PlayConfig:
     expert: str = "expert"
     """sft, tcod b2f and luffy: who demonstrates; --judge expert: who is asked. `searching` knows only what it has
     seen."""
-    noise: tuple[float, float] = (0.0, 0.0)
+    noise: Annotated[tuple[float, float], Range(most=1)] = (0.0, 0.0)
     """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
-    mistakes: float = 0.0
+    mistakes: Share = 0.0
     """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
     players: str = ""
     """sft: who plays the episodes, with shares, for example expert:.35,noisy:.2,repeat:.2,cycle:.25. `noisy` is the
@@ -69,12 +69,12 @@ class PlayConfig:
     --sft.train-on both. By default all are noisy."""
     loop_after: float = 2.3
     """sft: turns before a player of --players falls into its loop, on average."""
-    loop_slips: float = 0.0
+    loop_slips: Share = 0.0
     """sft: share of turns in such a loop that are noise, after which it goes on."""
-    hints: float = 0.0
+    hints: Share = 0.0
     """sft: share of observations that carry the expert's next action as a hint, in the words of --judge expert. A model
     can only teach by hints (opd-hints) what it has learned to read."""
-    slots: int = 64
+    slots: Count = 64
     """Episodes played, and requests generated, at a time."""
     rollout_dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the weights and the cache that the student plays with in this process (and in workers); by default
@@ -98,9 +98,9 @@ class ChatConfig:
     memory: str | None = None
     """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
     transcript), which make every turn a segment of its own; by default as the student's folder says, else all."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Length | None = None
     """Most tokens of one response; by default as the student's folder says, else 512."""
-    max_context: int | None = None
+    max_context: Length | None = None
     """Most tokens of an episode's history and response; by default as the folder says, else what the model allows."""
     system: str | None = None
     """System message; by default as the student's folder says, else the instructions of environment and channel."""
@@ -160,12 +160,12 @@ class ModelConfig:
     """Precision of the student's weights; bfloat16 loses updates as small as the reference learning rate's."""
     teacher_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the teacher's weights."""
-    threads: int = 0
+    threads: Processes = 0
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
     shard_teacher: bool = False
     """Under torchrun: divide the weights of teacher and initial policy too; a process holds all of them only while it
     scores."""
-    process_timeout: float = 120.0
+    process_timeout: Above0 = 120.0
     """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
 
 

@@ -259,14 +259,18 @@ class TrainLoop:
                 every = trainer.run.checkpoint_every
                 if self.state.step == total or (every and self.state.step % every == 0):
                     with interrupts.protected():
-                        self.folder.save(self.state)
+                        self._save()
         except KeyboardInterrupt:
             with interrupts.protected():
-                self.folder.save(self.state)
+                self._save()
             raise
         # a run that was interrupted in its last evaluation has no step left that would save it
-        if self.folder.saved != self.state:
-            self.folder.save(self.state)
+        self._save(ended=True)
+
+    def _save(self, *, ended: bool = False) -> None:
+        self.folder.save(self.state)
+        step = self.state.step
+        on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.saved(step, ended=ended))
 
     def _planned(self, step: int) -> Planned:
         """Returns what to play for `step`, as far as that is known now."""

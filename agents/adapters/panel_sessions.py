@@ -22,6 +22,7 @@ from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter, iter_episodes
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import require_env
+from turngym.retrieval.user_files import user_path
 
 
 class SessionFailed(TurngymError, RuntimeError):
@@ -83,7 +84,7 @@ class PanelSessions:
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make)
         known = {"make": changed} | ({} if channel is None else {"channel": channel})
         known |= eval_overrides(panel, {**panel.make_kwargs, **changed}) | pool.scoring
-        path = None if trace is None else Path(trace).expanduser()
+        path = None if trace is None else user_path(trace)
         found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, seed=seed, trace=path, settings=known)
         if path is not None and path.exists():
             elapsed, held = 0.0, set()

@@ -29,6 +29,7 @@ from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice
 from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, bare_message, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.secrets import redacted, refuse_credentials
+from turngym.envs.core.settings import Above0
 from turngym.retrieval.outgoing import (
     SMALL_ANSWER,
     TOKEN_BYTES,
@@ -105,7 +106,7 @@ class EndpointOptions:
     $OPENAI_BASE_URL, else OpenAI's own."""
     key_env: str = KEY
     """openai:MODEL: name of the environment variable that holds the key. The key itself is never an option."""
-    request_deadline: float = 600.0
+    request_deadline: Above0 = 600.0
     """openai:MODEL: seconds for one response, retries and waits for rate limits included."""
     request_retries: int = 6
     """openai:MODEL: how often a request is sent again after a failure that may pass (a 5xx, a lost connection, a broken

@@ -39,6 +39,7 @@ from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import load_panel
+from turngym.retrieval.user_files import user_path
 
 OWN = ("agent", "model", "chat", "channel", "dtype", "examples", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
@@ -157,7 +158,7 @@ def note_settings(noted: dict[str, tuple[int, Mapping[str, Any]]], episode: Epis
 
 def trace_of(path: str | Path) -> Path:
     """The trace `path`, or the one in the folder `path`. Raises EvaluationError if there is none."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     trace = path / "trace.jsonl" if path.is_dir() else path
     if not trace.is_file():
         raise EvaluationError(f"there is no trace {trace}; name a trace, or an evaluation's folder with trace.jsonl")
@@ -286,7 +287,7 @@ def read_evaluation(path: str | Path) -> RecordedEvaluation:
 
     Raises EvaluationError if there is none of these.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if path.name.endswith(SUFFIX):
         packed = read_result(path)
         return _recorded(path, packed.settings, packed.episodes, packed.episodes)

@@ -11,7 +11,6 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, loaded_versions
+from turngym.envs.core.settings import FILE, loaded_versions, read_toml
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 
@@ -68,7 +67,7 @@ def _of_training(trace: Path) -> dict[str, Any]:
     run = trace.absolute().parent.parent
     if trace.parent.name != "eval" or not (run / FILE).is_file():
         return {}
-    config = tomllib.loads((run / FILE).read_text(encoding="utf-8"))
+    config = read_toml(run / FILE, provenance=True)
     about, model = config["provenance"], run / "checkpoints" / trace.stem / "model"
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Range
 from turngym.retrieval.cores import available_cores
 
 EPISODES = 2000
@@ -75,7 +76,7 @@ def choose_workers(workload: Workload, cores: int | None = None) -> WorkerCount:
 class WorkerOptions:
     """Which processes play. The episodes are the same for any number of workers."""
 
-    workers: int | Literal["auto"] = "auto"
+    workers: Annotated[int | Literal["auto"], Range(most=1024)] = "auto"
     """Processes that play episodes, each with its own environments and copy of the model. 0 is this process; auto
     starts several if a tiny model plays so many episodes that starting them pays off."""
     executor: Literal["local", "ray"] = "local"
@@ -88,10 +89,10 @@ class WorkerOptions:
     """ray: accelerators that each worker claims; a part of one may be claimed."""
     retries: int = 2
     """How often an episode is restarted after its worker died, before it counts as failed."""
-    step_timeout: float = STEP_TIMEOUT
+    step_timeout: Annotated[float, Range(above=True, most=math.inf)] = STEP_TIMEOUT
     """Seconds for one step or reset of an environment, or one call of a --reward function, in any process. A longer one
     is given up, and its episode ends as error_timeout; inf waits for ever."""
-    worker_timeout: float = 600.0
+    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = 600.0
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
 
     @classmethod

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.envs.core.errors import ModelError
+from turngym.retrieval.user_files import library_path
 
 # torch is imported where weights are touched: hashes and names of adapters are read without it
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def merge_adapter(model: Any, folder: Path) -> None:
     config = adapter_config(folder)
     _check_settings(config, folder)
     try:
-        parts = _by_layer(load_file(folder / ADAPTER_WEIGHTS))
+        parts = _by_layer(load_file(library_path(folder) / ADAPTER_WEIGHTS))
         shared = shared_weights(model)
         with torch.no_grad():
             for name, found in parts.items():

@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.settings import Length, json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
 from turngym.envs.registration import require_env
@@ -50,7 +50,7 @@ class EnvOptions:
     """Split of the environment; by default the environment's own default."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
-    max_turns: int | None = None
+    max_turns: Length | None = None
     """Turns before the episode is cut; by default the environment's own limit."""
     on_invalid: Literal["reject", "penalize", "noop", "terminate"] | None = None
     """What an invalid action does; by default: reject."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Above0, Count, Length
 
 
 class ProxyError(TurngymError):
@@ -55,30 +56,30 @@ class ProxySettings:
 
     name: str | None = None
     """Name of the model, as clients ask for it; None: that of its folder."""
-    max_tokens: int | None = None
+    max_tokens: Length | None = None
     """Most tokens of an answer where a request does not say; None: as the model was trained."""
-    max_waiting: int = 128
+    max_waiting: Count = 128
     """Requests under way; more are refused with 429 until some are answered."""
-    max_batch: int = 64
+    max_batch: Count = 64
     """Most requests generated together."""
     window_ms: float = 5.0
     """How long a batch waits for further requests while several clients are busy; an idle engine never waits."""
-    deadline: float = 300.0
+    deadline: Above0 = 300.0
     """Seconds that a request may wait for its turn, an update of the weights included; then 503."""
-    idle: float = 900.0
+    idle: Above0 = 900.0
     """Seconds without a request after which a session has ended."""
-    max_sessions: int = 1024
+    max_sessions: Count = 1024
     """Open sessions; the least recently used one is ended to make room."""
     unnamed: Literal["match", "side"] = "match"
     """Clients that name no session: `match` tells their conversations apart by their history (a request that goes on
     where an answer ended is the same session) and trains on them; `side` answers them and trains on nothing."""
-    session_turns: int = 50
+    session_turns: Length = 50
     """Turns after which a session is handed on in parts, so that long ones are trained on before they end."""
-    max_body: int = 8 * 2**20
+    max_body: Length = 8 * 2**20
     """Largest request body, in bytes."""
-    max_messages: int = 4096
+    max_messages: Length = 4096
     """Most messages in one request."""
-    max_tools: int = 128
+    max_tools: Length = 128
     """Most tools in one request."""
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from turngym.envs.core.settings import from_table
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
+from turngym.retrieval.user_files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -87,7 +88,7 @@ class ChatSettings:
         if not path.exists():
             return cls()
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_text(path, AgentError))
         except (ValueError, RecursionError) as error:
             raise AgentError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):

@@ -19,6 +19,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import Task, ToolSpec, content_hash
 from turngym.envs.core.trace import read_episodes
+from turngym.retrieval.user_files import read_text, user_path
 
 ExamplesForm = Literal["auto", "text", "turns"]
 ExamplesFor = Literal["all", "category"]
@@ -65,16 +66,13 @@ def read_examples(
     Raises AgentError for a file that cannot be read or holds no example, for episodes of another environment, and for
     text by category.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if shown_for == "category" and (form == "text" or path.suffix != TRACE):
         raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}), as turns, are shown by category")
     if path.suffix != TRACE:
         if form == "turns":
             raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}) can be shown as turns")
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise AgentError(f"--examples {path} cannot be read: {error}") from error
+        text = read_text(path, AgentError).strip()
         if not text:
             raise AgentError(f"--examples {path} is empty")
         return Examples(text=text)

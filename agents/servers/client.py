@@ -23,6 +23,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
+from turngym.envs.core.settings import Above0, Threads
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 
 
@@ -458,9 +459,9 @@ class PolicyServer:
     policy_server: str = ""
     """Address of a server that plays (`turngym serve policy` starts one), several with commas in between, or that of
     SGLang's router; which kind it is, is asked. By default the model plays in this process."""
-    server_parallel: int = 64
+    server_parallel: Threads = 64
     """Most requests in flight on each server."""
-    server_deadline: float = 600.0
+    server_deadline: Above0 = 600.0
     """Seconds for one response, with retries and waiting for a server that restarts."""
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import WeightSink, WeightSource
+from turngym.retrieval.user_files import library_path
 
 
 def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
@@ -154,11 +155,11 @@ def load_outside(folder: str) -> tuple[Any, Any]:
     """
     transformers = need("transformers", "a tokenizer", "train")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ServerError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
     known = (Path(folder) / "generation_config.json").exists()
-    config = transformers.GenerationConfig.from_pretrained(folder) if known else None
+    config = transformers.GenerationConfig.from_pretrained(library_path(folder)) if known else None
     return SimpleNamespace(generation_config=config), tokenizer
 
 

@@ -22,6 +22,7 @@ from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.tables import atomic_write
 from turngym.retrieval.rows import stat_stamp
 from turngym.retrieval.sequences import LazySequence
+from turngym.retrieval.user_files import user_path
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
@@ -117,7 +118,7 @@ def find_root(data: str | Path | None = None) -> Path:
     Raises TaskError that says how to get the games.
     """
     given = data if data is not None else os.environ.get(VARIABLE)
-    root = Path(os.path.expanduser(given or DEFAULT_FOLDER))
+    root = user_path(given or DEFAULT_FOLDER)
     for folder in (root / ROOT_FOLDER, root):
         if any((folder / split).is_dir() for split in SPLITS):
             return folder
@@ -200,7 +201,7 @@ def export_games(source: GameSource, task_ids: Iterable[str], out: str | Path) -
     """
     if not isinstance(source, GeneratedGames):
         raise TaskError(f"split {source.split!r}: its games are files already; generated games can be exported")
-    root = Path(out).expanduser() / ROOT_FOLDER
+    root = user_path(out) / ROOT_FOLDER
     written = []
     for task_id in task_ids:
         if task_id not in source.task_ids:

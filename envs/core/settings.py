@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
 import tomllib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -30,17 +31,64 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.secrets import recorded_command, redacted, refuse_credentials
 from turngym.retrieval.outgoing import too_many_values
+from turngym.retrieval.user_files import read_text, user_path
 
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
 PROVENANCE = "provenance"
 """The table of a configuration file that says where it came from. It sets nothing."""
 NONE = "none"
+RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
+"""First line of a configuration that can only be read with this in mind."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_VALUE = object()
 
 
 class SettingsError(TurngymError, ValueError):
     """A setting does not exist, or its value has the wrong type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a setting may have, as a note beside its type: `Annotated[int, Range(1)]`.
+
+    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
+    """
+
+    least: float = 0
+    most: float | None = None
+    """None: the limit of what has no note."""
+    above: bool = False
+    """Whether `least` itself is too small."""
+
+    def refuses(self, value: float) -> bool:
+        """Whether `value` is out of it. NaN always is."""
+        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
+        return not self.least <= value <= most or (self.above and value == self.least)
+
+    def __str__(self) -> str:
+        if self.least < -MOST:
+            return "a finite number"
+        low = f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
+        if self.most is None:
+            return low if self.above or self.least else "0 or more"
+        return low if math.isinf(self.most) else f"{low} and at most {self.most:g}"
+
+
+MOST = 10**9
+"""The largest whole number that a setting without a note may have: what counts something that is made."""
+Seed = Annotated[int, Range(most=math.inf)]
+"""A seed, which may have any number of digits."""
+Length = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1, 10**6)]
+"""Of things that take memory and time one by one: episodes, clients."""
+Threads = Annotated[int, Range(1, 1024)]
+Processes = Annotated[int, Range(most=1024)]
+"""Processes or threads, where 0 means something."""
+Port = Annotated[int, Range(most=65535)]
+Share = Annotated[float, Range(most=1)]
+Above0 = Annotated[float, Range(above=True)]
+Signed = Annotated[float, Range(-sys.float_info.max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +103,8 @@ class Setting:
     """The dataclass that has the field."""
     table: str
     """Dotted name of the TOML table; empty at the top."""
+    range: Range
+    """What its numbers may be."""
 
     @property
     def key(self) -> str:
@@ -63,19 +113,40 @@ class Setting:
 
 def settings_of(cls: type[Any], table: str = "") -> Iterator[Setting]:
     """Yields every single setting of a settings class, depth first, in the order of its fields."""
-    for name, kind, flat, default in _fields(cls):
+    for name, kind, flat, default, numbers in _fields(cls):
         inner = _dataclass(kind)
         if inner is not None:
             below = table if flat else f"{table}.{name}" if table else name
             yield from settings_of(inner, below)
         else:
-            yield Setting(name=name, type=kind, default=default, group=cls, table=table)
+            yield Setting(name=name, type=kind, default=default, group=cls, table=table, range=numbers)
+
+
+def check_numbers(settings: Any, name: Callable[[str], str], table: str = "") -> None:
+    """Raises SettingsError for the first number in a settings object that is out of its range.
+
+    `name` makes the name in the error of a setting's key.
+    """
+    for field, kind, flat, _, numbers in _fields(type(settings)):
+        value, key = getattr(settings, field), f"{table}.{field}" if table else field
+        if is_dataclass(value) and _dataclass(kind) is not None:
+            check_numbers(value, name, table if flat else key)
+        else:
+            _check_number(value, numbers, lambda key=key: name(key))  # type: ignore[misc]
+
+
+def _check_number(value: Any, numbers: Range, name: Callable[[], str]) -> None:
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, int | float) and not isinstance(item, bool) and numbers.refuses(item):
+            text = f"{item:g}" if isinstance(item, float) else str(item)
+            shown = text if len(text) < 30 else f"{text[:10]}... ({len(text)} characters)"
+            raise SettingsError(f"{name()} is {shown}; valid: {numbers}")
 
 
 def to_table(value: Any) -> dict[str, Any]:
     """Turns a settings object into a nested table of plain values."""
     table: dict[str, Any] = {}
-    for name, kind, flat, default in _fields(type(value)):
+    for name, kind, flat, default, _ in _fields(type(value)):
         item = getattr(value, name)
         if is_dataclass(item) and _dataclass(kind) is not None:
             inner = to_table(item)
@@ -103,17 +174,21 @@ def from_table(
     return _build(cls, table, where, "", missing)
 
 
-def read_toml(path: Path | str) -> dict[str, Any]:
-    """Reads the settings of a TOML file, without its provenance. Raises SettingsError."""
+def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
+    """Reads the settings of a TOML file; its provenance only with `provenance`. Raises SettingsError."""
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(read_text(path, SettingsError, raw=RAW))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from error
+    # a number of thousands of digits is a ValueError of Python's own
+    except ValueError as error:
+        if isinstance(error, SettingsError):
+            raise
         raise SettingsError(f"{path} is not TOML: {error}") from error
     except RecursionError:
         raise SettingsError(f"{path} is nested too deeply for a configuration") from None
-    table.pop(PROVENANCE, None)
+    if not provenance:
+        table.pop(PROVENANCE, None)
     return table
 
 
@@ -127,19 +202,38 @@ def to_toml(table: Mapping[str, Any], name: str = "") -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any]]:
-    """Yields (name, type, whether flat, default or MISSING) of each field."""
+def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any, Range]]:
+    """Yields (name, type, whether flat, default or MISSING, range of its numbers) of each field."""
     hints = get_type_hints(cls, include_extras=True)
     for item in fields(cls):
-        kind, flat = hints[item.name], bool(item.metadata.get("flat"))
-        if get_origin(kind) is Annotated:
-            # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
-            flat = flat or any(getattr(note, "name", None) == "" for note in kind.__metadata__)
-            kind = get_args(kind)[0]
+        kind, flat, numbers = hints[item.name], bool(item.metadata.get("flat")), Range()
+        notes = list(_notes(kind))
+        numbers = next((note for note in notes if isinstance(note, Range)), numbers)
+        # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
+        flat = flat or any(getattr(note, "name", None) == "" for note in notes)
+        kind = _bare(kind)
         default = item.default
         if item.default_factory is not MISSING and _dataclass(kind) is None:
             default = item.default_factory()
-        yield item.name, kind, flat, default
+        yield item.name, kind, flat, default, numbers
+
+
+def _notes(kind: Any) -> Iterator[Any]:
+    """The notes of a type, and of those of a union."""
+    if get_origin(kind) is Annotated:
+        yield from kind.__metadata__
+    elif get_origin(kind) in (Union, types.UnionType):
+        for one in get_args(kind):
+            yield from _notes(one)
+
+
+def _bare(kind: Any) -> Any:
+    """A type without notes."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(map(_bare, get_args(kind)))]  # noqa: UP007
+    return kind
 
 
 def _dataclass(kind: Any) -> type[Any] | None:
@@ -149,7 +243,7 @@ def _dataclass(kind: Any) -> type[Any] | None:
 def _names(cls: type[Any]) -> dict[str, Any]:
     """The keys that the table of `cls` may have, with their types."""
     names: dict[str, Any] = {}
-    for name, kind, flat, _ in _fields(cls):
+    for name, kind, flat, *_ in _fields(cls):
         inner = _dataclass(kind)
         names.update(_names(inner) if flat and inner is not None else {name: kind})
     return names
@@ -175,7 +269,7 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
 
 def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missing: Any) -> T:
     values: dict[str, Any] = {}
-    for name, kind, flat, default in _fields(cls):
+    for name, kind, flat, default, numbers in _fields(cls):
         inner = _dataclass(kind)
         if inner is not None and flat:
             values[name] = _build(inner, table, where, above, missing)
@@ -185,6 +279,7 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missi
             values[name] = given if is_dataclass(given) else _build(inner, given, where, below, missing)
         elif name in table:
             values[name] = _convert(kind, table[name], f"{where}: {above}{name}")
+            _check_number(values[name], numbers, lambda name=name: f"{where}: {above}{name}")  # type: ignore[misc]
         elif default is MISSING:
             if missing is _NO_VALUE:
                 raise SettingsError(f"{where}: {above}{name} must be given")
@@ -226,7 +321,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
             raise SettingsError(f"{name} is {list(value)!r}; valid: {len(kinds)} values")
         return tuple(_convert(kind, item, name) for kind, item in zip(kinds, value, strict=True))
     if kind is Path and isinstance(value, str | Path):
-        return Path(value)
+        return user_path(value)
     # TOML's `1` is a whole number; True is one to Python
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
@@ -319,7 +414,10 @@ def write_config(path: Path, config: Any, command: str | Sequence[str] | None = 
     settings = redacted(config if isinstance(config, Mapping) else to_table(config))
     table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_toml(table), encoding="utf-8")
+    text = to_toml(table)
+    # the bytes of a path may be no UTF-8, and TOML has no other way to say them
+    raw = RAW if _SURROGATE.search(text) else ""
+    path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
 
 
 def git_commit(folder: Path) -> str | None:
@@ -359,8 +457,8 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
     """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise TurngymError(f"{flag} {text!r} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise TurngymError(f"{flag} {text[:200]!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
     return value

@@ -23,6 +23,7 @@ from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
 from turngym.retrieval.rows import Stamp, path_stamp
+from turngym.retrieval.user_files import user_path
 
 PROMPT = (
     "Answer the question at the end. Think between <think> and </think> first, and again whenever you have got new "
@@ -109,7 +110,7 @@ def open_source(
             raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
         part, folder = checked_choice("split", split or "all", SPLITS, TaskError), _data_folder(data)
         return _public(names, tuple(_set_files(name, folder) for name in names), part)
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.name.endswith(ENDINGS) or path.exists():
         if not path.is_file():
             raise TaskError(f"there is no question file {path}")
@@ -273,7 +274,7 @@ def _data_folder(data: str | Path | None) -> Path:
             f"the public question sets are not part of the package: give their folder as data=..., or as "
             f"${DATA_VARIABLE}; source='world' needs no data"
         )
-    folder = Path(named).expanduser()
+    folder = user_path(named)
     if not folder.is_dir():
         raise TaskError(f"the folder of the question sets, {folder}, does not exist")
     return folder
@@ -327,5 +328,6 @@ def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str =
         ]
     )
     rows = list(prompt_rows(questions, prompt))
-    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), str(path))
+    with Path(path).open("wb") as file:
+        parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), file)
     return len(rows)

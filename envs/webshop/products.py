@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turngym.envs.core.errors import TurngymError, checked_choice
+from turngym.retrieval.user_files import user_path
 
 
 class ShopDataError(TurngymError):
@@ -212,7 +213,7 @@ def find_files(profile: Profile, data: str | os.PathLike[str] | None) -> tuple[P
             f"profile {profile.name!r} needs {', '.join(profile.files)}: give their folder as data= or ${DATA_VARIABLE}"
             f" ({how}); profile 'embedded' needs no files"
         )
-    paths = tuple(Path(chosen).expanduser() / name for name in profile.files)
+    paths = tuple(user_path(chosen) / name for name in profile.files)
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ShopDataError(

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
+from turngym.scripts.options import read
 from turngym.scripts.study.study_file import built_in, read_study_file
 
 
@@ -18,7 +17,7 @@ class ListOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study list`."""
-    tyro.cli(ListOptions, args=list(argv), prog="turngym study list", description=__doc__)
+    read(ListOptions, argv, prog="turngym study list", description=__doc__)
     for name, path in built_in().items():
         study = read_study_file(path)
         where = ", ".join(place.name for place in study.places)

@@ -17,9 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
-
-import tyro
+from typing import Annotated, Any, Literal
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
@@ -37,7 +35,9 @@ from turngym.agents.evaluation.seeds import (
     spread_of,
 )
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.settings import Count, Range, Share
 from turngym.envs.core.tables import Table, print_table
+from turngym.scripts.options import read
 from turngym.scripts.study.records import read_records
 
 
@@ -55,24 +55,24 @@ class StudyPlanOptions:
     """--data: the two methods."""
     difference: float | None = None
     """Points of success that shall be told from zero: prints the cheapest designs for it."""
-    power: float = 0.8
+    power: Share = 0.8
     """Probability with which a difference shall be told from zero."""
     spread: Literal["cautious", "seen"] = "cautious"
     """How far training seeds are taken to lie apart: the one-sided 80 % limit of the pilot's, or as seen. Half of all
     pilots of three seeds see no spread at all, and a study planned by what they saw has half the power."""
-    seeds: tuple[int, ...] = (2, 3, 5, 10)
+    seeds: Annotated[tuple[int, ...], Range(1, 10**6)] = (2, 3, 5, 10)
     """Training seeds of each method, one row each."""
-    tasks: tuple[int, ...] = ()
+    tasks: Annotated[tuple[int, ...], Range(1, 10**6)] = ()
     """Tasks of the panel; by default half, all and twice as many as in the pilot."""
-    samples: tuple[int, ...] = (1, 4)
+    samples: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 4)
     """Episodes per task."""
     train_hours: float | None = None
     """Hours of one training run; --data knows them."""
     episode_seconds: float | None = None
     """Seconds of one episode of an evaluation; by default as in the pilot (a study.json: 1)."""
-    most_seeds: int = 30
+    most_seeds: Count = 30
     """Most training seeds that --difference considers."""
-    most_tasks: int = 1000
+    most_tasks: Count = 1000
     """Most tasks that --difference considers."""
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Pilot:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study plan` with `argv`; status 1 if no design tells the wanted difference."""
-    options = tyro.cli(StudyPlanOptions, args=list(argv), prog="turngym study plan", description=__doc__)
+    options = read(StudyPlanOptions, argv, prog="turngym study plan", description=__doc__)
     pilot = read_pilot(options)
     spread = spread_of(pilot.first, pilot.second, pilot.samples)
     known = replace(spread, seed=spread.seed_high) if options.spread == "cautious" else spread

@@ -23,8 +23,11 @@ import tyro
 from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Count, Length, Seed
 from turngym.envs.core.tables import Table, markdown
 from turngym.envs.core.trace import read_episodes
+from turngym.retrieval.user_files import named_path
+from turngym.scripts.options import read
 from turngym.scripts.study.records import thirds
 from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
@@ -72,11 +75,11 @@ class RegimeOptions:
     """Folder of another student than the world's."""
     teacher: Path | None = None
     """Folder of another teacher than the world's."""
-    episodes: int = 96
+    episodes: Count = 96
     """Episodes that a pair is measured on, one for each task."""
-    max_turns: int | None = None
+    max_turns: Length | None = None
     """Full depth, turns, if not the world's."""
-    seed: int = 0
+    seed: Seed = 0
     """Fixes tasks and sampling."""
     out: Path | None = None
     """Folder for regime.md and regime.json; by default the table is only printed."""
@@ -85,7 +88,7 @@ class RegimeOptions:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study regime`; the exit status is 0 where every world has the signs, else 1."""
     about = (__doc__ or "").split("\n")[0]
-    options = tyro.cli(RegimeOptions, args=list(argv), prog="turngym study regime", description=about)
+    options = read(RegimeOptions, argv, prog="turngym study regime", description=about)
     found = regimes(options)
     text = render(found)
     print(text)
@@ -104,8 +107,8 @@ def regimes(options: RegimeOptions) -> dict[str, dict[str, Measured]]:
         raise TurngymError("--student and --teacher play one world: give --world once")
     found = {}
     for spec in options.run:
-        name, _, path = spec.rpartition("=")
-        found[name or Path(path).name] = regime_of_run(Path(path).expanduser())
+        name, path = named_path(spec)
+        found[name or path.name] = regime_of_run(path)
     for name in options.world:
         found[name] = {"before": regime_of_pair(name, options)}
     return found

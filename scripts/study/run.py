@@ -24,12 +24,13 @@ import tyro
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
-from turngym.envs.core.errors import TurngymError, checked_int
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import read_toml, to_toml
+from turngym.envs.core.settings import Threads, read_toml, to_toml
 from turngym.envs.core.tables import atomic_write, write_json
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.model import average, evaluate_average
+from turngym.scripts.options import read
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.records import MODELS, Records, made_by, make_record, read_record, to_json
 from turngym.scripts.study.show import write_tables
@@ -49,27 +50,23 @@ class RunOptions:
     """Folder of the cells and, under tables/, of the report; by default runs/NAME. Machines may share it."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A setting in TOML that overrides the file's, for example 'train.steps = 12'; may be given several times."""
-    parallel: int = 2
+    parallel: Threads = 2
     """Cells at a time in this process, one thread each."""
     executor: Executor = "local"
     """Where cells run: processes of this machine, or tasks of a Ray cluster that shares the folder."""
     ray_address: str | None = None
     """Address of the Ray cluster (auto, HOST:PORT); by default one is started on this machine."""
-    processes: int = 1
+    processes: Threads = 1
     """Processes that train a cell together, under torchrun: one for each GPU of a node. Then give --parallel 1."""
     pack: bool = False
     """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
     print: bool = False
     """Print the commands of the cells, and run nothing."""
 
-    def __post_init__(self) -> None:
-        checked_int("--parallel", self.parallel, 1)
-        checked_int("--processes", self.processes, 1)
-
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study run` with `argv` (without the verb itself)."""
-    options = tyro.cli(RunOptions, args=list(argv), prog="turngym study run", description=__doc__)
+    options = read(RunOptions, argv, prog="turngym study run", description=__doc__)
     if options.print:
         study = read_study_file(options.file, options.set)
         print(f"# {study.title}\n{_commented(study.about)}")

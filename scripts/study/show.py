@@ -20,6 +20,7 @@ import tyro
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.tables import latex, markdown, print_table
+from turngym.scripts.options import read
 from turngym.scripts.report_figures import Panel, color, csv_text, save_panels
 from turngym.scripts.study.records import DATA, Records, merge_records, read_records, write_records
 from turngym.scripts.study.tables import TABLES, Rows, tables_of
@@ -39,7 +40,7 @@ class ShowOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study show` with `argv` (without the verb itself)."""
-    options = tyro.cli(ShowOptions, args=list(argv), prog="turngym study show", description=__doc__)
+    options = read(ShowOptions, argv, prog="turngym study show", description=__doc__)
     if not options.studies:
         raise TurngymError("name the folder of a study, or its study.json")
     study = merge_records({str(path): read_records(path.expanduser()) for path in options.studies})

@@ -29,6 +29,7 @@ from turngym.agents.worlds import WORLDS, load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import SettingsError, from_table, read_toml
+from turngym.retrieval.user_files import user_path
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.records import RECORD
@@ -138,7 +139,7 @@ def built_in() -> dict[str, Path]:
 
 def find_study(name: str | Path) -> Path:
     """The file of a study, by its path or by the name of one that comes along. Raises TurngymError."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file():
         return path
     known = built_in()

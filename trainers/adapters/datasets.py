@@ -111,7 +111,7 @@ def write_table(table: Iterable[Mapping[str, Any]], path: str | Path, schema: An
     path.parent.mkdir(parents=True, exist_ok=True)
     # a Parquet file without its footer, which comes last, cannot be read at all
     unfinished = path.with_name(path.name + ".part")
-    with pq.ParquetWriter(unfinished, schema) as writer:
+    with unfinished.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
         while chunk := list(islice(waiting, _ROWS_PER_WRITE)):
             writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
             total += len(chunk)

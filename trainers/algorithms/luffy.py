@@ -6,13 +6,15 @@ Read next: trainers/targets.py, trainers/losses.py, agents/demonstrations.py.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turngym.envs.core.settings import Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
@@ -239,7 +241,7 @@ class LuffyConfig:
     """Weight of the logarithm in logp and p_logp."""
     e: float = 0.5
     """Exponent of pow."""
-    off_clamp: tuple[float | None, float | None] = (None, None)
+    off_clamp: Annotated[tuple[float | None, float | None], Range(-sys.float_info.max)] = (None, None)
     """Bounds of f; None for no bound."""
     on_shape: Shape = "no_reshape"
     """Shaping of the policy's own ratios, with the same a, w and e."""

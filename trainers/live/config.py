@@ -12,6 +12,7 @@ from turngym.agents.options import JudgeOptions
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.client import TrainServers
+from turngym.envs.core.settings import Count, Port, Processes
 from turngym.trainers.algorithms.opd import OpdConfig
 from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
 from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
@@ -42,7 +43,7 @@ class ServeProxy:
     part of --proxy.max-waiting and --proxy.max-sessions each. Without it all clients are one."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 8080
+    port: Port = 8080
     """Port to listen on; 0 takes a free one."""
     drain: float = 30.0
     """Seconds that accepted requests get to finish when the server is stopped."""
@@ -53,7 +54,7 @@ class ServeProxy:
     swap_wait: float = 0.5
     """Seconds that answers being drawn get to end when new weights come; then they are interrupted and continued by
     the new ones. Not for servers: they have --when-busy."""
-    batch_turns: int = 16
+    batch_turns: Count = 16
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
     staleness: int | None = None
     """Most updates that a turn may be behind the student when it is trained on; older ones are left out. With it the
@@ -83,7 +84,7 @@ class ServeProxy:
     """Precision of the student's weights."""
     teacher_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the teacher and of the student before training."""
-    threads: int = 0
+    threads: Processes = 0
     """Threads of torch on the CPU; 0 leaves its default."""
 
 

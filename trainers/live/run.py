@@ -25,6 +25,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.trace import TraceWriter, iter_trace
+from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.config import ServeProxy, named
@@ -241,7 +242,7 @@ def build(
     training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
 
     def save_extra(folder: Path) -> None:
-        tokenizer.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(library_path(folder)))
         chat.save(folder)
 
     training.trainer = Trainer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.servers.open_servers import eval_policy, train_policy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import WeightSource
+from turngym.retrieval.user_files import user_path
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.schedule import frozen_copy
@@ -93,7 +93,7 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
     if config.train and config.lora.rank:
-        add_adapters(model, config.lora, base=str(Path(config.student).expanduser().resolve()), seed=config.run.seed)
+        add_adapters(model, config.lora, base=str(user_path(config.student).resolve()), seed=config.run.seed)
     engine: Any
     live, weights = kind != "student", ModelWeights(model)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}

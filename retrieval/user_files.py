@@ -1,0 +1,106 @@
+"""Files that people name and write: which path a text means, and what a text file says.
+
+A path may hold every character that a file system allows. Bytes that are no UTF-8 stand in texts as Python's lone
+surrogates (`surrogateescape`), as the system gave them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+OTHER = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""First bytes of files in other encodings; those of UTF-32 begin like those of UTF-16, and come first."""
+
+
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here."""
+    return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    """What `NAME=PATH` or `PATH` names; the name is "" where none is given.
+
+    A path that is there is taken for one, whatever it holds; then the longest one behind a `=` that is there.
+    """
+    cuts = [place for place, letter in enumerate(text) if letter == "="]
+    for name, rest in [("", text), *((text[:cut], text[cut + 1 :]) for cut in cuts)]:
+        if rest and (path := user_path(rest)).exists():
+            return name, path
+    name, _, rest = text.rpartition("=")
+    return name, user_path(rest)
+
+
+def library_path(folder: str | os.PathLike[str]) -> Path:
+    """An existing folder under a name that every library can open: those in Rust and C++ take UTF-8 alone.
+
+    A folder whose name is something else gets a link, which is removed when this process ends.
+    """
+    path = Path(folder)
+    try:
+        os.fspath(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return _link(path.resolve())
+    return path
+
+
+@cache
+def _link(folder: Path) -> Path:
+    link = Path(_links().name, str(len(os.listdir(_links().name))))
+    link.symlink_to(folder, target_is_directory=True)
+    return link
+
+
+@cache
+def _links() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="turngym-links-")
+
+
+def read_text(path: str | os.PathLike[str], error: type[Exception], *, raw: str = "") -> str:
+    """The text of a file that a person writes: UTF-8 with or without a byte order mark, line ends of any system.
+
+    A file that begins with the line `raw` (ours, with paths in it) may hold other bytes, too.
+
+    Raises `error`, which names the file, if it cannot be read or is in another encoding.
+    """
+    try:
+        data = user_path(path).read_bytes()
+    except OSError as reason:
+        raise error(f"{path} cannot be read: {reason.strerror}") from reason
+    if raw and data.startswith(raw.encode()):
+        return data.decode("utf-8", "surrogateescape")
+    return "".join(_lines(data.splitlines(keepends=True), path, error))
+
+
+def text_lines(path: str | os.PathLike[str], error: type[Exception]) -> Iterator[str]:
+    """The lines of `read_text`, each with its end, holding one at a time."""
+    try:
+        with user_path(path).open("rb") as file:
+            yield from _lines(file, path, error)
+    except OSError as reason:
+        raise error(f"{path} cannot be read: {reason.strerror}") from reason
+
+
+def _lines(lines: Iterable[bytes], path: str | os.PathLike[str], error: type[Exception]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        for mark, name in OTHER.items() if number == 1 else ():
+            if line.startswith(mark):
+                raise error(f"{path} is {name} text; save it as UTF-8")
+        # what some editors write without a mark: a zero beside every letter
+        if b"\0" in line:
+            raise error(f"{path}, line {number}: a zero byte; it is no text, or UTF-16 text: save it as UTF-8")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as reason:
+            shown = f"byte 0x{line[reason.start]:02x} at column {reason.start + 1}"
+            raise error(f"{path}, line {number}: {shown} is no UTF-8; save it as UTF-8") from None
+        yield text.replace("\r\n", "\n").replace("\r", "\n")

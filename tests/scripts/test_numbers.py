@@ -1,0 +1,174 @@
+"""Every number of every verb has a range: what is outside is one line, before anything is played."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import tyro
+
+import turngym.scripts
+from turngym.envs.core.settings import Range, Setting, SettingsError, check_numbers, from_table, read_toml, settings_of
+from turngym.scripts import options, train
+from turngym.scripts.main import main
+from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.train_config import config_class
+
+LEAVES = ("turngym.scripts.main", "turngym.scripts.study.main", "turngym.scripts.serve", "turngym.scripts.bench")
+"""Modules whose `main` only finds the verb."""
+
+
+class Asked(Exception):
+    """Holds the settings classes that a verb asks tyro for."""
+
+
+def classes() -> Iterator[tuple[str, type[Any]]]:
+    """(verb, settings class) of every verb, as it reads them."""
+    patched = pytest.MonkeyPatch()
+
+    def asked(kind: Any, *words: Any, **more: Any) -> Any:
+        raise Asked(kind, more["prog"])
+
+    patched.setattr(tyro, "cli", asked)
+    try:
+        for module in pkgutil.walk_packages(turngym.scripts.__path__, "turngym.scripts."):
+            if module.name in LEAVES or "examples" in module.name or module.name.endswith(("__main__", "bootstrap")):
+                continue
+            verb = importlib.import_module(module.name)
+            if not hasattr(verb, "main") or verb is train:
+                continue
+            with pytest.raises(Asked) as caught:
+                verb.main([])
+            kind, prog = caught.value.args
+            yield from ((prog, one) for one in get_args(kind) or (kind,))
+    finally:
+        patched.undo()
+    yield from ((f"turngym train {name}", config_class(name)) for name in BUILT_IN)
+
+
+def holds(kind: Any, number: type) -> bool:
+    return kind is number or any(holds(one, number) for one in get_args(kind))
+
+
+ALL = {(verb, item.key): item for verb, cls in classes() for item in settings_of(cls)}
+NUMBERS = {place: item for place, item in ALL.items() if holds(item.type, int) or holds(item.type, float)}
+
+
+def test_all_verbs_are_here() -> None:
+    verbs = {verb for verb, _ in ALL}
+    assert len(NUMBERS) > 1000
+    for verb in ("eval", "rollout", "play", "report", "plan", "train grpo", "serve proxy", "bench gpu", "study learn"):
+        assert f"turngym {verb}" in verbs
+
+
+def outside(item: Setting) -> Iterator[float]:
+    """Values that no number of the setting may have: each is a type that it could be read as."""
+    if holds(item.type, float):
+        yield math.nan
+        yield -math.inf
+        if item.range.most is None or item.range.most < math.inf:
+            yield math.inf
+    if holds(item.type, int) and item.range.most != math.inf:
+        yield 10**30
+    yield -1 if item.range.least > -1 else -math.inf
+
+
+def test_numbers_outside_their_ranges_are_refused_and_defaults_are_not() -> None:
+    for (verb, key), item in NUMBERS.items():
+        for value in outside(item):
+            assert item.range.refuses(value), f"{verb} --{key} {value}"
+        for value in item.default if isinstance(item.default, tuple) else (item.default,):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert not item.range.refuses(value), f"{verb} --{key} {value}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    share: float = 0.5
+    pair: tuple[int, ...] = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer:
+    count: int | None = 3
+    inner: Inner = dataclasses.field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Outer(count=-1), "--count is -1; valid: 0 or more"),
+        (Outer(count=10**12), "--count is 1000000000000; valid: 0 or more"),
+        (Outer(count=10**40), "--count is 1000000000... (41 characters); valid: 0 or more"),
+        (Outer(inner=Inner(share=math.nan)), "--inner.share is nan; valid: 0 or more"),
+        (Outer(inner=Inner(pair=(1, -2))), "--inner.pair is -2; valid: 0 or more"),
+    ],
+)
+def test_the_error_names_option_value_and_what_is_valid(settings: Outer, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_numbers(settings, options.flag)
+    assert str(caught.value) == said
+    check_numbers(Outer(count=None), options.flag)
+    with pytest.raises(SettingsError, match=r"file: inner\.share is -0\.5; valid: 0 or more"):
+        from_table(Outer, {"inner": {"share": -0.5}}, "file")
+
+
+def test_ranges_in_words() -> None:
+    assert [str(one) for one in (Range(), Range(1), Range(1, 9), Range(above=True), Range(most=1))] == [
+        "0 or more",
+        "at least 1",
+        "at least 1 and at most 9",
+        "more than 0",
+        "at least 0 and at most 1",
+    ]
+
+
+LINES = [
+    (["eval", "--panel", "alfworld-quickstart", "--samples", "0"], "--samples is 0; valid: at least 1 and at most 1"),
+    (["eval", "--panel", "alfworld-quickstart", "--temperature", "nan"], "--temperature is nan; valid: 0 or more"),
+    (["eval", "--panel", "alfworld-quickstart", "--workers", "5000"], "--workers is 5000; valid: at least 0 and at"),
+    (["rollout", "--seed", "-1"], "--seed is -1; valid: at least 0"),
+    (["rollout", "--tasks", "99999999999"], "--tasks is 99999999999; valid: at least 1 and at most 1"),
+    (["play", "--seed", "-1"], "--seed is -1; valid: at least 0"),
+    (["plan", "--gpus", "1", "0"], "--gpus is 0; valid: at least 1"),
+    (["trace", "view", "x.jsonl", "--port", "70000"], "--port is 70000; valid: at least 0 and at most 65535"),
+    (["serve", "retrieval", "--index", "x", "--drain", "inf"], "--drain is inf; valid: 0 or more"),
+    (["train", "opd", "--student", "x", "--out", "y", "--seed", "-1"], "--seed is -1; valid: at least 0"),
+    (["train", "opd", "--student", "x", "--out", "y", "--optimizer.eps", "nan"], "--optimizer.eps is nan; valid: 0 or"),
+    (
+        ["train", "opd", "--student", "x", "--out", "y", "--episodes", "9999999"],
+        "--episodes is 9999999; valid: at",
+    ),
+    (["serve", "proxy", "--student", "x", "--out", "y", "--port", "-2"], "--port is -2; valid: at least 0 and at most"),
+    (["study", "learn", "--seeds", "0"], "--seeds is 0; valid: at least 1 and at most"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), LINES)
+def test_a_command_ends_in_one_line(words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert said in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_and_python_have_the_same_ranges(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('student = "x"\nout = "y"\nseed = -1\n')
+    with pytest.raises(SettingsError, match=r"c\.toml: seed is -1; valid: at least 0"):
+        train.parse(["opd", "--config", str(tmp_path / "c.toml")])
+    with pytest.raises(SettingsError, match=r"options: optimizer\.eps is nan; valid: 0 or more"):
+        from_table(
+            config_class("opd"),
+            {"algorithm": "opd", "student": "x", "out": "y", "optimizer": {"eps": math.nan}},
+            "options: eps",
+        )
+    assert read_toml(tmp_path / "c.toml")["seed"] == -1
