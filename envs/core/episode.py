@@ -202,7 +202,9 @@ def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
         )
     if not 0 <= turn.begun <= r1 - r0:
         raise EpisodeError(f"{where}: {turn.begun} ids are said to be begun, of a response of {r1 - r0} tokens")
-    rows = {"logprobs": turn.logprobs, "teacher.ids": None if turn.teacher is None else turn.teacher.ids}
+    rows: dict[str, Any] = {"logprobs": turn.logprobs}
+    if turn.teacher is not None:
+        rows |= {"teacher.ids": turn.teacher.ids, "teacher.tail": turn.teacher.tail}
     for name, values in rows.items():
         if values is not None and len(values) != r1 - r0:
             raise EpisodeError(f"{where}: {name} has {len(values)} rows for a response of {r1 - r0} tokens")
@@ -254,7 +256,10 @@ def check_numbers(episode: Episode, vocabulary: int) -> None:
         if turn.hint_prompt_ids is not None:
             problem = problem or wrong_numbers(turn.hint_prompt_ids, None, vocabulary)
         if turn.teacher is not None:
-            problem = problem or wrong_numbers(turn.teacher.ids.ravel(), turn.teacher.logp.ravel(), vocabulary)
+            ids, logp, tail = turn.teacher.ids, turn.teacher.logp, turn.teacher.tail
+            problem = problem or wrong_numbers(ids.ravel(), logp.ravel(), vocabulary)
+            if tail is not None:
+                problem = problem or wrong_numbers(np.zeros(len(tail), np.int32), tail)
         scalars = {"reward": [turn.reward], "judge score": turn.judge_scores or (), "progress": [turn.progress or 0.0]}
         for name, values in scalars.items():
             if not np.isfinite(values).all():

@@ -60,7 +60,8 @@ def episodes(draw: st.DrawFn) -> Episode:
         start, size = len(ids) + draw(st.integers(0, 2)), len(logprobs)
         k = draw(st.integers(1, 3))
         logp = draw(hnp.arrays(np.float32, (size, k), elements=st.floats(width=32, allow_nan=False)))
-        teacher = TopK(ids=np.arange(size * k, dtype=np.int32).reshape(size, k), logp=logp)
+        tail = draw(st.none() | hnp.arrays(np.float32, size, elements=st.floats(width=32, allow_nan=False)))
+        teacher = TopK(ids=np.arange(size * k, dtype=np.int32).reshape(size, k), logp=logp, tail=tail)
         span = (start, start + size)
         prompt, ids = (len(ids), start), [*ids, *range(start + size - len(ids))]
         turns.append(
