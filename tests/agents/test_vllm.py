@@ -242,7 +242,7 @@ def test_scores_of_given_ids_likely_ids_and_chosen_ids(server: Any, opened: Any)
                 np.testing.assert_allclose(given[number][line], logp[row[place]], rtol=1e-5)
                 assert best[number].ids[line].tolist() == np.argsort(-logp)[:3].tolist()
                 np.testing.assert_allclose(best[number].logp[line], np.sort(logp)[::-1][:3], rtol=1e-5)
-                np.testing.assert_allclose(chosen[number][line], logp[support[number][line]], rtol=1e-5)
+                np.testing.assert_allclose(chosen[number].logp[line], logp[support[number][line]], rtol=1e-5)
 
 
 def test_chosen_ids_by_the_route_that_gpus_have(opened: Any) -> None:
