@@ -29,6 +29,9 @@ from turngym.retrieval.outgoing import (
 )
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
+MOST_NAME = 400
+"""Characters of a server's fingerprint at most; it goes into reports."""
+
 
 class Breaker:
     """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try."""
@@ -153,7 +156,8 @@ class HttpRetriever:
             with suppress(BadReply):
                 reply = read_json(health.body) if health.status == 200 else None
                 served = reply.get("fingerprint") if isinstance(reply, dict) else None
-            self._fingerprint = served if isinstance(served, str) and served else f"url:{self.url}"
+            named = isinstance(served, str) and 0 < len(served) <= MOST_NAME and served.isprintable()
+            self._fingerprint = served if named else f"url:{self.url}"
         return self._fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:

@@ -2,6 +2,7 @@
 
 Request: `{"queries": [str], "topk": int, "return_scores": bool}`. Reply with scores: `{"result": [[{"document":
 {"id", "contents"}, "score"}]]}`, one list per query, best first; without: `{"result": [[{"id", "contents"}]]}`.
+Servers of web searches leave out id and score.
 """
 
 from __future__ import annotations
@@ -214,12 +215,21 @@ def reply_body(found: Sequence[Sequence[Hit]], scores: bool) -> bytes:
     return json.dumps({"result": rows}, separators=(",", ":"), allow_nan=False).encode()
 
 
+MOST_VALUES = 2_000_000
+"""Values in a reply at most, which is five times what the largest request can ask for; each takes up to 100 bytes."""
+
+
 def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
-    """Reads the hits of a reply to `queries` queries, at most `k` each, from our server or the original one.
+    """Reads the hits of a reply to `queries` queries, at most `k` each, from our server or one of the original ones.
+
+    The original servers of web searches send neither scores nor ids. Their hits keep the server's order, and the score
+    of the hit at rank r is 1 / r. A server that has ids, or a score anywhere, must send every score.
 
     Raises:
         WireError: not JSON, another number of lists, an entry without document, contents or a finite score.
     """
+    if len(body) > LARGE and too_many_values(body.decode("utf-8", "replace"), MOST_VALUES):
+        raise WireError(f"the answer has more than {MOST_VALUES:,} values")
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -232,15 +242,23 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
         raise WireError(f'the answer is not {{"result": [...]}}: {_show(body)}')
     if len(rows) != queries:
         raise WireError(f"the answer has {len(rows)} result lists for {queries} queries")
-    return [_read_hits(row, f"result[{number}]")[:k] for number, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise WireError(f"result[{number}] is {_show(row)}; it must be a list of documents with scores")
+    ranked = all(_has_rank_alone(entry) for row in rows for entry in row)
+    return [_read_hits(row, f"result[{number}]", ranked)[:k] for number, row in enumerate(rows)]
 
 
-def _read_hits(row: Any, where: str) -> list[Hit]:
-    if not isinstance(row, list):
-        raise WireError(f"{where} is {_show(row)}; it must be a list of documents with scores")
+def _has_rank_alone(entry: Any) -> bool:
+    """Whether a hit has neither a score nor an id, as those of a web search."""
+    document = entry.get("document") if isinstance(entry, dict) else None
+    return isinstance(document, dict) and "score" not in entry and not {"id", "_id"} & document.keys()
+
+
+def _read_hits(row: list[Any], where: str, ranked: bool) -> list[Hit]:
     hits: dict[str, Hit] = {}
     for number, entry in enumerate(row):
-        hit = _read_entry(entry, f"{where}[{number}]")
+        hit = _read_entry({**entry, "score": 1 / (number + 1)} if ranked else entry, f"{where}[{number}]")
         # the original server sends a row that faiss did not find as the last document: a made-up score or a repeat
         if abs(hit.score) < PADDING_SCORE:
             hits.setdefault(hit.passage.id, hit)
@@ -250,16 +268,26 @@ def _read_hits(row: Any, where: str) -> list[Hit]:
 def _read_entry(entry: Any, where: str) -> Hit:
     if not isinstance(entry, dict) or not isinstance(entry.get("document"), dict) or "score" not in entry:
         raise WireError(f'{where} is {_show(entry)}; it must be {{"document": {{"id", "contents"}}, "score"}}')
-    score = entry["score"]
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise WireError(f"{where}: score {_show(score)} is not a finite number")
-    document = entry["document"]
-    if "id" not in document and isinstance(document.get("contents"), str):
+    document, score = entry["document"], _finite(entry["score"])
+    if score is None:
+        raise WireError(f"{where}: score {_show(entry['score'])} is not a finite number")
+    if not {"id", "_id"} & document.keys() and isinstance(document.get("contents"), str):
         # the original server's BM25 sends no ids, but the same contents must still be the same passage
         digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
         document = {**document, "id": f"sha256:{digest[:16]}"}
     passage: Passage = parse_row(document, f"{where}.document")
-    return Hit(passage=passage, score=float(score))
+    return Hit(passage=passage, score=score)
+
+
+def _finite(score: Any) -> float | None:
+    """A score as a float; None if it is no finite number."""
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        return None
+    try:
+        return float(score) if math.isfinite(score) else None
+    # a whole number beyond the range of floats
+    except OverflowError:
+        return None
 
 
 def _show(value: Any, limit: int = 120) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import socket
@@ -116,6 +117,86 @@ def test_the_original_bm25_leaves_ids_out() -> None:
     [[one], [two]] = read_reply(body, 2, 3)
     assert one.passage == two.passage
     assert one.passage.id.startswith("sha256:")
+
+
+def web(*titles: str, **more: Any) -> dict[str, Any]:
+    """A result of the original servers for web searches."""
+    return {"result": [[{"document": {"contents": f'"{title}"\nA snippet of {title}.'}, **more} for title in titles]]}
+
+
+def test_hits_of_a_web_search_keep_the_order_of_the_server(canned: Canned, client: Any) -> None:
+    pages = json.dumps(web("Tarnby", "Leck", "Tarnby", "Orlen")).encode()
+    server = canned(lambda path, asked: (200, JSON, pages))
+    (hits,) = client(server.url).search(["a"], 3)
+    assert [hit.passage.title for hit in hits] == ["Tarnby", "Leck", "Orlen"]
+    assert [hit.score for hit in hits] == [1.0, 0.5, 0.25]
+    assert len({hit.passage.id for hit in hits}) == 3
+    # the same page is the same passage in the next search
+    [[again]] = read_reply(json.dumps(web("Leck")).encode(), 1, 3)
+    assert again.passage == hits[1].passage
+    assert read_reply(b'{"result": [[]]}', 1, 3) == [[]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("change", ["score", "id", "_id"])
+def test_a_score_may_only_be_missing_everywhere(place: int, change: str) -> None:
+    reply = web("Tarnby", "Leck", "Orlen")
+    entry = reply["result"][0][place]
+    (entry if change == "score" else entry["document"])[change] = 7
+    with pytest.raises(WireError, match=r'it must be \{"document": \{"id", "contents"\}, "score"\}'):
+        read_reply(json.dumps(reply).encode(), 1, 3)
+    # in another list, too
+    reply = {"result": [*web("Tarnby")["result"], *web("Leck", score=1)["result"]]}
+    with pytest.raises(WireError, match=r"result\[0\]\[0\] is"):
+        read_reply(json.dumps(reply).encode(), 2, 3)
+
+
+def every_value(field: str, value: Any) -> dict[str, Any]:
+    """A good reply in which one field has another value."""
+    document: dict[str, Any] = {"id": "1", "contents": '"T"\nx'}
+    entry: dict[str, Any] = {"document": document, "score": 1.0}
+    row: list[Any] = [entry]
+    reply: dict[str, Any] = {"result": [row]}
+    holder = {"id": document, "contents": document, "title": document, "text": document}
+    if field in ("title", "text"):
+        document.pop("contents")
+        document["text"] = "x"
+    if field in holder:
+        holder[field][field] = value
+    elif field == "row":
+        reply["result"] = [value]
+    elif field == "entry":
+        row[0] = value
+    elif field == "result":
+        reply["result"] = value
+    else:
+        entry[field] = value
+    return reply
+
+
+KINDS: list[Any] = [
+    *(None, True, False, 0, 1, -1.5, 10**400, math.nan, math.inf, "", " ", "x", "1", "\ud800", "a\0b", "x" * 5000),
+    *([], [None], ["x"], [[]], [{}], {}, {"id": {}}, {"document": []}, {"contents": 1}),
+]
+
+
+@pytest.mark.parametrize("field", ["result", "row", "entry", "document", "score", "id", "contents", "title", "text"])
+def test_every_kind_of_value_in_a_reply_is_read_or_refused(field: str) -> None:
+    for value in KINDS:
+        body = json.dumps(every_value(field, value)).encode()
+        try:
+            (hits,) = read_reply(body, 1, 3)
+        except (WireError, CorpusError):
+            continue
+        for hit in hits:
+            assert math.isfinite(hit.score)
+            assert hit.passage.id.encode()
+            assert hit.passage.contents.encode()
+
+
+def test_a_reply_of_very_many_values_is_refused_before_they_are_made() -> None:
+    with pytest.raises(WireError, match="more than 2,000,000 values"):
+        read_reply(b'{"result": [[' + b"[]," * 3_000_000 + b"[]]]}", 1, 3)
 
 
 def test_a_server_that_ignores_topk_is_cut() -> None:
