@@ -308,11 +308,11 @@ class EndpointAgent:
             return Reply(ends=Status.TRUNCATED_TOKENS, error=str(result))
         if isinstance(result, RequestRefused):
             self._count(conversation, Usage(refused=1))
+            full = ". If its context is full, --max-context N ends such episodes as full, so that they count"
             self._say(
                 "refused",
-                f"an episode ends with an error, since the endpoint refused its request ({result}). If its context is "
-                "full, --max-context N ends such episodes as full, so that they count; how many are refused stands in "
-                "the results, under usage",
+                f"the endpoint refused a request midway, so that its episode ends with an error and is left out of the "
+                f"score ({result}){full if result.unclear else ''}. Said once; the results count them under usage",
             )
         if isinstance(result, EndpointError):
             late = isinstance(result, EndpointTimeout)

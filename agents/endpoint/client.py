@@ -91,7 +91,12 @@ class ContextOverflow(EndpointError):
 
 
 class RequestRefused(EndpointError):
-    """The endpoint, which has answered others, refuses this request: it is wrong, or full in words not known here."""
+    """The endpoint, which has answered others, refuses this request.
+
+    `unclear`: it does not say for what, so that its context may be full.
+    """
+
+    unclear: bool = False
 
 
 KEY = "OPENAI_API_KEY"
@@ -366,8 +371,12 @@ class EndpointClient:
             )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
-        kind = RequestRefused if failed.unclear and self.worked and not help_text else EndpointError
-        return kind(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" ."))
+        said = f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" .")
+        if not (failed.rejected and self.worked):
+            return EndpointError(said)
+        error = RequestRefused(said)
+        error.unclear = failed.unclear and not help_text
+        return error
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
