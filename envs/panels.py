@@ -20,12 +20,17 @@ import numpy as np
 
 from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.files import locked_file
+from turngym.envs.core.tables import atomic_write
 from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
 from turngym.retrieval.user_files import read_text, user_path
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
+LARGEST = 1 << 26
+"""Bytes of a manifest at most; the largest shipped one has 40,000."""
 _SCHEMA = 1
+_FIELDS = ("schema", "name", "version", "env_id", "make_kwargs", "sha256", "tasks")
 _FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 
 
@@ -67,6 +72,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
 
     Raises PanelError for a bad name, no tasks, repeated tasks, or tasks of another environment.
     """
+    _check_fields(name, version, env_id, make_kwargs, tasks)
     # the name of its file, by which the panel must be found again
     if not _FILE.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
@@ -82,6 +88,34 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
     sha256 = content_hash(_body(name, version, env_id, make_kwargs, tasks))
     kwargs, rows = dict(make_kwargs), tuple(tasks)
     return Panel(name=name, version=version, env_id=env_id, make_kwargs=kwargs, tasks=rows, sha256=sha256)
+
+
+def _check_fields(name: object, version: object, env_id: object, make_kwargs: object, tasks: Iterable[Task]) -> None:
+    """Raises PanelError for what a manifest could not hold, or would not give back."""
+    if not isinstance(name, str) or isinstance(version, bool) or not isinstance(version, int):
+        raise PanelError(f"panel name {name!r:.80} version {version!r:.80}: a text and a whole number are needed")
+    if not isinstance(env_id, str):
+        raise PanelError(f"panel {name}: env_id is {env_id!r:.80}; it must be a text")
+    if not isinstance(make_kwargs, Mapping):
+        raise PanelError(f"panel {name}: make_kwargs is {make_kwargs!r:.80}; it must be an object")
+    for task in tasks:
+        for field in ("task_id", "sha256", "split", "category"):
+            value = getattr(task, field)
+            if not isinstance(value, str):
+                raise PanelError(
+                    f"panel {name}: {field} of task {task.task_id!r:.80} is {value!r:.80}; it must be a text"
+                )
+            _check_json(value, f"panel {name}: {field} of a task")
+    _check_json(env_id, f"panel {name}: env_id")
+    _check_json(dict(make_kwargs), f"panel {name}: make_kwargs")
+
+
+def _check_json(value: Any, what: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    # half a surrogate pair and numbers that are not finite are ValueErrors
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PanelError(f"{what} is {value!r:.80}, which JSON in UTF-8 cannot hold: {error}") from None
 
 
 def panel_of_env(
@@ -119,15 +153,23 @@ def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None)
 
 
 def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
-    """Writes the manifest as `<name>-v<version>.json`. Raises PanelError if one with other content exists."""
+    """Writes the manifest as `<name>-v<version>.json`, whole or not at all.
+
+    Raises PanelError if one with other content exists, or the file cannot be written.
+    """
     path = Path(folder or PANEL_FOLDER) / f"{panel.full_name}.json"
     text = _to_text(panel)
-    if path.exists():
-        if path.read_text(encoding="utf-8") != text:
+    try:
+        if not path.exists():
+            # two processes that write the same panel would share a scratch file
+            with locked_file(path):
+                if not path.exists():
+                    with atomic_write(path) as file:
+                        file.write(text)
+        if path.read_bytes() != text.encode("utf-8"):
             raise PanelError(f"{path} exists with other content; published panels never change: use a new version")
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise PanelError(f"{path} cannot be written: {error.strerror}; nothing half-written was kept") from error
     return path
 
 
@@ -245,21 +287,31 @@ def _to_text(panel: Panel) -> str:
 def _read(path: Path) -> Panel:
     if not path.is_file():
         raise PanelError(f"there is no panel manifest {path}")
+    if path.stat().st_size > LARGEST:
+        raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST:,}")
     try:
         record = json.loads(read_text(path, PanelError))
-        if record["schema"] != _SCHEMA:
-            raise PanelError(f"{path}: schema {record['schema']!r}; this turngym reads {_SCHEMA}: upgrade turngym")
-        env_id = record["env_id"]
-        tasks = [
-            Task(env_id=plain_id(env_id), task_id=task_id, sha256=sha256, split=split, category=category)
-            for task_id, sha256, split, category in record["tasks"]
-        ]
+    except (ValueError, RecursionError) as error:
+        raise PanelError(f"{path} is not a panel manifest: {error}") from error
+    if not isinstance(record, dict) or (missing := [field for field in _FIELDS if field not in record]):
+        what = f"it has no {missing[0]}" if isinstance(record, dict) else "it is no JSON object"
+        raise PanelError(f"{path} is not a panel manifest: {what}; valid: an object with {', '.join(_FIELDS)}")
+    if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
+        raise PanelError(f"{path}: schema {record['schema']!r:.80}; this turngym reads {_SCHEMA}: upgrade turngym")
+    env_id, rows = record["env_id"], record["tasks"]
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
+        raise PanelError(f"{path} is not a panel manifest: tasks must be a list of [id, sha256, split, category]")
+    tasks = [
+        Task(env_id=plain_id(str(env_id)), task_id=task_id, sha256=sha256, split=split, category=category)
+        for task_id, sha256, split, category in rows
+    ]
+    try:
         panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)
-        promised = record["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PanelError(f"{path} is not a panel manifest: {type(error).__name__} {error}") from error
-    if panel.sha256 != promised:
+    except PanelError as error:
+        raise PanelError(f"{path} is not a panel manifest: {error}") from error
+    if panel.sha256 != record["sha256"]:
         raise PanelError(
-            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {promised}; it was changed"
+            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {record['sha256']!r:.80}; it was "
+            "changed"
         )
     return panel

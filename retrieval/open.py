@@ -96,7 +96,7 @@ def open_retriever(
 
 def spec_stamp(spec: str) -> Stamp:
     """The stamp of the files that a retriever or reranker is opened from; empty for a server or a name."""
-    return path_stamp(spec) or path_stamp(spec.partition(":")[2])
+    return path_stamp(user_path(spec)) or path_stamp(user_path(spec.partition(":")[2]))
 
 
 def open_index(

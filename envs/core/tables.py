@@ -145,6 +145,9 @@ def written_whole(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[TextIO]:
-    """A text file that replaces `path` once all of it is written; after an error, the old file stays."""
-    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+    """A text file that replaces `path` once all of it is written; after an error, the old file stays.
+
+    Its lines end as they are written, the same on every system.
+    """
+    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
         yield file

@@ -17,6 +17,7 @@ from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import content_hash
 from turngym.envs.search.questions import Question, blank, wordless
 from turngym.retrieval.rows import RATIO, UNPACKED, read_rows, show, stem, text_problem
+from turngym.retrieval.user_files import user_path
 
 QUESTIONS = ("question", "Question")
 IDS = ("id", "_id", "question_id", "QuestionId")
@@ -50,7 +51,7 @@ def read_questions(path: str | Path, data_source: str | None = None, *, split: s
         TaskError: no such file, a row without question or answers, a field of another form, an id that comes twice, no
             rows.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise TaskError(f"there is no question file {path}; give a .parquet of Search-R1's form or a .jsonl")
     rows = _parquet_rows(path) if path.suffix == ".parquet" else _file_rows(path)
@@ -332,7 +333,8 @@ def _file_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     arrow, parquet = arrow_modules()
     try:
-        with parquet.ParquetFile(str(path)) as file:
+        # opened here, because pyarrow takes no path whose bytes are not UTF-8
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
             groups = range(file.metadata.num_row_groups)
             size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
             if size > max(UNPACKED, RATIO * path.stat().st_size) or file.metadata.num_rows > MOST_ROWS:

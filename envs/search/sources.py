@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
+from turngym.envs.core.tables import written_whole
 from turngym.envs.search.protocol import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, arrow_modules, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
@@ -114,7 +115,7 @@ def open_source(
     if path.name.endswith(ENDINGS) or path.exists():
         if not path.is_file():
             raise TaskError(f"there is no question file {path}")
-        passages = None if corpus is None else _as_it_is(Path(corpus).expanduser())
+        passages = None if corpus is None else _as_it_is(user_path(corpus))
         return _file(_question_files(path), split or "all", passages)
     known = ["world", *MIXTURES, *SETS]
     wrong = next((name for name in names if name not in SETS), source)
@@ -328,6 +329,6 @@ def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str =
         ]
     )
     rows = list(prompt_rows(questions, prompt))
-    with Path(path).open("wb") as file:
+    with written_whole(path) as scratch, scratch.open("wb") as file:
         parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), file)
     return len(rows)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import gymnasium as gym
 import pytest
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import FolderInUseError
 from turngym.envs.core.task import Task
 from turngym.envs.panels import (
     Panel,
@@ -89,7 +95,7 @@ def test_a_manifest_is_never_replaced(tmp_path: Path) -> None:
         ("corridor/3", "corridor/4", "the content has sha256"),
         ('"max_turns": 9', '"max_turns": 10', "was changed"),
         ('"schema": 1', '"schema": 2', "schema 2; this turngym reads 1"),
-        ('"sha256"', '"sha"', "is not a panel manifest: KeyError 'sha256'"),
+        ('"sha256"', '"sha"', "is not a panel manifest: it has no sha256"),
         ("{", "", "is not a panel manifest"),
         ("corridor/5", "corridor/3", "listed twice"),
     ],
@@ -198,3 +204,108 @@ def test_questions_become_prompts_for_other_trainers(tmp_path: Path, capsys: pyt
     assert f"{len(panel.tasks)} prompts in" in capsys.readouterr().out
     with pytest.raises(TurngymError, match="--form search-r1: only questions of turngym/Search-v0 have it"):
         verb.main(["export-prompts", "alfworld-generated-eval", "--form", "search-r1", "--out", str(out)])
+
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 2, -1, 1.5, math.nan, math.inf, 10**30, "", "x", "\ud800", "a\0b"),
+    *(
+        [],
+        [None],
+        ["x"],
+        [[]],
+        [["a", "b", "c"]],
+        [["a", "b", "c", 1]],
+        [["a", "b", "c", "d"]] * 2,
+        {},
+        {"a": math.nan},
+    ),
+]
+
+
+@pytest.mark.parametrize("field", ["schema", "name", "version", "env_id", "make_kwargs", "sha256", "tasks"])
+def test_every_kind_of_value_in_a_manifest_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    path = write_panel(toy_panel(), tmp_path)
+    good = json.loads(path.read_text())
+    for value in VALUES:
+        path.write_text(json.dumps(good | {field: value}), encoding="utf-8")
+        with pytest.raises(PanelError) as caught:
+            load_panel(str(path))
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    path.write_text(json.dumps({name: value for name, value in good.items() if name != field}))
+    with pytest.raises(PanelError, match=f"it has no {field}; valid: an object with schema"):
+        load_panel(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "[" * 100_000, '{"schema": ' + "9" * 5000 + "}", "{"])
+def test_files_that_are_no_manifest(tmp_path: Path, text: str) -> None:
+    (tmp_path / "toy-v1.json").write_text(text)
+    with pytest.raises(PanelError, match=r"toy-v1\.json is not a panel manifest"):
+        load_panel("toy", tmp_path)
+
+
+def test_a_manifest_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "toy-v1.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 27)
+    with pytest.raises(PanelError, match="134,217,728 bytes; a panel manifest has at most 67,108,864"):
+        load_panel(str(path))
+
+
+@pytest.mark.parametrize("field", ["task_id", "sha256", "split", "category"])
+@pytest.mark.parametrize("value", ["half \ud800", 3, None, ["x"]])
+def test_what_a_manifest_cannot_hold_is_refused_before_it_is_written(field: str, value: Any) -> None:
+    (first, *_) = toy_panel().tasks
+    with pytest.raises(PanelError, match=f"{field} of"):
+        make_panel("toy", 1, TOY, {}, [dataclasses.replace(first, **{field: value})])
+
+
+@pytest.mark.parametrize("kwargs", [{"split": "\ud800"}, {"path": Path("x")}, {"rate": math.nan}, {"x": {1, 2}}, [1]])
+def test_arguments_that_are_no_json_are_refused(kwargs: Any) -> None:
+    with pytest.raises(PanelError, match="make_kwargs"):
+        make_panel("toy", 1, TOY, kwargs, toy_panel().tasks)
+
+
+def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.TextIOWrapper):
+        def write(self, text: str) -> int:
+            super().write(text[: len(text) // 2])
+            self.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = Path.open
+
+    def opened(self: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        file = real(self, mode, *args, **more)
+        return Full(file.detach(), encoding="utf-8") if mode == "w" else file  # type: ignore[union-attr]
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", opened)
+        with pytest.raises(PanelError, match="cannot be written: No space left on device"):
+            write_panel(toy_panel(), tmp_path / "new")
+    assert not list(tmp_path.rglob("*"))
+    path = write_panel(toy_panel(), tmp_path)
+    before = path.read_bytes()
+    assert b"\r" not in before
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            write_panel(toy_panel(2), tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == ["toy-v1.json"]
+    assert path.read_bytes() == before
+
+
+def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:
+    panel = make_panel("toy", 1, TOY, {}, [task(f"corridor/{number}", f"{number:064x}") for number in range(3000)])
+
+    def written() -> str:
+        try:
+            return write_panel(panel, tmp_path).name
+        except FolderInUseError:
+            return "in use"
+
+    with ThreadPoolExecutor(8) as pool:
+        done = [future.result() for future in [pool.submit(written) for _ in range(32)]]
+    assert set(done) <= {"toy-v1.json", "in use"}
+    assert load_panel("toy", tmp_path) == panel
+    assert [found.name for found in tmp_path.iterdir()] == ["toy-v1.json"]

@@ -60,7 +60,7 @@ def problem(room: str, part: str, name: str) -> str | None:
     if FLOORS.index(other) > FLOORS.index(room):
         return f"{room} is below {other}"
     if room == "envs" and other == "retrieval":
-        return None if part in (*ENV_PACKAGES, "core") else "only environments and the kernel need retrieval"
+        return None if part in (*ENV_PACKAGES, "core", "panels") else "only environments, panels and the kernel need it"
     if room == "envs" and inside in ENV_PACKAGES and part != inside:
         return f"envs.{part} may not know the environment {inside}"
     if room == "envs" and part == "core" and inside != "core":
