@@ -193,7 +193,7 @@ class EpisodeRunner:
             system=conversation.system,
             final_observation=conversation.observation,
             timings=self.timings,
-            meta={**meta, **extra},
+            meta={**self.guard.base.scoring, **meta, **extra},
         )
 
 

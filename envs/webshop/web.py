@@ -185,7 +185,7 @@ class Visit:
                 score=env.score,
                 system=env.instructions,
                 final_observation=self._observation,
-                meta={"agent": "human", "interface": "web", **left},
+                meta={"agent": "human", "interface": "web", **env.scoring, **left},
             )
         )
 

@@ -20,6 +20,8 @@ from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.evaluation.packed import check_result, pack_result
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ScriptedAgent
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.registration import make_env
 from turngym.envs.webshop import nouns
@@ -388,6 +390,10 @@ def test_rollouts_and_other_evaluators_keep_it(panel: Panel, data: Path, tmp_pat
     )
     assert {episode.meta["scored_with"] for episode in found.episodes} == {"builtin"}
     assert "~" in str(found)
+    # whoever plays, the episode says what scored it
+    jobs = [Job(task_id=panel.task_ids[0])]
+    (episode,) = rollout(jobs, lambda: make_env(WebShopEnv, **kwargs), ScriptedAgent("first-hit"))
+    assert episode.meta["scored_with"] == "builtin"
     sessions = PanelSessions.of(panel, channel=None, data=str(data), trace=tmp_path / "sessions.jsonl")
     assert sessions.settings["scored_with"] == "builtin"
     sessions.pool.close()
