@@ -61,18 +61,16 @@ class Range:
     above: bool = False
     """Whether `least` itself is too small."""
 
-    def refuses(self, value: float) -> bool:
-        """Whether `value` is out of it. NaN always is."""
+    def refuses(self, value: float) -> str:
+        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
         most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
-        return not self.least <= value <= most or (self.above and value == self.least)
-
-    def __str__(self) -> str:
+        if value > most:
+            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
+        if value > self.least or (value == self.least and not self.above):
+            return ""
         if self.least < -MOST:
             return "a finite number"
-        low = f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
-        if self.most is None:
-            return low if self.above or self.least else "0 or more"
-        return low if math.isinf(self.most) else f"{low} and at most {self.most:g}"
+        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
 
 
 MOST = 10**9
@@ -137,10 +135,10 @@ def check_numbers(settings: Any, name: Callable[[str], str], table: str = "") ->
 
 def _check_number(value: Any, numbers: Range, name: Callable[[], str]) -> None:
     for item in value if isinstance(value, tuple) else (value,):
-        if isinstance(item, int | float) and not isinstance(item, bool) and numbers.refuses(item):
+        if isinstance(item, int | float) and not isinstance(item, bool) and (wanted := numbers.refuses(item)):
             text = f"{item:g}" if isinstance(item, float) else str(item)
             shown = text if len(text) < 30 else f"{text[:10]}... ({len(text)} characters)"
-            raise SettingsError(f"{name()} is {shown}; valid: {numbers}")
+            raise SettingsError(f"{name()} is {shown}; it must be {wanted}")
 
 
 def to_table(value: Any) -> dict[str, Any]:

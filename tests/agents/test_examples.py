@@ -123,7 +123,7 @@ def test_a_text_file_is_shown_as_it_stands(tmp_path: Path) -> None:
     for form, content, said in (
         ("turns", b"x", "only the episodes of a trace"),
         ("auto", b" \n", "is empty"),
-        ("auto", b"\xff", "cannot be read"),
+        ("auto", b"\xff", "is no UTF-8"),
     ):
         path.write_bytes(content)
         with pytest.raises(AgentError, match=said):

@@ -74,7 +74,7 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--agent", "replay:none.jsonl"], "none.jsonl"),
         (["--env", "turngym/ALFWord-v0"], "turngym/ALFWorld-v0"),
         (["--env-kwargs", "[1]"], "must be a JSON object"),
-        (["--tasks", "0"], "take 1 to"),
+        (["--tasks", "0"], "--tasks is 0; it must be at least 1"),
     ):
         assert main(["rollout", *out, *argv]) == 2
         assert words in capsys.readouterr().err

@@ -155,7 +155,7 @@ def test_bad_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="holds no text"):
         LmLoss(LmLossConfig(files=(tmp_path / "empty.txt",)), encode)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(TextError, match="is not UTF-8"):
+    with pytest.raises(TextError, match="is no UTF-8"):
         LmLoss(LmLossConfig(files=(tmp_path / "latin.txt",)), encode)
     pytest.importorskip("pyarrow")
     import pyarrow
