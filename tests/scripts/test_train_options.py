@@ -116,7 +116,7 @@ def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) ->
         path.write_text(f"{line}\n")
         with pytest.raises(SettingsError, match=text):
             train.parse(["--config", str(path), *NEEDED])
-    with pytest.raises(SettingsError, match="none.toml cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"none.toml cannot be read: No such file"):
         train.parse(["--config", str(tmp_path / "none.toml"), *NEEDED])
     with pytest.raises(TurngymError, match="--config needs a value"):
         train.parse([*NEEDED, "--config"])
