@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.agents.evaluation.coverage import SimulatedStudy, measure
+from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure
 from turngym.agents.evaluation.seeds import (
     Design,
     Price,
@@ -341,7 +341,7 @@ def test_they_hold_the_truth_as_often_as_they_say(
     """600 studies each, a standard error of 0.9 %."""
     study = SimulatedStudy(seeds=seeds, seed_spread=apart, second_spread=second, correlation=correlation)
     for one in measure(study, 600):
-        assert one.covered >= 0.92, one
+        assert one.covered >= 0.92 or one.name == REFERENCE, one
         if seeds > 2 and not apart and one.name == "two methods over their seeds":
             assert one.ratio <= 1.4, one
 
@@ -350,7 +350,8 @@ def test_they_hold_the_truth_as_often_as_they_say(
 @pytest.mark.parametrize(("clusters", "rate"), [(20, 0.5), (20, 0.1), (4, 0.5), (47, 0.3)])
 def test_they_hold_it_for_new_worlds(clusters: int, rate: float) -> None:
     for one in measure(SimulatedStudy(seeds=3, clusters=clusters, rate=rate, shared=0.2), 400):
-        if "new clusters" in one.name or "over" in one.name.split():
+        # the others are for these worlds
+        if "new clusters" in one.name or "over their" in one.name or "over its" in one.name:
             assert one.covered >= 0.92, one
 
 
