@@ -212,6 +212,26 @@ def connect_policy(
     return ServerPolicy(shared_fleet(urls, settings, versions), **options)
 
 
+MORE = 16
+"""How many likely ids behind the K are asked for: what they hold is a part of the tail that is known."""
+
+
+def bounded_tail(logp_PK: NDArray[np.float32], more_PM: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Log-probability of all but the K most likely of `size` ids: float32 [P], nats.
+
+    What the K leave of 1, which is known to about 1e-7, within what the M that follow them say: the tail holds at least
+    these, and of the others none is likelier than the last of them. A sure teacher's tail is nearly all in the M.
+    """
+    kept, more = logp_PK.astype(np.float64), more_PM.astype(np.float64)
+    others = size - kept.shape[1] - more.shape[1]
+    left = np.maximum(-np.expm1(np.logaddexp.reduce(kept, axis=1)), 1e-7)
+    if not more.shape[1]:
+        return np.log(left).astype(np.float32)
+    low = np.logaddexp.reduce(more, axis=1)
+    high = np.logaddexp(low, more[:, -1] + np.log(others)) if others else low
+    return np.clip(np.log(left), low, high).astype(np.float32)
+
+
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
 Row = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -242,6 +262,7 @@ class ServerScorer:
     block: int = 0
     """`gather`: most positions per request; 0: as the servers' dialect has it."""
     _rows: int = field(default=0, init=False)
+    _more: int = field(default=MORE, init=False)
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         """The K most likely ids at each position, most likely first."""
@@ -252,15 +273,30 @@ class ServerScorer:
         async def one(row: Row, name: str) -> TopK:
             if not len(row[1]):
                 return TopK(ids=np.empty((0, k), np.int32), logp=np.empty((0, k), np.float32))
-            best, logp = await self._ask(row, name, lambda answer, ask, _: self._dialect.read_top(answer, ask), top=k)
-            if best.max() >= limit:
+            best, logp = await self._likeliest(row, name, k)
+            if best[:, :k].max() >= limit:
                 raise ServerError(
-                    f"{name}: id {best.max()} is among the teacher's {k} most likely ones, but the student has {limit} "
-                    "ids; take a smaller k, or load the teacher into this process"
+                    f"{name}: id {best[:, :k].max()} is among the teacher's {k} most likely ones, but the student has "
+                    f"{limit} ids; take a smaller k, or load the teacher into this process"
                 )
-            return TopK(ids=best, logp=logp)
+            tail = bounded_tail(logp[:, :k], logp[:, k:], self.vocabulary)
+            return TopK(ids=best[:, :k], logp=logp[:, :k], tail=tail)
 
         return self._each(ids, positions, one)
+
+    async def _likeliest(self, row: Row, name: str, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The K most likely ids [P, K + M], and the M after them, where the server lists so many."""
+        more = min(self._more, self.vocabulary - k)
+        read = lambda answer, ask, _: self._dialect.read_top(answer, ask)  # noqa: E731
+        try:
+            return await self._ask(row, name, read, top=k + more)
+        except ServerError:
+            if not more:
+                raise
+            found = await self._ask(row, name, read, top=k)
+            # it lists as many as were asked for and no more: the others need not be refused, too
+            self._more = 0
+            return found
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         """Log-probability of the id at each position, given the ids before it: float32 [P]."""

@@ -19,7 +19,7 @@ from turngym.agents.servers.client import (
     WrongWeights,
 )
 from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.policy import ServerScorer
+from turngym.agents.servers.policy import ServerScorer, bounded_tail
 from turngym.agents.servers.sglang_dialect import SglangDialect
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
@@ -66,6 +66,34 @@ def test_the_most_likely_ids(setup: Any) -> None:
             logp = logprobs(row[:place].tolist(), "default")
             np.testing.assert_array_equal(one.ids[line], np.argsort(-logp)[:3])
             np.testing.assert_allclose(one.logp[line], np.sort(logp)[::-1][:3], rtol=1e-6)
+            np.testing.assert_allclose(np.exp(one.tail[line]), 1 - np.exp(np.sort(logp)[-3:]).sum(), rtol=1e-5)
+
+
+def test_the_tail_of_a_sure_teacher_is_what_follows_its_likeliest_ids() -> None:
+    """Log-probabilities in float32 leave noise of 1e-7 of 1: the ids behind the K bound the tail from both sides."""
+    random, size, k = np.random.default_rng(3), 1000, 7
+    for power in range(1, 13):
+        inside = random.dirichlet(np.ones(k), 50) * (1 - 10.0**-power)
+        # a tail that falls off quickly, as one does
+        outside = np.exp(-np.minimum(np.arange(size - k), 99)) * random.uniform(0.5, 1.0, (50, size - k))
+        outside *= 10.0**-power / outside.sum(axis=1, keepdims=True)
+        logp = np.log(-np.sort(-np.concatenate([inside, outside], axis=1))).astype(np.float32)
+        right = np.log(np.exp(logp[:, k:].astype(np.float64)).sum(axis=1))
+        tail = bounded_tail(logp[:, :k], logp[:, k : k + 16], size)
+        assert tail.dtype == np.float32
+        # within what the listed ids leave open, however small the tail is
+        assert np.abs(tail - right).max() < 1e-3
+        # nothing but the K: as good as their rounding, and never below it
+        plain = bounded_tail(logp[:, :k], logp[:, k:k], size)
+        assert plain.min() >= np.float32(np.log(1e-7))
+        assert (np.abs(plain - right).max() < 1e-2) == (power < 6)
+    # all ids are listed: their sum is the tail
+    whole = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32))
+    assert bounded_tail(whole[:, :2], whole[:, 2:], 4) == pytest.approx(np.log(0.25))
+    # a heavy tail lies between its listed part and as much of each other id as of the last listed one
+    np.testing.assert_allclose(bounded_tail(whole[:, :1], whole[:, 1:2], 4), np.log([0.5]), rtol=1e-6)
+    assert bounded_tail(whole[:, :1], np.log(np.array([[0.4]], np.float32)), 2) == pytest.approx(np.log(0.4))
+    assert bounded_tail(whole[:, :1], np.log(np.array([[0.1]], np.float32)), 4) == pytest.approx(np.log(0.3))
 
 
 def test_scores_at_another_temperature(setup: Any) -> None:

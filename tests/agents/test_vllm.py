@@ -242,6 +242,8 @@ def test_scores_of_given_ids_likely_ids_and_chosen_ids(server: Any, opened: Any)
                 np.testing.assert_allclose(given[number][line], logp[row[place]], rtol=1e-5)
                 assert best[number].ids[line].tolist() == np.argsort(-logp)[:3].tolist()
                 np.testing.assert_allclose(best[number].logp[line], np.sort(logp)[::-1][:3], rtol=1e-5)
+                rest = 1 - np.exp(np.sort(logp)[::-1][:3].astype(np.float64)).sum()
+                np.testing.assert_allclose(np.exp(best[number].tail[line]), rest, rtol=1e-4)
                 np.testing.assert_allclose(chosen[number].logp[line], logp[support[number][line]], rtol=1e-5)
 
 
@@ -263,6 +265,19 @@ def test_chosen_ids_by_the_route_that_gpus_have(opened: Any) -> None:
         dialect.read_chosen({"prompt_token_id_logprobs": base64.b64encode(file.getvalue()).decode()}, asking)
     with pytest.raises(BadAnswer, match="ValueError"):
         dialect.read_chosen({"prompt_token_id_logprobs": "AAAA"}, asking)
+
+
+def test_a_server_that_lists_no_more_than_the_likeliest_ids_is_enough(server: Any, opened: Any) -> None:
+    """The ids behind them bound the tail; without them it is what the K leave of 1."""
+    server.top = 3
+    scorer = ServerScorer(fleet=opened(server), vocabulary=VOCABULARY)
+    for _ in range(2):
+        best = scorer.topk(ROWS, PLACES, 3)
+        for one in best:
+            np.testing.assert_allclose(np.exp(one.tail), 1 - np.exp(one.logp.astype(float)).sum(axis=1), rtol=1e-5)
+    asked = [body["sampling_params"].get("prompt_logprobs") for body in server.of("/inference/v1/generate")]
+    assert asked.count(19) <= len(ROWS)  # not once more
+    assert asked.count(3) == 2 * len(ROWS)
 
 
 def test_what_a_server_does_not_score_is_refused_in_a_line(server: Any, opened: Any) -> None:

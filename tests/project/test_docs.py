@@ -318,7 +318,7 @@ SUBVERBS = {
 OF_OTHERS = {
     *("--no-deps", "--nproc-per-node", "--custom-generate-function-path", "--rollout-function-path"),
     *("--partial-rollout", "--enable-deterministic-inference", "--strict", "--config-settings", "--import-mode"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "--jinja", "--logprobs-mode"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "--jinja", "--logprobs-mode", "--max-logprobs"),
     *("--loo.n", "--loo.cap"),
     *("--no-push", "--epochs", "--env.player.max-turns"),
     *("--newest-torch",),
