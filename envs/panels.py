@@ -24,6 +24,7 @@ from turngym.envs.core.files import locked_file
 from turngym.envs.core.tables import atomic_write
 from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
+from turngym.retrieval.named_module import look_here
 from turngym.retrieval.user_files import read_text, user_path
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
@@ -250,6 +251,7 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
 
 def _folder_of(package: str) -> Path:
     """Where another package keeps its manifests."""
+    look_here(package)
     try:
         found = find_spec(package)
     # find_spec raises ValueError for a module without a spec, such as __main__

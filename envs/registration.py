@@ -19,6 +19,7 @@ from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
+from turngym.retrieval.named_module import import_named
 
 
 def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> None:
@@ -119,16 +120,16 @@ def require_env(env_id: str) -> str:
     module, colon, plain = env_id.rpartition(":")
     if colon:
         try:
-            import_module(module)
-        # what importlib says of no name and of a relative one
-        except (ImportError, ValueError, TypeError) as error:
+            import_named(module)
+        except ImportError as error:
             raise TurngymError(f"environment {env_id!r}: cannot import {module!r} ({error})") from error
     if plain not in gym.registry:
         namespace = plain.rpartition("/")[0]
+        made = f" {module} was imported, and it did not register this one." if colon else ""
         known = [name for name in gym.registry if name.startswith(("turngym/", f"{namespace or 'turngym'}/"))]
         raise TurngymError(
-            f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)} An environment of "
-            "another package is named with the module that registers it: package:namespace/Name-v0"
+            f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)}{made} An "
+            "environment of another package is named with the module that registers it: package:namespace/Name-v0"
         )
     return env_id
 

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.named_module import import_named
 from turngym.retrieval.user_files import library_path, user_path
 
 GROUP = "turngym.encoders"
@@ -75,6 +76,7 @@ def find_encoder(name: str) -> Callable[[str], Encoder]:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RetrievalError(f"unknown encoder {name!r}; name {', '.join(known)} or package.module:name.{hint}")
     try:
+        import_named(point.module)
         make: Callable[[str], Encoder] = point.load()
     except (ImportError, AttributeError) as error:
         raise RetrievalError(f"encoder {name!r}: {point.value} cannot be loaded ({error})") from error

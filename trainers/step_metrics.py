@@ -148,7 +148,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
         "success": float(np.mean([episode.success for episode in played])),
         "turns_mean": float(np.mean([episode.depth for episode in played])),
         "valid_actions": float(np.mean(verdicts)) if verdicts else None,
-        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in played])),
+        "truncated": float(np.mean([episode.status.is_cut for episode in played])),
         "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
     }
 

@@ -423,13 +423,20 @@ IntN = NDArray[np.int64]
 
 
 def gae(
-    reward_N: FloatN, value_N: FloatN, episode_N: IntN, *, gamma: float = 1.0, lam: float = 0.95
+    reward_N: FloatN,
+    value_N: FloatN,
+    episode_N: IntN,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    cut_E: NDArray[np.bool_] | None = None,
 ) -> tuple[FloatN, FloatN]:
     """Generalized advantage estimation: advantages and returns, float64 [N].
 
     Tokens of one episode are adjacent and in order; the token after t is the next supervised one, however many
     observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
-    beyond the last token; return_t = A_t + V_t.
+    beyond the last token; return_t = A_t + V_t. An episode of which `cut_E` says that a limit broke it off would have
+    gone on: V beyond its last token is not 0 but the value of that token, the last state that the critic has seen.
     Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
     Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
     """
@@ -437,12 +444,12 @@ def gae(
     if not 0.0 <= lam <= 1.0:
         raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
     place = _Grid(episode_N)
-    value, reward = place.fill(value_N), place.fill(reward_N)
-    # a shorter episode's last token is followed by padding, whose value of 0 is that of an episode that is over
-    following = np.concatenate([value[:, 1:], np.zeros((len(value), 1))], axis=1)
-    delta, advantage = reward + gamma * following - value, np.zeros_like(value)
-    carried = np.zeros(len(value))
-    for column in reversed(range(value.shape[1])):
+    last_N = _is_last(episode_N)
+    beyond_N = 0.0 if cut_E is None else np.where(cut_E[episode_N], value_N, 0.0)
+    following_N = np.where(last_N, beyond_N, np.append(value_N[1:], 0.0))
+    delta = place.fill(reward_N + gamma * following_N - value_N)
+    advantage, carried = np.zeros_like(delta), np.zeros(len(delta))
+    for column in reversed(range(delta.shape[1])):
         carried = delta[:, column] + gamma * lam * carried
         # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
         advantage[:, column] = carried
@@ -479,8 +486,12 @@ def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -
 
 def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
     """A number per episode, placed on its last supervised token and zero elsewhere: float64 [N]."""
-    last_N = np.append(episode_N[1:] != episode_N[:-1], True)
-    return np.where(last_N, value_E[episode_N], 0.0)
+    return np.where(_is_last(episode_N), value_E[episode_N], 0.0)
+
+
+def _is_last(episode_N: IntN) -> NDArray[np.bool_]:
+    """Whether a token is the last supervised one of its episode: bool [N]."""
+    return np.append(episode_N[1:] != episode_N[:-1], True)
 
 
 class _Grid:

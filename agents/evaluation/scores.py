@@ -204,7 +204,7 @@ def score(episodes: Played) -> Scores:
             verdict.value: sum(one.verdicts[place] for one in counted) / turns for place, verdict in enumerate(Verdict)
         },
         cut_rate=sum(one.cut for one in counted) / turns,
-        truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
+        truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
         goal_rate=fmean(goals) if goals else None,
         approximate=next((one.approximate for one in counted if one.approximate), None),
         graded=clustered(list(graded.values())) if graded else None,

@@ -45,6 +45,11 @@ class Status(StrEnum):
     def is_error(self) -> bool:
         return self.value.startswith("error_")
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit (of turns, tokens or depth) broke the episode off before it had come to an end."""
+        return self.value.startswith("truncated_")
+
 
 SHORT = "short_turns"
 """Key in `meta` for the depth cap of an episode that had a smaller one than its step (TurnOPD's partial probes)."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import EnvBackendError, TurngymError, did_you_mean
+from turngym.retrieval.named_module import import_named
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """`package.module:name`."""
@@ -77,7 +78,7 @@ def installed(group: str) -> tuple[str, ...]:
 def _load(what: str, name: str, point: EntryPoint) -> Any:
     try:
         # not EntryPoint.load, which raises a bare AttributeError for a name that the module lacks
-        value: Any = importlib.import_module(point.module)
+        value: Any = import_named(point.module)
     except ImportError as error:
         raise PluginError(f"{what} {name!r}: cannot import {point.module!r} ({error})") from error
     for part in point.attr.split(".") if point.attr else ():

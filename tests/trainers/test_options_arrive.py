@@ -242,6 +242,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PPO, "gamma", 0.9, "target_fn.gamma", ITSELF),
     (PPO, "lam", 0.8, "target_fn.lam", ITSELF),
     (PPO, "whiten", "population", "target_fn.whiten", ITSELF),
+    (PPO, "bootstrap", False, "target_fn.bootstrap", ITSELF),
     (PPO, "advantage", "minillm", "target_fn", MiniLlmAdvantage(reward=TeacherReward(), gamma=1.0)),
     (PPO, "advantage", "minillm", "critic", None),
     (PPO, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),

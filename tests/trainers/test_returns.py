@@ -21,6 +21,20 @@ def test_gae_by_hand() -> None:
     np.testing.assert_allclose(returns, advantage + VALUE)
 
 
+def test_an_episode_that_was_cut_goes_on_with_its_last_value() -> None:
+    # only the last delta is another one: 2 + 0.75 - 1.5 = 1.25; episode 2 has ended, and episode 1 has no tokens
+    cut = np.array([True, True, False])
+    advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=0.5, lam=0.5, cut_E=cut)
+    np.testing.assert_allclose(advantage, [1 + 0.25 * (-0.25 + 0.25 * 1.25), -0.25 + 0.25 * 1.25, 1.25, 2.0])
+    np.testing.assert_allclose(returns, advantage + VALUE)
+    advantage, _ = gae(REWARD, VALUE, EPISODE, gamma=0.5, lam=0.5, cut_E=~cut)
+    np.testing.assert_allclose(advantage[2:], [0.5, 3.5])
+    # no reward, and a value that stays: there is nothing to learn from a cut
+    flat, one = np.full(3, 0.5), np.zeros(3, np.int64)
+    assert gae(np.zeros(3), flat, one, lam=0.95, cut_E=np.array([True]))[0].tolist() == [0.0] * 3
+    assert gae(np.zeros(3), flat, one, lam=0.95, cut_E=np.array([False]))[0][2] == -0.5
+
+
 def test_without_discount_returns_are_sums_of_rewards() -> None:
     advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=1.0, lam=1.0)
     np.testing.assert_allclose(returns, [3.0, 2.0, 2.0, 5.0])

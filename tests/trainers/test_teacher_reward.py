@@ -11,7 +11,7 @@ import pytest
 import torch
 from scorers import Slope
 
-from turngym.envs.core.episode import Episode
+from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,
@@ -114,6 +114,19 @@ def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None
     # discounted by 1/2 and with lambda 0: V + delta = r + V' / 2
     short = CriticAdvantage(reward=None, env_coef=3.0, gamma=0.5, lam=0.0)(pack(pair), pair, Scorers(**_no_teacher()))
     np.testing.assert_allclose(short.return_N, [0.5, 0.75, 0.0, 0.5, 3.0], atol=1e-6)
+
+
+@pytest.mark.parametrize("status", [status for status in Status if not status.is_error])
+def test_the_critic_goes_on_where_a_limit_cut_an_episode(make_episode: Callable[..., Episode], status: Status) -> None:
+    one, other = one_group(make_episode)
+    pair = [one, replace(other, status=status)]
+    signal = CriticAdvantage(reward=None, env_coef=3.0, gamma=0.5, lam=0.0)
+    # values 0.5 1 1.5 | 0 1, a return of 3 for the second: its last token is followed by half of its value
+    more = 0.5 if status is not Status.COMPLETED else 0.0
+    found = signal(pack(pair), pair, Scorers(**_no_teacher()))
+    np.testing.assert_allclose(found.return_N, [0.5, 0.75, 0.0, 0.5, 3.0 + more], atol=1e-6)
+    ended = replace(signal, bootstrap=False)(pack(pair), pair, Scorers(**_no_teacher()))
+    np.testing.assert_allclose(ended.return_N, [0.5, 0.75, 0.0, 0.5, 3.0], atol=1e-6)
 
 
 def test_minillm_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:

@@ -120,7 +120,7 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        return self.status.value.startswith("truncated_")
+        return self.status.is_cut
 
     def lists(self) -> dict[str, Any]:
         """The columns of tokens under their names, as lists of numbers: the mask as 0 and 1, None if unknown."""

@@ -97,6 +97,8 @@ class CriticAdvantage:
     gamma: float = 1.0
     lam: float = 0.95
     whiten: Whitening = "unbiased"
+    bootstrap: bool = True
+    """Whether an episode that a limit broke off goes on with the critic's last value, and not with 0."""
     text: Callable[[Scorer, int], float] | None = None
     """L_PT of a training step under a scorer, nats."""
     text_coef: float = 0.0
@@ -113,8 +115,9 @@ class CriticAdvantage:
             once_E = once_E - self.text_coef * log["term/lpt"]
         reward_N = reward_N + at_last_token(once_E, batch.episode_N)
         value_N = scorers.critic(batch)
+        cut_E = np.array([self.bootstrap and episodes[source].status.is_cut for source in batch.source_E], np.bool_)
         advantage_N, return_N = gae(
-            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam
+            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam, cut_E=cut_E
         )
         return Targets(
             advantage_N=whiten(advantage_N, self.whiten).astype(np.float32),

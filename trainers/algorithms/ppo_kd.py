@@ -36,6 +36,9 @@ class PpoKdConfig:
     """Discount per token."""
     lam: float = 0.95
     """Lambda of GAE."""
+    bootstrap: bool = True
+    """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode that had not ended;
+    else it counts as ended there."""
     whiten: Whitening = "unbiased"
     """Advantages are centered and divided by their deviation over the batch's tokens: the unbiased one, the
     population's, or none of it."""
@@ -81,6 +84,7 @@ def build(
         env_coef=config.env_coef,
         gamma=config.gamma,
         lam=config.lam,
+        bootstrap=config.bootstrap,
         whiten=config.whiten,
         text=None if in_reward is None else in_reward[0].value,
         text_coef=0.0 if in_reward is None else in_reward[1],
