@@ -60,11 +60,7 @@ class HintPrompts:
 
     def accepts(self, hint: str) -> bool:
         """Whether the tokenizer reads `hint` as plain text."""
-        tokenizer = self.renderer.template.tokenizer
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        # `<think>` and the like are added tokens that tokenizers do not call special
-        markup = [str(token) for token in added if token.special or str(token).startswith("<")]
-        return is_plain(hint, [word for word in {*tokenizer.all_special_tokens, *markup} if word.strip()])
+        return is_plain(hint, self.renderer.template.encoder)
 
     def _late(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
         """Hints at the end of each turn's own observation: one pass over the episode, forked at every hint."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -20,6 +20,7 @@ from turngym.agents.options import JudgeOptions
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
 
@@ -37,11 +38,11 @@ def expert_hint(action: str) -> str:
     return f"The best action here is: {action}"
 
 
-def is_plain(hint: str, special: Iterable[str]) -> bool:
-    """Whether `hint` has no control characters and none of the texts `special`, so that it cannot forge a turn."""
+def is_plain(hint: str, encoder: TextEncoder) -> bool:
+    """Whether `hint` has no control characters and spells no control token of the tokenizer."""
     if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
         return False
-    return not any(text in hint for text in special)
+    return encoder.spells_control(hint) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,6 +154,12 @@ class EpisodeSession:
             text = action
         return self.step_text(text)
 
+    def outside(self, text: str) -> str:
+        """What the environment says, `text`, for a trainer that tokenizes by itself: without control tokens, if the
+        sessions know the tokenizer (`TextEncoder.broken`)."""
+        renderer = self._pool.renderer
+        return text if renderer is None else renderer.template.encoder.broken(text)
+
     def end(self, status: Status, error: str = "") -> None:
         """End the episode before its next response."""
         runner = self._in_progress()

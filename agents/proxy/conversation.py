@@ -8,10 +8,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,8 @@ from turngym.agents.proxy.turn_records import (
 )
 from turngym.agents.rendering.chat_template import ChatTemplate, RenderError
 from turngym.agents.rendering.conversation import IdBuffer, Message
+from turngym.agents.rendering.renderer import BORDER
+from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
 from turngym.envs.core.episode import Span
 
 if TYPE_CHECKING:
@@ -273,8 +274,9 @@ class ChatListRenderer:
     Agents use `ChatRenderer` of agents/rendering, which appends one observation at a time. Clients of the proxy
     send the whole conversation with every request, so here it is compared with the history.
 
-    A request that repeats the history word for word and goes on extends its ids; any other opens a new segment. Text in
-    messages that a tokenizer would read as one of its control tokens is refused: it could forge another role.
+    A request that repeats the history word for word and goes on extends its ids; any other opens a new segment. What
+    messages and tools say is text (`TextEncoder`), and where it spells a special token the client is told so by a
+    refusal.
 
     Raises RenderError for a tokenizer without a usable chat template.
     """
@@ -288,13 +290,11 @@ class ChatListRenderer:
         self.tokenizer: Any = tokenizer
         # fast tokenizers refuse to be used by two threads at once; long texts get a copy, so that no other waits
         self._lock, self._long_lock = threading.Lock(), threading.Lock()
-        self._long_tokenizer: Any = None
+        self._long_encoder: TextEncoder | None = None
         self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         """Characters of the longest token: no text of n tokens has more than n times as many."""
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {str(token) for token in tokenizer.all_special_tokens}
-        self.control = tuple(sorted(special | {token.content for token in added.values() if token.special}))
-        """Texts that stand for control tokens."""
+        self.control = tuple(sorted(self.template.encoder.special))
+        """Texts that stand for special tokens."""
         # some templates ignore tools and their results; both are then written into other messages
         tool = {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}}
         shown = self.template.render([_user("x")], tools=[{"type": "function", "function": tool}])
@@ -318,11 +318,7 @@ class ChatListRenderer:
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
-        for place, message in enumerate(messages[common:], start=common):
-            text = message.text
-            if token := next((token for token in self.control if token in text), None):
-                where = f"messages[{place}].content"
-                raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
+        self.refuse_control(messages[common:], tools, start=common)
         given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
         with self._lock:
             text = self._render(given, tools)
@@ -330,7 +326,10 @@ class ChatListRenderer:
         extends = before is not None and text.startswith(before)
         if most is not None and len(text) > SUSPICIOUS * most:
             self._check_beginning(text, most)
-        added = self._encode(text[len(before) :] if before is not None and extends else text)
+        if before is not None and extends:
+            added = self._encode(text[len(before) :], before[-BORDER:])
+        else:
+            added = self._encode(text)
         ids = np.concatenate((history.segments[-1].view(), added)) if extends else added
         return Prompt(
             ids=ids,
@@ -343,19 +342,33 @@ class ChatListRenderer:
             text=text,
         )
 
+    def refuse_control(self, messages: Sequence[ChatMessage], tools: Tools = (), *, start: int = 0) -> None:
+        """Raises ApiError (400) for a special token that `messages`, numbered from `start`, or `tools` spell."""
+        texts = [(f"messages[{place}].content", message.text) for place, message in enumerate(messages, start)]
+        texts += [(f"tools[{place}]", text) for place, tool in enumerate(tools) for text in _texts(tool)]
+        for where, text in texts:
+            if token := self.template.encoder.spells_control(text, self.template.encoder.special):
+                raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
+
     def apply(self, history: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
         """Append a turn to the history; returns the spans of prompt and answer. `text` is the prompt's, if known."""
         if record.opens:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
         history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
-        added = [*map(self.template_message, record.messages), self.template.answer(record.text)]
+        answer = self.answer(record.ids.tolist(), record.text)
+        added = [*map(self.template_message, record.messages), answer]
         history.template_messages = [*history.template_messages[: record.kept], *added]
         history.tools = history.tools if record.tools is None else record.tools
         history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
         with self._lock:
-            history.text = None if text is None else text + record.text + self._stop_text(history.last_id)
+            history.text = None if text is None else text + self._raw(answer) + self._stop_text(history.last_id)
         return spans
+
+    def answer(self, ids: list[int], text: str) -> Message:
+        """The template's message of an answer: the sampled `ids`, decoded to `text`."""
+        with self._lock:
+            return self.template.answer(self.template.said(ids, text))
 
     def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
         """A whole prompt, int32 [P]."""
@@ -390,17 +403,21 @@ class ChatListRenderer:
     def _history_text(self, history: ChatHistory) -> str:
         if history.text is None:
             *given, answer = history.template_messages
-            # the prompt that is rendered here ends with the prefill already
-            raw = answer["content"].removeprefix(self.template.prefill)
-            history.text = self._render(given, history.tools) + raw + self._stop_text(history.last_id)
+            history.text = self._render(given, history.tools) + self._raw(answer) + self._stop_text(history.last_id)
         return history.text
 
+    def _raw(self, answer: Message) -> str:
+        """The text of an answer behind its prompt, which ends with the prefill already."""
+        return str(answer["content"]).removeprefix(self.template.prefill)
+
     def _render(self, given: Sequence[Message], tools: Tools) -> str:
-        messages = list(given)
+        messages, shield = list(given), self.template.encoder.shield_all
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
         if tools and not self._shows_tools:
             messages = messages if system is None else messages[1:]
-            system = "\n\n".join(part for part in (system, tool_text(tools)) if part)
+            # what the client says of its tools is text, the form of a call is not
+            parts = (shield(system or ""), tool_text(shield(list(tools))))
+            system = Shielded("\n\n".join(filter(None, parts)))
             messages = [{"role": "system", "content": system}, *messages]
         if system is not None and len(messages) > 1 and messages[1]["role"] == "user":
             # a template without system messages gets both in one
@@ -414,10 +431,12 @@ class ChatListRenderer:
         """The message for the chat template."""
         if message.role == "tool" and not self._shows_results:
             return _user(f"<tool_response>\n{message.content}\n</tool_response>")
-        return {"role": message.role, "content": message.text}
+        # an answer that this client has from elsewhere: only its thoughts and calls are more than text
+        text = self.template.written(message.text) if message.role == "assistant" else message.text
+        return {"role": message.role, "content": text}
 
     def _stop_text(self, last: int | None) -> str:
-        return "" if last is None else self._decode([last])
+        return "" if last is None else self.template.text_of(last)
 
     def _check_beginning(self, text: str, most: int) -> None:
         """Raises ApiError (400) once the pieces of `text` so far have more than twice `most` tokens.
@@ -431,17 +450,28 @@ class ChatListRenderer:
                 said = f"the messages are more than {2 * most} tokens; with an answer this model holds {most}"
                 raise invalid(said, "messages", "context_length_exceeded")
 
-    def _encode(self, text: str) -> NDArray[np.int32]:
+    def _encode(self, text: str, after: str = "") -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
         with self._long_lock if len(text) > LONG else self._lock:
-            if len(text) > LONG and self._long_tokenizer is None:
-                self._long_tokenizer = copy.deepcopy(self.tokenizer)
-            tokenizer = self._long_tokenizer if len(text) > LONG else self.tokenizer
-            return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+            if len(text) <= LONG:
+                return self.template.encoder.encode_new(text, after)
+            if self._long_encoder is None:
+                self._long_encoder = self.template.encoder.copy()
+            return self._long_encoder.encode_new(text, after)
 
     def _decode(self, ids: list[int]) -> str:
         decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for pair in value.items() for part in pair for text in _texts(part))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for part in value for text in _texts(part))
 
 
 def _user(content: str) -> Message:

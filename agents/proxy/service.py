@@ -313,10 +313,14 @@ class ProxyService:
         return InflightRequest(self, request, session, prompt, pending, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = (), *, client: str = "") -> int:
-        """End a session because its client says so; returns its number of turns. `final` came after its last answer."""
+        """End a session because its client says so; returns its number of turns. `final` came after its last answer.
+
+        Raises ApiError (400) for special tokens that `final` spells.
+        """
         self._admit(client)
         session = None
         try:
+            self.renderer.refuse_control(final)
             session = self._enter(session_name(client, session_id), self.deadline())
             turns = len(session.turns)
             self._finish(session, "done", session.new_messages(final) or final)

@@ -7,7 +7,7 @@ these facts from the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Message, StructuredAnswers
 from turngym.agents.rendering.template_limits import LONGEST, SECONDS, TemplateLimit, rehearse, time_limit
+from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
@@ -29,8 +30,6 @@ OBSERVATION = "turngymobservation"
 SYSTEM = "turngymsystem"
 ANSWER = "turngymanswer"
 USER = "turngymuser"
-CACHE = 1 << 16
-"""Most texts whose ids are cached."""
 FIXED_DATE = {"date_string": "26 Jul 2024"}
 """The date that Llama 3's templates fall back to without a clock."""
 # This macro hides the global function of the same name that transformers passes to the template.
@@ -90,8 +89,12 @@ class ChatTemplate:
         except TemplateLimit as error:
             raise RenderError(f"the chat template of {self.name!r} {error}; it is not used") from error
         self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else None
+        self.encoder = TextEncoder(tokenizer, self.source)
+        """Makes ids of what the template writes and of what contents say."""
+        self._special = sorted(self.encoder.special, key=len, reverse=True)
+        self.spoken: frozenset[str] = frozenset()
+        """Control tokens that answers are made of: those of thoughts and calls."""
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
-        self.encode = lru_cache(CACHE)(self._encode)
         self._decode_cached = lru_cache(CACHE)(self._decode)
         self._fold_system = False
         # opening() reads the switch, so the trial itself must run with it off
@@ -118,19 +121,23 @@ class ChatTemplate:
         if not system:
             return [{"role": "user", "content": observation}]
         if self._fold_system:
-            return [{"role": "user", "content": f"{system}\n\n{observation}"}]
+            both = self._shown({"role": "system", "content": system})["content"], self.encoder.shield(observation)
+            return [{"role": "user", "content": Shielded("\n\n".join(both))}]
         return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
 
     def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
-        """The whole conversation as text; `generate` appends the generation prompt.
+        """The whole conversation as text for `encode`; `generate` appends the generation prompt.
 
-        `tools` (OpenAI function schemas) replace the tool of this template.
+        What contents spell is shielded (`TextEncoder.shield`); `reveal` shows it as people read it. Of assistant
+        messages `written` and `said` have done that. `tools` (OpenAI function schemas) replace the tool of this
+        template.
         """
+        described = self._tools if tools is None else tools
         try:
             with time_limit():
                 text = self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=self._tools if tools is None else list(tools),
+                    [self._shown(message) for message in messages],
+                    tools=None if described is None else self.encoder.shield_all(list(described)),
                     chat_template=self._source,
                     add_generation_prompt=generate,
                     tokenize=False,
@@ -148,24 +155,35 @@ class ChatTemplate:
             raise RenderError(f"the chat template of {self.name!r} made {len(text):,} characters; at most {LONGEST:,}")
         return str(text)
 
-    def special_tokens(self) -> list[str]:
-        """Special tokens and markers of the tokenizer as text, the longest first."""
-        added: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
-        # added tokens such as <think> are ordinary text to most templates
-        markers = {str(token) for token in added.values() if str(token).startswith("<|")}
-        return sorted({*self.tokenizer.all_special_tokens, *markers} - {""}, key=len, reverse=True)
+    def _shown(self, message: Message) -> Message:
+        """`message` as the template is given it, a control token in its texts no more than text."""
+        if message["role"] == "assistant":
+            return message
+        # instructions teach how to write thoughts and calls, in the very tokens unless they are special
+        keep = self.spoken - self.encoder.special if message["role"] == "system" else frozenset[str]()
+        return {key: value if key == "role" else self.encoder.shield_all(value, keep) for key, value in message.items()}
 
-    def _encode(self, text: str) -> NDArray[np.int32]:
-        """Ids of `text` as it stands, int32 [n]; no special tokens are added. Treat the array as read-only."""
-        # the template has written the BOS already; the tokenizer would add a second one
-        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-        ids.setflags(write=False)
-        return ids
+    def encode(self, text: str, after: str = "") -> NDArray[np.int32]:
+        """Ids of `text` as it stands behind the text `after`, int32 [n]; no special tokens are added. Treat the array
+        as read-only."""
+        return self.encoder.encode(text, after)
+
+    def written(self, text: str) -> str:
+        """The response `text`, which nobody sampled, for `answer` and `encode`: only thoughts and calls are tokens."""
+        return self.encoder.shield(text, self.spoken)
+
+    def said(self, ids: Sequence[int], text: str) -> str:
+        """The sampled response `ids`, decoded to `text`, for `answer`: tokens are what was sampled as such."""
+        return self.encoder.shield_sampled(ids, text, self.spoken)
 
     def _decode(self, ids: tuple[int, ...]) -> str:
         # the cleanup would drop spaces before punctuation, so the text would differ from what was sampled
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def text_of(self, token: int) -> str:
+        """The text of a token that ends a response, as templates write it: decoders put a space before some."""
+        return self.encoder.ids.get(token) or self.decode([token])
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode_cached(tuple(ids))
@@ -192,15 +210,18 @@ class ChatTemplate:
         self._lead = self._probe_lead(prompt)
         self.samples = tuple(self.fit(answer) for answer in self.samples)
         delta = self._probe_delta()
-        end = self._encode(delta)[:1].tolist()
+        # templates also write tokens that they put together, so that their source does not have them
+        self.encoder = TextEncoder(self.tokenizer, f"{self.source}\n{prompt}\n{delta}")
+        end = self.encode(delta, after=self._bare)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        # an end token may have been added without being marked special
-        special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", ()))
         # if a template closes answers with plain text, only the tokenizer's eos can end one
-        self.end_id: int | None = end[0] if end and end[0] in special else eos
+        self.end_id: int | None = end[0] if end and end[0] in self.encoder.ids else eos
         """The id that closes an assistant message."""
-        self.end_text = "" if self.end_id is None else self.decode([self.end_id])
+        self.end_text = "" if self.end_id is None else self.text_of(self.end_id)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (self.end_id, eos) if i is not None))
+        form = "".join((*self.samples, self._lead, self.prefill, self.thoughts.write("x"), self.thoughts.spoken))
+        calls = () if self.dialect is None else self.dialect.stop_text
+        self.spoken = frozenset(token for token in self.encoder.control if token in form or token in calls)
 
     def _sample_answers(self, tool: ToolSpec | None) -> tuple[str, ...]:
         if tool is not None and self.dialect is not None:
@@ -239,7 +260,7 @@ class ChatTemplate:
                 dialect=self.dialect,
                 thoughts=self.thoughts,
                 opened=self._opens_thought,
-                special=self.special_tokens(),
+                special=self._special,
                 arguments_as_text=as_text,
             )
             for as_text in (False, True)
@@ -311,7 +332,7 @@ class ChatTemplate:
     def plain(self, message: Message) -> Message:
         """`message` without special tokens, which a template may refuse in content."""
         content = str(message["content"])
-        for token in self.special_tokens():
+        for token in self._special:
             content = content.replace(token, "")
         return {"role": message["role"], "content": content}
 

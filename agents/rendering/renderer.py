@@ -9,6 +9,7 @@ no ids (experts, endpoints, people).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.chat_template import (
-    CACHE,
     OBSERVATION,
     SYSTEM,
     ChatTemplate,
@@ -35,6 +35,7 @@ from turngym.agents.rendering.conversation import (
     by_category,
     of_category,
 )
+from turngym.agents.rendering.text_encoder import CACHE
 from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.core.episode import Episode, Origin, Turn
 from turngym.envs.core.errors import TurngymError
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 """Token ids of the student; a tuple, so that jobs can be compared."""
 CHANNELS = ("text", "tool")
+BORDER = 64
+"""Characters of a response that was cut, behind which the next prompt is tokenized."""
 GENERATION_PROMPT = 64
 """More ids than any template writes between an observation and the answer."""
 # samples of what templates may rewrite: line ends, quotes
@@ -110,6 +113,8 @@ class ChatRenderer:
         self._append = history == "append"
         self._delta = lru_cache(CACHE)(self.template.delta_text)
         self._shown_unchanged = lru_cache(CACHE)(self._check_shown_unchanged)
+        self.answer_ids = lru_cache(CACHE)(self._write_ids)
+        """The ids of a response that nobody sampled, as they are in the whole conversation, and the end id."""
         self.append_only = self._append or self._probe()
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
         try:
@@ -133,14 +138,13 @@ class ChatRenderer:
         history.messages.append(self.template.observation(observation, previous))
         suffix = self._suffix(history, observation) if history.appendable else None
         if suffix is not None:
-            self._extend(history, self.template.encode(suffix), suffix)
+            self._extend(history, suffix)
             return
         history.appendable = False
         full = self._render_whole(history)
         before = "".join(history.pieces)
         if full.startswith(before):
-            suffix = full[len(before) :]
-            self._extend(history, self.template.encode(suffix), suffix)
+            self._extend(history, full[len(before) :])
         else:
             self._open_segment(history, full)
 
@@ -151,7 +155,7 @@ class ChatRenderer:
         if text is None or history.last_id is None:
             return text
         # a sampled end id is already in the buffer, so the delta must not bring a second one
-        end = self.template.decode([history.last_id])
+        end = self.template.text_of(history.last_id)
         if text.startswith(end):
             return text[len(end) :]
         # the response ended with another stop id than the template's own: only a full rendering can tell what follows
@@ -193,35 +197,52 @@ class ChatRenderer:
         """Record sampled `ids` int32 [R] unchanged; returns the response as text, without the stop id that ended it."""
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self._stops else None
-        text = self.template.decode(listed if last is None else listed[:-1])
+        answered = listed if last is None else listed[:-1]
+        text = self.template.decode(answered)
+        said = self.template.said(answered, text)
         history.response_span = history.buffer.extend(ids)
         history.last_id = last
         history.awaiting = False
-        history.response = text
-        history.messages.append(self.template.answer(text))
-        history.pieces.append(text)
+        history.response = said
+        history.messages.append(self.template.answer(said))
+        history.pieces.append(said)
         if last is not None:
-            history.pieces.append(self.template.decode([last]))
+            history.pieces.append(self.template.text_of(last))
         if history.appendable and not self._append:
-            history.appendable = self._shown_unchanged(text)
+            history.appendable = self._shown_unchanged(said)
         return text
 
     def write(self, history: TokenHistory, text: str) -> NDArray[np.int32]:
-        """Record `text`, which the policy did not sample, as a response; returns its ids plus the end id, int32 [R]."""
-        ids = self.template.encode(text)
-        if self.template.end_id is not None:
-            ids = np.append(ids, np.int32(self.template.end_id)).astype(np.int32)
+        """Record `text`, which the policy did not sample, as a response; returns `answer_ids`, int32 [R]."""
+        ids = self.answer_ids(text)
         self.respond(history, ids)
         return ids
+
+    def _write_ids(self, text: str) -> NDArray[np.int32]:
+        template, encoder = self.template, self.template.encoder
+        written = template.written(text)
+        found = encoder.encode_between(template.generation_prompt, written, template.end_text)
+        if found is None:
+            warnings.warn(
+                f"the tokenizer of {template.name!r} joins answers with the text around them: answers that nobody "
+                f"sampled get other ids there than in the whole conversation, for one {text[:40]!r}",
+                stacklevel=4,
+            )
+            found = template.encode(written, after=template.generation_prompt).tolist()
+        end = () if template.end_id is None else (template.end_id,)
+        return np.array((*found, *end), np.int32)
 
     def _open_segment(self, history: TokenHistory, text: str) -> None:
         history.segments.append(IdBuffer())
         history.pieces = []
-        self._extend(history, self.template.encode(text), text)
+        self._extend(history, text)
 
-    @staticmethod
-    def _extend(history: TokenHistory, ids: NDArray[np.int32], text: str) -> None:
-        history.prompt_span = history.buffer.extend(ids)
+    def _extend(self, history: TokenHistory, text: str) -> None:
+        """Append `text` as the next prompt, tokenized as it stands behind what is there."""
+        # an end token keeps apart what it stands between; behind an answer that was cut more may matter
+        ended = history.last_id is not None and bool(history.pieces)
+        after = "" if not history.pieces else history.pieces[-1] if ended else "".join(history.pieces[-2:])[-BORDER:]
+        history.prompt_span = history.buffer.extend(self.template.encode(text, after))
         history.pieces.append(text)
         history.awaiting = True
 
@@ -371,10 +392,8 @@ class TextEpisodes:
         if response == turn.response and self._drawn_alike(episode, turn):
             ids = tuple(episode.response_ids(turn).tolist())
             return Shown(response=response, ids=ids, exact=True, origin=origin)
-        template = self.renderer.template
-        response = template.fit(response)
-        end = () if template.end_id is None else (int(template.end_id),)
-        return Shown(response=response, ids=(*template.encode(response).tolist(), *end), origin=origin)
+        response = self.renderer.template.fit(response)
+        return Shown(response=response, ids=tuple(self.renderer.answer_ids(response).tolist()), origin=origin)
 
     def _drawn_alike(self, episode: Episode, turn: Turn) -> bool:
         if not turn.response_length or not read_exactly(

@@ -24,8 +24,7 @@ INVALID = (
 """The environment's answer to a response without an action; the original's words."""
 _FORGED = re.compile(
     # one way to match white space only: `\s*/?\s*` takes the square of a run's length
-    r"<(?=\s*(?:/\s*)?(?:think|search|information|answer|action|tool_call|tool_response|tools?|s|bos|eos|pad|unk"
-    r"|start_of_turn|end_of_turn)\s*>|[|｜])|\[(?=/?INST\])",
+    r"<(?=\s*(?:/\s*)?(?:think|search|information|answer|action|tool_call)\s*>)",
     re.IGNORECASE,
 )
 _TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)
@@ -64,12 +63,13 @@ def information(documents: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """`text` with the `<` of protocol tags and chat markers written `&lt;` (`[INST]`: `&#91;`).
+    """`text` with the `<` of tags that are read in responses and prompts written `&lt;`.
 
-    Passages, titles and questions go through this, so that they can neither open or close turns nor pass for answers.
-    Every other character stays, and a second pass changes nothing.
+    Passages, titles and questions go through this, so that they pass neither for actions nor for other passages. Every
+    other character stays, and a second pass changes nothing. Tokens of a model's chat are text wherever a prompt is
+    made (`turngym.agents.rendering.text_encoder`).
     """
-    return _FORGED.sub(lambda match: "&lt;" if match[0] == "<" else "&#91;", printable(text))
+    return _FORGED.sub("&lt;", printable(text))
 
 
 def written(response: str, action: str) -> str:

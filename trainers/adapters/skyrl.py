@@ -13,7 +13,7 @@ Message = dict[str, str]
 
 def step_output(session: EpisodeSession, stepped: Stepped) -> dict[str, Any]:
     """What `BaseTextEnv.step` returns. SkyRL appends the observations to the ids it sampled; none at the end."""
-    observations = [] if stepped.done else [{"role": "user", "content": stepped.observation}]
+    observations = [] if stepped.done else [{"role": "user", "content": session.outside(stepped.observation)}]
     verdict = None if stepped.verdict is None else stepped.verdict.value
     status = session.episode().status.value if stepped.done else None
     return {
@@ -50,7 +50,8 @@ def environment(sessions: SessionPool) -> type:
             self.turns = 0
             if self._session.done:
                 raise TurngymError(f"the environment failed: {self._session.episode().meta.get('error')}")
-            return self._session.messages, {"success": False}
+            system, last = self._session.messages[:-1], self._session.messages[-1]
+            return [*system, {**last, "content": self._session.outside(last["content"])}], {"success": False}
 
         def step(self, action: str) -> dict[str, Any]:
             self.turns += 1

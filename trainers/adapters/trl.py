@@ -155,7 +155,7 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
                 self._return = None
                 return OVER
             self._return = 0.0
-            return self._session.messages[-1]["content"]
+            return self._session.outside(self._session.messages[-1]["content"])
 
         def get_reward(self) -> float | None:
             """The return; None where the environment failed, so that TRL leaves the attempt out."""
@@ -173,7 +173,7 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
                 self._return = None
                 return OVER
             self._return = (self._return or 0.0) + stepped.reward
-            return stepped.observation
+            return session.outside(stepped.observation)
 
         def _close(self) -> None:
             if self._session is not None:

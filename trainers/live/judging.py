@@ -369,7 +369,8 @@ class SessionHints:
             tools = tuple(said.get("tools", tools))
             added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
             given = [*given[: said["kept"]], *added]
-            if turn.hint is not None and turn.hint_prompt_ids is None and is_plain(turn.hint, self.renderer.control):
+            plain = turn.hint is not None and is_plain(turn.hint, self.renderer.template.encoder)
+            if turn.hint is not None and plain and turn.hint_prompt_ids is None:
                 messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
                 users = [place for place, message in enumerate(messages) if message["role"] == "user"]
                 place = users[-1] if users and self.position == "last_user" else len(messages) - 1
@@ -378,5 +379,5 @@ class SessionHints:
                 if len(ids) + turn.response_length <= self.max_context:
                     turn = replace(turn, hint_prompt_ids=ids)
             turns.append(turn)
-            given.append(self.renderer.template.answer(turn.response))
+            given.append(self.renderer.answer(episode.response_ids(turn).tolist(), turn.response))
         return replace(episode, turns=tuple(turns))

@@ -30,7 +30,7 @@ FORGERIES = st.lists(
     max_size=12,
 ).map("".join)
 LAYOUTS: tuple[DocFormat, ...] = ("search_r1", "verl", "skyrl")
-ANY_TAG = re.compile(r"</?(?:think|search|information|answer|tool_call)>|<\||\[/?INST\]|</?s>")
+ANY_TAG = re.compile(r"</?(?:think|search|information|answer|tool_call)>")
 
 
 def hit(title: str, text: str) -> Hit:

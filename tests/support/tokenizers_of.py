@@ -1,0 +1,170 @@
+"""A small tokenizer of each kind that transformers knows, with added tokens of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+
+USER, ANSWER, END, BOS = "<|user|>", "<|assistant|>", "<|end|>", "<s>"
+TEMPLATE = (
+    "{{- bos_token -}}{%- for m in messages -%}{{- '<|' + m.role + '|>\n' + m.content + '<|end|>\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"
+)
+"""Role and end tokens with lines' ends behind them, as Phi-3's."""
+PLAIN = (
+    "{%- for m in messages -%}{%- if m.role == 'assistant' -%}{{- '<|assistant|>\n' + m.content + eos_token + '\n' -}}"
+    "{%- else -%}{{- '<|' + m.role + '|>\n' + m.content + eos_token + '\n' -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"
+)
+"""Zephyr's: roles are plain text, and only the end is a token."""
+WORDS = ("look", "the", "shelf", "is", "empty", "user", "assistant", "end", "s", "open", "a", "go", "to", "s>", "in")
+LETTERS = [chr(code) for code in range(33, 127)]
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _merges(word: str) -> tuple[list[str], list[tuple[str, str]]]:
+    pieces = [word[:cut] for cut in range(2, len(word) + 1)]
+    return pieces, [(word[: cut - 1], word[cut - 1]) for cut in range(2, len(word) + 1)]
+
+
+def _bpe(alphabet: list[str], words: list[str], **more: Any) -> models.BPE:
+    vocabulary, merges = dict.fromkeys(alphabet), list[tuple[str, str]]()
+    for word in words:
+        pieces, steps = _merges(word)
+        vocabulary |= dict.fromkeys(pieces)
+        merges += [step for step in steps if step not in merges]
+    return models.BPE(vocab={piece: number for number, piece in enumerate(vocabulary)}, merges=merges, **more)
+
+
+def byte_level(pattern: str | None = GPT2, *, prefix: bool = False, **more: Any) -> Tokenizer:
+    """GPT-2's, Llama 3's, Qwen's: bytes as letters, words split by an expression first."""
+    words = [f"Ġ{word}" for word in WORDS] + list(WORDS) + ["ĊĊ", ">Ċ", "</"]
+    found = Tokenizer(_bpe(sorted(pre_tokenizers.ByteLevel.alphabet()), words, **more))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
+    split = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
+    found.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
+    found.decoder = decoders.ByteLevel()
+    return found
+
+
+def _byte_pieces() -> list[str]:
+    return [f"<0x{number:02X}>" for number in range(256)]
+
+
+def metaspace(scheme: str, model: Any, *, split: bool = False) -> Tokenizer:
+    """SentencePiece as transformers builds it now."""
+    found = Tokenizer(model)
+    found.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=split)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    found.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if scheme != "never" else steps)
+    return found
+
+
+def sentencepiece_bpe() -> models.BPE:
+    words = [*(f"▁{word}" for word in WORDS), *WORDS, "<s>"]
+    alphabet = ["<unk>", "<s>", "</s>", *_byte_pieces(), "▁", *LETTERS]
+    return _bpe(alphabet, words, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+
+
+def unigram() -> models.Unigram:
+    words = {f"▁{word}": -4.0 for word in WORDS} | dict.fromkeys(WORDS, -5.0) | dict.fromkeys(("▁", *LETTERS), -8.0)
+    scored = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((piece, 0.0) for piece in _byte_pieces()), *words.items()]
+    return models.Unigram(scored, unk_id=0, byte_fallback=True)
+
+
+def legacy_llama() -> Tokenizer:
+    """Llama 2's tokenizer.json: a normalizer puts a space before every stretch between added tokens."""
+    found = metaspace("never", sentencepiece_bpe())
+    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found.pre_tokenizer = None
+    return found
+
+
+def rewriting_unigram() -> Tokenizer:
+    """T5's and XLM-R's: compatible characters become one (`＜` is `<`), then a unigram model that knows `<s>`."""
+    found = metaspace("always", unigram(), split=True)
+    found.normalizer = normalizers.NFKC()
+    return found
+
+
+def word_piece() -> Tokenizer:
+    pieces = ["[UNK]", "<s>", *WORDS, *(f"##{word}" for word in WORDS), *LETTERS, *(f"##{one}" for one in LETTERS)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    found.normalizer = normalizers.BertNormalizer(lowercase=True)
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    found.decoder = decoders.WordPiece()
+    return found
+
+
+def word_level() -> Tokenizer:
+    pieces = ["[UNK]", "<s>", *WORDS, "<", "|", ">", "</", "/"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    found = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return found
+
+
+KINDS: Mapping[str, Callable[[], Tokenizer]] = {
+    "byte-level, GPT-2": byte_level,
+    "byte-level, Llama 3": lambda: byte_level(LLAMA3, ignore_merges=True),
+    "byte-level, prefix": lambda: byte_level(prefix=True),
+    "byte-level, no words": lambda: byte_level(None),
+    "BPE, first": lambda: metaspace("first", sentencepiece_bpe()),
+    "BPE, always": lambda: metaspace("always", sentencepiece_bpe()),
+    "BPE, never": lambda: metaspace("never", sentencepiece_bpe()),
+    "BPE, legacy": legacy_llama,
+    "unigram, first": lambda: metaspace("first", unigram()),
+    "unigram, always": lambda: metaspace("always", unigram(), split=True),
+    "unigram, never": lambda: metaspace("never", unigram()),
+    "unigram, rewriting": rewriting_unigram,
+    "word pieces": word_piece,
+    "words": word_level,
+}
+LOSSLESS = tuple(name for name in KINDS if not name.startswith("word") and name != "unigram, rewriting")
+"""Those that write every text back as it was, but for a space at the beginning."""
+FLAGS: Mapping[str, Mapping[str, bool]] = {
+    "special": {"special": True, "normalized": False},
+    "normalized": {"special": True, "normalized": True},
+    "not special": {"special": False, "normalized": False},
+    "not special, normalized": {"special": False, "normalized": True},
+    "lstrip": {"special": True, "normalized": False, "lstrip": True},
+    "rstrip": {"special": True, "normalized": False, "rstrip": True},
+    "both strips": {"special": True, "normalized": False, "lstrip": True, "rstrip": True},
+    "single word": {"special": True, "normalized": False, "single_word": True},
+}
+
+
+def tokenizer_of(kind: str, flags: str = "special", template: str = TEMPLATE) -> PreTrainedTokenizerFast:
+    """The tokenizer `kind`, whose role and end tokens are added with `flags`; `<s>` begins a text and is special."""
+    made = KINDS[kind]()
+    unknown = next((text for text in ("<unk>", "[UNK]") if made.token_to_id(text) is not None), None)
+    named = [AddedToken(text, special=True, normalized=False) for text in (BOS, unknown) if text]
+    made.add_special_tokens(named)
+    tokens = [AddedToken(text, **FLAGS[flags]) for text in (USER, ANSWER, END, "<|system|>", "<|reserved_1|>")]
+    if FLAGS[flags]["special"]:
+        made.add_special_tokens(tokens)
+    else:
+        made.add_tokens(tokens)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=BOS, eos_token=END, unk_token=unknown, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = template
+    return fast
+
+
+def llama_tokenizer(*, legacy: bool) -> Any:
+    """transformers' own class for Llama's SentencePiece, as it makes it of a vocabulary."""
+    model = sentencepiece_bpe()
+    whole = Tokenizer(model)
+    pieces = whole.get_vocab()
+    words = [*(f"▁{word}" for word in WORDS), *WORDS]
+    merges = list(dict.fromkeys(step for word in words for step in _merges(word)[1]))
+    found = LlamaTokenizer(vocab=pieces, merges=merges, legacy=legacy, add_bos_token=False)
+    found.pad_token = found.eos_token
+    found.chat_template = PLAIN
+    return found
