@@ -59,8 +59,8 @@ def problem(room: str, part: str, name: str) -> str | None:
         return "there is no such room"
     if FLOORS.index(other) > FLOORS.index(room):
         return f"{room} is below {other}"
-    if room == "envs" and name.startswith("turngym.retrieval.user_files"):
-        return None  # which path a text means, and what a text file says: one answer for every room
+    if room == "envs" and name.startswith(("turngym.retrieval.user_files", "turngym.retrieval.named_module")):
+        return None  # which path or module a text means: one answer for every room
     if room == "envs" and other == "retrieval":
         return None if part in (*ENV_PACKAGES, "core", "panels") else "only environments, panels and the kernel need it"
     if room == "envs" and inside in ENV_PACKAGES and part != inside:
