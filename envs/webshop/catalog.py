@@ -20,11 +20,13 @@ from turngym.envs.webshop.products import (
     Kind,
     Product,
     ShopDataError,
+    cut_repr,
     encode_product,
     parse_pricing,
     price_text,
 )
 from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.rows import text_problem
 from turngym.retrieval.sequences import LazySequence
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
@@ -57,22 +59,22 @@ def parse_product(
     """Makes a product of one record. `where` begins the text of every ShopDataError."""
     extra = attributes.get(asin)
     if extra is not None and not isinstance(extra, dict):
-        raise ShopDataError(f"{where}: its entry in the attributes file is {extra!r:.60}, not an object")
+        raise ShopDataError(f"{where}: its entry in the attributes file is {cut_repr(extra)}, not an object")
     listed = _texts(extra, "attributes", where) if extra is not None and "attributes" in extra else NO_ATTRIBUTES
     bullets = _get(item, "small_description", where)
     prices = parse_pricing(item.get("pricing"), where)
-    images = item.get("images") or [""]
     return Product(
         asin=asin,
         title=_text(item, "name", where),
         description=_text(item, "full_description", where),
-        bullets=_texts(item, "small_description", where) if isinstance(bullets, list) else (str(bullets),),
+        # one text, or null, which the original shows as None, is one bullet
+        bullets=("None",) if bullets is None else _texts(item, "small_description", where, or_one=True),
         category=_text(item, "category", where),
         query=_text(item, "query", where).lower().strip(),
         product_category=_text(item, "product_category", where),
         attributes=listed,
         options=_options(_get(item, "customization_options", where), where),
-        main_image=images[0] if isinstance(images, list) and isinstance(images[0], str) else "",
+        main_image=next(iter(_texts(item, "images", where, or_one=True)), "") if item.get("images") is not None else "",
         price_text=price_text(prices),
         prices=prices,
         instructions=_synthetic(extra, where) if human is None else _human(human.get(asin), where),
@@ -80,18 +82,21 @@ def parse_product(
 
 
 def _options(contents: Any, where: str) -> dict[str, tuple[str, ...]]:
-    if not contents:
+    if contents is None or contents == "" or contents == []:
         return {}
     if not isinstance(contents, dict):
-        raise ShopDataError(f"{where}: customization_options is {contents!r:.60}; valid: '' or an object of lists")
+        raise ShopDataError(f"{where}: customization_options is {cut_repr(contents)}; valid: '' or an object of lists")
     options = {}
     for name, values in contents.items():
         if values is None:
             continue
-        try:
-            options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
-        except (KeyError, TypeError, AttributeError):
-            raise ShopDataError(f"{where}: option {name!r} is not a list of objects with a text 'value'") from None
+        if not isinstance(values, list) or not all(
+            isinstance(value, dict) and isinstance(value.get("value"), str) for value in values
+        ):
+            raise ShopDataError(f"{where}: option {name!r:.60} is not a list of objects with a text 'value'")
+        for text in (name, *(value["value"] for value in values)):
+            _check(text, f"{where}: option {name!r:.60}")
+        options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
     return options
 
 
@@ -109,11 +114,11 @@ def _synthetic(extra: Mapping[str, Any] | None, where: str) -> tuple[Instruction
 def _human(entries: Any, where: str) -> tuple[Instruction, ...]:
     """The human instructions of a product. Those without attributes cannot be scored and are left out."""
     if entries is not None and not isinstance(entries, list):
-        raise ShopDataError(f"{where}: its entry in the instructions file is {entries!r:.60}, not a list")
+        raise ShopDataError(f"{where}: its entry in the instructions file is {cut_repr(entries)}, not a list")
     found = []
     for entry in entries or ():
         if not isinstance(entry, dict):
-            raise ShopDataError(f"{where}: one of its human instructions is {entry!r:.60}, not an object")
+            raise ShopDataError(f"{where}: one of its human instructions is {cut_repr(entry)}, not an object")
         if wanted := _texts(entry, "instruction_attributes", where):
             text, options = _text(entry, "instruction", where), _texts(entry, "instruction_options", where)
             found.append(Instruction(text=text, attributes=wanted, options=options))
@@ -129,15 +134,25 @@ def _get(item: Mapping[str, Any], key: str, where: str) -> Any:
 def _text(item: Mapping[str, Any], key: str, where: str) -> str:
     value = _get(item, key, where)
     if not isinstance(value, str):
-        raise ShopDataError(f"{where}: {key!r} is {value!r:.60}, not a text")
+        raise ShopDataError(f"{where}: {key!r} is {cut_repr(value)}, not a text")
+    _check(value, f"{where}: {key!r}")
     return value
 
 
-def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+def _texts(item: Mapping[str, Any], key: str, where: str, *, or_one: bool = False) -> tuple[str, ...]:
+    """A list of texts; a single text, too, if `or_one`."""
     value = _get(item, key, where)
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ShopDataError(f"{where}: {key!r} is {value!r:.60}, not a list of texts")
-    return tuple(value)
+    values = [value] if or_one and isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
+        raise ShopDataError(f"{where}: {key!r} is {cut_repr(value)}, not a list of texts")
+    for text in values:
+        _check(text, f"{where}: {key!r}")
+    return tuple(values)
+
+
+def _check(text: str, what: str) -> None:
+    if (problem := text_problem(text)) is not None:
+        raise ShopDataError(f"{what} {problem}")
 
 
 # --- where products are kept

@@ -24,6 +24,14 @@ class ShopDataError(TurngymError):
     """Shop data that cannot be used: missing, damaged or foreign files, products or goals; the text names which."""
 
 
+def cut_repr(value: Any) -> str:
+    """A value in an error, cut after 60 characters."""
+    try:
+        return f"{value!r:.60}"
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deep"
+
+
 Kind = Literal["human", "synthetic"]
 """Who wrote the instructions: people, or a template over attributes and options."""
 
@@ -113,14 +121,14 @@ def parse_pricing(text: Any, where: str) -> tuple[float, ...]:
 
     Raises ShopDataError for a text in which the original finds no price.
     """
-    if not text:
+    if text in (None, "", []):
         return (UNPRICED,)
     try:
         prices = tuple(float(Decimal(_NOT_NUMBER.sub("", piece))) for piece in text.split("$")[1:])
     except (AttributeError, InvalidOperation):
         prices = ()
-    if not prices:
-        raise ShopDataError(f"{where}: pricing is {text!r:.60}; valid: '', '$9.99' or '$9.99 - $19.99'")
+    if not prices or not all(map(math.isfinite, prices)):
+        raise ShopDataError(f"{where}: pricing is {cut_repr(text)}; valid: '', '$9.99' or '$9.99 - $19.99'")
     return prices[:2]
 
 

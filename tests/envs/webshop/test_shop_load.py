@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -101,6 +102,16 @@ def without(key: str) -> dict[str, Any]:
         (item(pricing="$"), "pricing is"),
         (item(pricing="$1.2.3"), "pricing is"),
         (item(pricing=12.5), "pricing is 12.5"),
+        (item(pricing="$" + "9" * 400), r"pricing is '\$999"),
+        (item(pricing=0), "pricing is 0; valid"),
+        (item(images=3), "'images' is 3, not a list of texts"),
+        (item(small_description=7), "'small_description' is 7, not a list of texts"),
+        (item(customization_options=False), "customization_options is False"),
+        (item(customization_options={"Color": {}}), "option 'Color' is not a list"),
+        (item(customization_options={"Color": ""}), "option 'Color' is not a list"),
+        (item(customization_options={"\ud800": [{"value": "red"}]}), "half a surrogate pair"),
+        (item(customization_options={"Color": [{"value": "\ud800"}]}), "option 'Color' has half a surrogate pair"),
+        (item(name="\ud800"), "'name' has half a surrogate pair"),
         (item(asin=None), "'asin' is None"),
         (item("B000000009"), "'B000000009' is not in the attributes file"),
     ],
@@ -149,6 +160,46 @@ def test_human_instructions_without_attributes_are_left_out() -> None:
 def test_prices(text: str | None, prices: tuple[float, ...], shown: str) -> None:
     assert parse_pricing(text, "here") == prices
     assert price_text(prices) == shown
+
+
+DEEP: Any = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+VALUES: list[Any] = [
+    *(None, True, False, 0, -1.5, 10**30, math.nan, math.inf, "", " ", "x", "$5", "\ud800", "a\0b", "nan", "x" * 3000),
+    *([], [None], [""], ["x"], ["x", 3], ["\ud800"], [["x"]], [{}], [{"value": "x"}], [{"value": 3}], DEEP),
+    *({}, {"a": 1}, {"size": []}, {"size": [{"value": "s"}]}, {"size": "red"}, {"size": {}}),
+]
+HUMAN = {"instruction": "buy it", "instruction_attributes": ["solid oak"], "instruction_options": ["white"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        *(("items", field) for field in item()),
+        *(("attributes", field) for field in INS["B000000001"]),
+        *(("people", field) for field in HUMAN),
+    ],
+)
+def test_every_kind_of_value_in_every_field_is_a_product_or_refused(file: str, field: str) -> None:
+    for value in VALUES:
+        record, extra, human = item(), dict(INS["B000000001"]), dict(HUMAN)
+        {"items": record, "attributes": extra, "people": human}[file][field] = value
+        people = {"B000000001": [human]} if file == "people" else None
+        try:
+            products = load([record], {"B000000001": extra}, people)
+        except ShopDataError as error:
+            text = str(error)
+        else:
+            text = "".join(encode_product(product).decode() for product in products)
+            assert all(math.isfinite(price) for product in products for price in product.prices)
+        assert "\n" not in text
+        text.encode()
+
+
+def test_one_image_and_no_price() -> None:
+    (product,) = load([item(images="https://example.org/a.jpg", pricing=None)])
+    assert (product.main_image, product.prices) == ("https://example.org/a.jpg", (100.0,))
 
 
 TEXTS = st.text(max_size=12)

@@ -231,3 +231,20 @@ def test_searches_are_remembered(data: Path) -> None:
     made = open_shop("1k-synthetic", data)
     assert made.search("table bullet 3") is made.search("table bullet 3")
     assert made.search("") == made.search(" ") == made.search("zzz") == ()
+
+
+def test_a_shop_whose_files_were_edited_is_read_anew(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        (tmp_path / "items_shuffle_1000.json").write_text(json.dumps([record(1) | {"name": name}]), "utf-8")
+        (tmp_path / "items_ins_v2_1000.json").write_text(json.dumps({"B000000001": {"attributes": []}}), "utf-8")
+
+    names = []
+    for name in ("Oak Table", "Elm Table"):
+        write(name)
+        # the first stays open, as a running environment's would
+        for storage in ("memory", "mapped"):
+            shop = open_shop("1k-synthetic", tmp_path, storage=storage, cache=tmp_path / "cache")  # type: ignore[arg-type]
+            product = shop.product("B000000001")
+            assert product is not None
+            names.append(product.title)
+    assert names == ["Oak Table", "Oak Table", "Elm Table", "Elm Table"]
