@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from turngym.envs.alfworld.engine import NativeEngine, check_record
-from turngym.envs.alfworld.game import Game, game_hash
+from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
 from turngym.envs.alfworld.pddl import GameError, GameUnsupported, category, parse_problem
@@ -87,7 +87,7 @@ class ALFWorldEnv(TextEnv):
         self.engine_name = engine
         self.domain_randomization = domain_randomization
         self.put_alias = put_alias
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[tuple[str, int], Task] = {}
         self._task: Task | None = None
         self._shuffle: int | None = None
         self._native: NativeEngine | None = None
@@ -175,7 +175,10 @@ class ALFWorldEnv(TextEnv):
         return self._reference.reset()
 
     def _identify(self, task_id: str, game: Game | dict[str, Any]) -> Task:
-        task = self._tasks.get(task_id)
+        # by the texts of the game, too: its file may have been edited
+        texts = game.data if isinstance(game, Game) else game
+        key = task_id, hash(tuple(texts[name] for name in KEYS))
+        task = self._tasks.get(key)
         if task is not None:
             return task
         row = self.source.category(task_id)
@@ -199,7 +202,7 @@ class ALFWorldEnv(TextEnv):
         # generated ids have no end
         if len(self._tasks) >= 10_000:
             self._tasks.clear()
-        self._tasks[task_id] = task
+        self._tasks[key] = task
         return task
 
     def _apply(self, action: str) -> Outcome:

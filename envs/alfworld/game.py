@@ -35,7 +35,7 @@ from turngym.envs.alfworld.pddl import (
 )
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.task import content_hash
-from turngym.retrieval.rows import show, text_problem
+from turngym.retrieval.rows import show, stat_stamp, text_problem
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
 """What a game file must have; `walkthrough` and `solvable` are optional."""
@@ -148,7 +148,7 @@ class Game:
 def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = None) -> Game:
     """Read a game file (`game.tw-pddl`), or take its content as a mapping.
 
-    Parsed games are kept (the 64 files last used, while their size and time stay the same).
+    Parsed games are kept (the 64 files last used, until they change).
     Raises GameError naming the file and the key, GameUnsupported for rules the native engine does not know.
     """
     if isinstance(source, Mapping):
@@ -158,12 +158,12 @@ def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = N
         stat = path.stat()
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
-    game = _cached(str(path), stat.st_mtime_ns, stat.st_size)
+    game = _cached(str(path), stat_stamp(stat))
     return game if shuffle is None else Game.renumbered(game, shuffle)
 
 
 @lru_cache(maxsize=64)
-def _cached(path: str, _mtime: int, _size: int) -> Game:
+def _cached(path: str, _stamp: tuple[int, ...]) -> Game:
     return Game(read_game_file(path), source=path)
 
 

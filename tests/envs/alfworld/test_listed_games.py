@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,18 @@ def test_the_list_is_as_the_files_are(tmp_path: Path) -> None:
     first.write_text(json.dumps(house()), encoding="utf-8")
     (tmp_path / "train" / TASK / "b" / "game.tw-pddl").unlink()
     assert listed(tmp_path) == [f"{TASK}/a"]
+
+
+def test_an_edited_game_is_another_task(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{TASK}/a", house())
+    env = ALFWorldEnv(split="train", data=tmp_path)
+    first = env.reset()[1]["task_sha"]
+    times = path.stat()
+    path.write_text(path.read_text().replace("some mug on fridge", "some mug in fridge"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    observation, info = env.reset()
+    assert "in fridge" in observation
+    assert info["task_sha"] != first
 
 
 def test_games_without_a_variable_lie_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
