@@ -8,20 +8,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from turngym.agents.access import is_loopback
-from turngym.agents.servers.client import Dialect, ServerError, model_config
+from turngym.agents.servers.client import Dialect, RunServers, ServerError, model_config
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
+from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
 from turngym.envs.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
 from turngym.retrieval.cores import POOLS
@@ -297,3 +299,71 @@ def describe(url: str) -> str:
         fleet.close()
     seeds = "takes seeds" if info.seeded else "ignores seeds"
     return f"{info.kind} of {info.model}, up to {info.max_length} ids, {seeds}"
+
+
+# A server of a training run's own.
+
+STARTS = 3
+"""How often a server that ends by itself is started again in a run."""
+
+
+class RunServer:
+    """Implements `OwnServer`: a server on this machine that ends with this process, however that ends.
+
+    One that ends by itself is started again, and gets the run's weights with the next request.
+    """
+
+    def __init__(self, options: RunServers, model: Path, log: Path, adapters: int) -> None:
+        assert options.engine != "local"
+        self._config = ServePolicy(
+            model=model,
+            engine=options.engine,
+            port=free_port("127.0.0.1"),
+            python=options.engine_python,
+            memory=options.engine_memory,
+            adapters=adapters if options.engine == "vllm" else 0,
+            sleeps=True,
+            log=log,
+            more=options.engine_more,
+        )
+        self.sleeps = device(self._config) != "cpu"
+        if not self.sleeps:  # the server's own choice: the share is one of a GPU's memory
+            self._config = replace(self._config, memory=None)
+        self._process = process(self._config)
+        self._process.tied = True
+        self.url = self._process.url
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    def __enter__(self) -> RunServer:
+        name = DIALECTS[self._config.engine].name
+        print(f"starting {name} for this run; its output: {self._process.log}", file=sys.stderr, flush=True)
+        self._start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        with self._lock:
+            self._process.stop()
+
+    def restart(self, folder: Path) -> None:
+        with self._lock:
+            self._process.stop()
+            self._config = replace(self._config, model=folder)
+            self._process.command = command(self._config)
+            self._start()
+
+    def _start(self) -> None:
+        self._process.start()
+        self._process.wait_ready(self._config.wait)
+
+    def _watch(self) -> None:
+        left = STARTS
+        while left and not self._closed.wait(0.5):
+            with self._lock:
+                if self._process.ended() is not None and not self._closed.is_set():
+                    left -= 1
+                    print(f"note: the server ended by itself; {self._process.tail()}", file=sys.stderr, flush=True)
+                    # what cannot be started ends the run at its next request, which says that nobody answers
+                    with contextlib.suppress(ServerError):
+                        self._start()

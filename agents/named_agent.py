@@ -165,7 +165,7 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
             folder,
             settings,
             # another engine draws other episodes from the same seed
-            **({"engine": "sglang"} if servers.policy_server else {}),
+            **({"engine": engine.fleet.dialect.name.lower()} if servers.policy_server else {}),
             **({"examples": examples.identity} if examples.identity else {}),
         ),
         dtype=None if servers.policy_server else options.dtype,

@@ -25,6 +25,7 @@ from turngym.agents.judges.hints import HintedEnv, HintPrompts
 from turngym.agents.judges.judges import make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.environments import env_maker, probe
@@ -108,7 +109,7 @@ class StudentRollouts:
 
         # Workers. `--workers auto` starts them only where the student plays the run's episodes in this process.
         self._closing = ExitStack()
-        elsewhere = config.servers.policy_server or play.traces or run.collects != "student"
+        elsewhere = config.servers.elsewhere or play.traces or run.collects != "student"
         workload = Workload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
@@ -158,15 +159,23 @@ class StudentRollouts:
 
     def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
         config, engine = self.config, None
-        if served and config.servers.policy_server:
+        if served and config.servers.elsewhere:
+            weights, own = ModelWeights(played.model), None
+            if config.servers.engine != "local":
+                log = self.run.out / "server.log"
+                own = self._closing.enter_context(RunServer(config.servers, self.run.folder, log, weights.adapter))
             engine = train_policy(
                 config.servers,
                 played.model,
                 played.tokenizer,
                 self.settings.max_context,
                 self.run.out,
-                weights=ModelWeights(played.model),
+                weights=weights,
+                own=own,
             )
+            # what plays ahead is never idle
+            engine.sleeps = engine.sleeps and self.run.actor is None
+            self._closing.callback(engine.close)
         player = ModelPlayer.of(
             played.model,
             played.tokenizer,

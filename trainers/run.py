@@ -107,6 +107,11 @@ def run_training(
     The run's folder keeps `config` and `command`, from which the run can be repeated.
     """
     if world.size > 1:
+        if config.rollouts.servers.engine != "local":
+            raise TurngymError(
+                f"--engine {config.rollouts.servers.engine} with {world.size} training processes: start servers with "
+                "`turngym serve policy`, and name them with --policy-server"
+            )
         workers = config.rollouts.workers
         if workers.executor == "ray" and workers.ray_address is None:
             raise TurngymError(

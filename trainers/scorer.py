@@ -286,8 +286,8 @@ class ModelWeights:
         return lora.merged(self.model, dict(self.model.named_parameters())).items()
 
     @property
-    def adapter(self) -> bool:
-        return lora.adapted(self.model)
+    def adapter(self) -> int:
+        return int(self.model.peft_config[lora.NAME].r) if lora.adapted(self.model) else 0
 
     def save_adapter(self, folder: Path) -> None:
         lora.save_adapter(self.model, self.model.state_dict(), folder)

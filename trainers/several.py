@@ -108,7 +108,7 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     refused = {
         "--staleness": bool(config.stale.staleness),
         "--traces": bool(play.traces),
-        "a policy server": bool(config.rollouts.servers.policy_server),
+        "a policy server": config.rollouts.servers.elsewhere,
         "a judge": algorithm.judge is not None,
         "demonstrations or an expert": algorithm.prefix is not None or algorithm.collects == "expert",
         "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.servers.client import TrainServers
+from turngym.agents.servers.client import RunServers
 from turngym.envs.core.settings import FLAT, Above0, Count, Length, Processes, Range, Share, from_table
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
@@ -137,7 +137,7 @@ class RolloutConfig:
     judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
     demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions, metadata=FLAT)
     demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)
-    servers: TrainServers = field(default_factory=TrainServers, metadata=FLAT)
+    servers: RunServers = field(default_factory=RunServers, metadata=FLAT)
     workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
 
 

@@ -322,6 +322,8 @@ class TrainLoop:
         """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
         trainer, step = self.trainer, self.state.step + 1
         algorithm, collected = trainer.algorithm, ClockReading.now()
+        if trainer.servers is not None and not trainer.world.rank:
+            trainer.servers.sleep()
         kept = episodes if algorithm.select is None else algorithm.select(episodes)
         if not kept:
             self._skip(start, plan, episodes)

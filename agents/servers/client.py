@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -408,6 +409,9 @@ class Dialect(Protocol):
     def adapter_calls(self, folder: str, name: str) -> tuple[Call, Call]:
         """What makes a server (`ServerInfo.adapters`) read an adapter, and what makes it forget that again."""
 
+    def sleep_calls(self) -> tuple[Call, Call]:
+        """What makes a server give its memory back for a while, and take it again; its weights may be lost."""
+
     def group(self, backend: str) -> type[WeightGroup]:
         """How weights are broadcast. Raises SyncError for a backend that the server does not have."""
 
@@ -449,6 +453,17 @@ def model_config(folder: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+class OwnServer(Protocol):
+    """A server that a run has started for itself."""
+
+    url: str
+    sleeps: bool
+    """Whether it can give its memory back during updates."""
+
+    def restart(self, folder: Path) -> None:
+        """Starts it again, with the weights in `folder`."""
+
+
 # Options of the commands that use servers.
 
 
@@ -485,3 +500,28 @@ class TrainServers(PolicyServer):
     when_busy: Busy = "wait"
     """What happens to responses in flight when new weights come: they finish first (`wait`), pause and are continued by
     the new weights (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunServers(TrainServers):
+    """The same, and a server of the run's own."""
+
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """What plays: this process, or a server that the run starts beside itself, on the same GPU. It sleeps during
+    updates, and ends with the run."""
+    engine_python: str = sys.executable
+    """The Python that has the server of --engine installed."""
+    engine_memory: float | None = 0.4
+    """Share of the GPU's memory for the server of --engine; None: its own choice."""
+    engine_more: tuple[str, ...] = ()
+    """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
+
+    def __post_init__(self) -> None:
+        super(RunServers, self).__post_init__()
+        if self.engine != "local" and self.policy_server:
+            raise ServerError(f"--engine {self.engine} starts a server of its own: leave --policy-server out")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process than this one plays."""
+        return self.engine != "local" or bool(self.policy_server)

@@ -12,7 +12,14 @@ import numpy as np
 
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
-from turngym.agents.servers.client import PolicyServer, ServerError, ServerSettings, TrainServers, model_config
+from turngym.agents.servers.client import (
+    OwnServer,
+    PolicyServer,
+    ServerError,
+    ServerSettings,
+    TrainServers,
+    model_config,
+)
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
@@ -55,23 +62,25 @@ def train_policy(
     *,
     weights: WeightSource,
     live: bool = False,
-    restart: Callable[[Path], None] | None = None,
+    own: OwnServer | None = None,
 ) -> SyncedPolicy:
     """Servers that play with the weights of `model`, which `weights` reads.
 
     They get them before the first request and after each change of `model`; with `live`, only when `weights_changed` is
-    called, and they answer while `model` changes. `restart` starts a server of this run again with a folder.
+    called, and they answer while `model` changes. `own` is the server that this run has started.
 
     Raises ServerError if a server has another architecture, shape or vocabulary, or cannot take new weights.
     """
     from turngym.agents.local_engine.model import CausalModel
 
     config = model.config.to_dict()
-    with open_fleet(options, options.policy_server) as fleet:
+    with open_fleet(options, options.policy_server if own is None else own.url) as fleet:
         check_model(fleet, config)
         policy = _policy(fleet, config, tokenizer, max_length)
         # adapters are megabytes, and a server that loads them has its own weights all the time
-        adapters = weights.adapter and options.weight_sync == "disk" and all(one.adapters for one in fleet.servers)
+        adapters = (
+            bool(weights.adapter) and options.weight_sync == "disk" and all(one.adapters for one in fleet.servers)
+        )
         fleet.versions.adapters = adapters
         for one in fleet.servers:
             if one.missing and not adapters:
@@ -91,7 +100,7 @@ def train_policy(
                 save=weights.save_adapter if adapters else weights.save,
                 folder=options.weight_folder or out / "weights",
                 busy=options.when_busy,
-                restart=restart,
+                restart=None if own is None else own.restart,
             )
         else:
             sink = BroadcastSync(
@@ -103,7 +112,8 @@ def train_policy(
             )
     stamp: Callable[[], int] | None = None if live else CausalModel(model).weights_stamp
     canary = Canary(fleet=fleet, vocabulary=policy.vocabulary, scorer=weights.scorer, rounding=weights.rounding)
-    return SyncedPolicy(policy=policy, sink=sink, stamp=stamp, canary=canary)
+    sleeps = own is not None and own.sleeps and not live
+    return SyncedPolicy(policy=policy, sink=sink, stamp=stamp, canary=canary, sleeps=sleeps)
 
 
 def teacher_scorer(

@@ -205,6 +205,9 @@ class SglangDialect:
     def adapter_calls(self, folder: str, name: str) -> tuple[Call, Call]:
         raise NotImplementedError  # `adapters` is never said of these servers
 
+    def sleep_calls(self) -> tuple[Call, Call]:
+        return ("POST", "/release_memory_occupation", {}), ("POST", "/resume_memory_occupation", {})
+
     def group(self, backend: str) -> type[TorchGroup]:
         return NcclGroup if backend == "nccl" else TorchGroup
 

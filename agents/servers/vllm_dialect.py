@@ -256,6 +256,9 @@ class VllmDialect:
         load = {"lora_name": name, "lora_path": folder}
         return ("POST", "/v1/load_lora_adapter", load), ("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
+    def sleep_calls(self) -> tuple[Call, Call]:
+        return ("POST", "/sleep?level=1", None), ("POST", "/wake_up", None)
+
     def group(self, backend: str) -> type[VllmGroup]:
         if backend != "nccl":
             raise SyncError(f"--weight-sync {backend}: vLLM takes weights from the disk or by nccl")

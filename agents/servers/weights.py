@@ -365,8 +365,11 @@ class SyncedPolicy:
     """A number that changes when the model's weights change, whatever version was announced."""
     canary: Canary | None = None
     """Sees what the servers compute whenever they have got weights."""
+    sleeps: bool = False
+    """Whether the servers give their memory back in `sleep`."""
     version: int = 0
     """Version of the model's weights that was announced last."""
+    _asleep: bool = field(default=False, init=False)
     _sent: tuple[int, int] | None = field(default=None, init=False)
     """Version and stamp of the weights that the servers have."""
 
@@ -429,12 +432,21 @@ class SyncedPolicy:
     def _now(self) -> tuple[int, int]:
         return self.version, 0 if self.stamp is None else self.stamp()
 
+    def sleep(self) -> None:
+        """Nothing is generated for a while; the servers wake, and get the weights again, with the next request."""
+        if self.sleeps and not self._asleep:
+            self._asleep, self._sent = True, None
+            self.policy.fleet.call_all(self.policy.fleet.dialect.sleep_calls()[0])
+
     def _follow(self) -> None:
         if self.stamp is not None and self._now() != self._sent:
             self._publish()
 
     def _publish(self) -> None:
         now = self._now()
+        if self._asleep:
+            self.policy.fleet.call_all(self.policy.fleet.dialect.sleep_calls()[1])
+            self._asleep = False
         self.sink.publish(self.version)
         if self.canary is not None:
             try:

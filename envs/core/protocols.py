@@ -98,8 +98,8 @@ class WeightSource(Protocol):
         """Every present weight, adapters merged in, under its name in the saved model."""
 
     @property
-    def adapter(self) -> bool:
-        """Whether they are a model's own weights with LoRA adapters on them, which alone are trained."""
+    def adapter(self) -> int:
+        """Rank of the LoRA adapters that alone are trained; 0 without."""
 
     def save_adapter(self, folder: Path) -> None:
         """Writes the adapters alone, as peft does."""
