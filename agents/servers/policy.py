@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.client import Dialect, Draw, Score, ServerError, ServerSettings, check_ids, check_request
+from turngym.agents.servers.client import (
+    Dialect,
+    Draw,
+    Score,
+    ServerError,
+    ServerInfo,
+    ServerSettings,
+    check_ids,
+    check_request,
+)
 from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
@@ -124,7 +133,8 @@ class ServerPolicy:
         weights: its requests fail, and their episodes end as `error_engine`.
         """
         options = {"vocabulary": self.vocabulary, "max_length": self.max_length, "stops": self.stops}
-        return connect_policy, (tuple(self.fleet.urls), self.fleet.settings, self.fleet.versions, options)
+        fleet = self.fleet
+        return connect_policy, (tuple(fleet.urls), fleet.settings, fleet.versions, tuple(fleet.servers), options)
 
     @property
     def policy_version(self) -> int:
@@ -206,10 +216,14 @@ class ServerPolicy:
 
 
 def connect_policy(
-    urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, options: Mapping[str, Any]
+    urls: Sequence[str],
+    settings: ServerSettings,
+    versions: WeightVersions,
+    servers: Sequence[ServerInfo],
+    options: Mapping[str, Any],
 ) -> ServerPolicy:
     """In a worker process: a policy on the servers at `urls`, whose weights are known to be `versions`."""
-    return ServerPolicy(shared_fleet(urls, settings, versions), **options)
+    return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
 
 
 MORE = 16
@@ -376,6 +390,9 @@ class ServerScorer:
 
         async def every() -> list[T]:
             jobs = [one(row, f"scoring row {first + number}") for number, row in enumerate(rows)]
+            # vLLM 0.32 on a CPU ends when it scores with --enable-lora and has another request in its batch
+            if any(server.adapters for server in self.fleet.servers):
+                return [await job for job in jobs]
             return list(await asyncio.gather(*jobs))
 
         return self.fleet.run(every())

@@ -44,6 +44,8 @@ UNKNOWN = -9999.0
 """What the server says for a log-probability of minus infinity or NaN."""
 PREFIX = "generate-tokens-"
 """What the server puts before the id of a request."""
+SLOW = 60.0
+"""Seconds that its first answers may take longer than others: it looks at the machine for /server_info."""
 HOLD: Mapping[Busy, str] = {"wait": "wait", "retract": "keep", "abort": "abort"}
 
 
@@ -70,7 +72,7 @@ class VllmDialect:
         async def ask(method: str, path: str, body: Any = None) -> Any:
             """The answer; an error where the server has no such route or refuses."""
             try:
-                return await connection.request(method, path, body, timeout=patience, limit=4 * SMALL_ANSWER)
+                return await connection.request(method, path, body, timeout=patience + SLOW, limit=4 * SMALL_ANSWER)
             except (ServerDown, BadAnswer):
                 raise
             except ServerError as error:

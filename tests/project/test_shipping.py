@@ -92,9 +92,9 @@ def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch
     monkeypatch.setattr(tool, "run", lambda *words, check=True: chosen.append(words) or 0)
     assert (tool.test([]), tool.long([])) == (0, 0)
     tests = [" ".join(words[words.index("-m", 2) + 1 :]) for words in chosen if "pytest" in words]
-    assert tests == ["not long and not sglang", "long and not sglang"]
+    assert tests == ["not long and not sglang and not vllm", "long and not sglang and not vllm"]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert all(f"python3 scripts/bootstrap.py {job} " in ci for job in ("test", "long", "sglang"))
+    assert all(f"python3 scripts/bootstrap.py {job} " in ci for job in ("test", "long", "sglang", "vllm"))
 
 
 def test_newest_names_what_the_bounds_hold_back() -> None:
