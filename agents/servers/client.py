@@ -24,7 +24,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import Above0, Threads
+from turngym.envs.core.settings import Above0, Share, Threads
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 
 
@@ -511,7 +511,7 @@ class RunServers(TrainServers):
     updates, and ends with the run."""
     engine_python: str = sys.executable
     """The Python that has the server of --engine installed."""
-    engine_memory: float | None = 0.4
+    engine_memory: Share | None = 0.4
     """Share of the GPU's memory for the server of --engine; None: its own choice."""
     engine_more: tuple[str, ...] = ()
     """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
