@@ -114,13 +114,13 @@ def hostile_shop(make_shop: Callable[..., Shop]) -> Shop:
         "asin": "EVIL000001",
         "name": f"Mug {EVIL}",
         "full_description": EVIL,
-        "small_description": [EVIL, "\ud800 half a pair"],
+        "small_description": [EVIL, "another"],
         "pricing": "$5",
         "images": ["javascript:alert(3)"],
         "category": EVIL,
         "query": EVIL,
         "product_category": f"{EVIL} › x",
-        "customization_options": {EVIL: [{"value": EVIL}, {"value": "plain"}, {"value": "a[b"}, {"value": "\ud800"}]},
+        "customization_options": {EVIL: [{"value": EVIL}, {"value": "plain"}, {"value": "a[b"}]},
     }
     wanted = {"attributes": [EVIL], "instruction": EVIL, "instruction_attributes": [EVIL]}
     return make_shop([item], {"EVIL000001": wanted})
