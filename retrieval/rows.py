@@ -149,6 +149,14 @@ def _decoded_lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, st
                 ) from None
 
 
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive",
+    b"\xfd7zXZ\0": "compressed by xz",
+    b"BZh": "compressed by bzip2",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard",
+    b"PAR1": "a parquet file, whose name must end in .parquet where one is read",
+}
+"""First bytes of files of other kinds."""
 _UNREADABLE = (EOFError, zlib.error, OSError)
 """What reading a cut or damaged `.gz`, or a broken disk, raises."""
 
@@ -162,7 +170,11 @@ class _Opened:
         self._most: int | None = None
         try:
             file: IO[bytes] = path.open("rb")
-            if file.read(2) == b"\x1f\x8b":
+            start = file.read(6)
+            if (kind := next((name for mark, name in _OTHERS.items() if start.startswith(mark)), None)) is not None:
+                file.close()
+                raise error(f"{path} is {kind}; valid: JSON or a table as text, plain or compressed by gzip")
+            if start.startswith(b"\x1f\x8b"):
                 self._most = max(UNPACKED, RATIO * os.fstat(file.fileno()).st_size)
             file.seek(0)
         except OSError as reason:

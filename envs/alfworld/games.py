@@ -219,7 +219,7 @@ def export_games(source: GameSource, task_ids: Iterable[str], out: str | Path) -
 
 def _write(path: Path, text: str) -> None:
     if path.exists():
-        if path.read_text(encoding="utf-8") != text:
+        if path.read_bytes() != text.encode("utf-8"):
             raise TaskError(f"{path} exists with other content; give another folder")
         return
     # whole or not at all: half a game would look like a damaged one

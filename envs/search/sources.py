@@ -52,7 +52,7 @@ MIXTURES: Mapping[str, tuple[str, ...]] = {
     "multihop": ("2wiki", "hotpotqa"),
 }
 _OTHER_NAMES = {"nq": ("nq_open_dev",), "popqa": ("popqa_1000",)}
-ENDINGS = tuple(f"{ending}{gz}" for gz in ("", ".gz") for ending in (".jsonl", ".parquet", ".json", ".tsv", ".csv"))
+ENDINGS = (".jsonl", ".parquet", ".json", ".tsv", ".csv", ".jsonl.gz", ".json.gz", ".tsv.gz", ".csv.gz")
 """Of question files and corpora, in the order in which they are looked for (parquet holds questions alone)."""
 SPLITS = ("train", "eval", "all")
 
@@ -187,7 +187,7 @@ def _set_files(name: str, folder: Path) -> tuple[tuple[File, File], File | None]
     if path is None:
         wanted = ", ".join(path.name for path in paths[:2])
         raise TaskError(f"the questions of {name!r} are not in {folder}: put {wanted} there")
-    corpora = (folder / f"{name}_corpus{ending}" for ending in ENDINGS if "parquet" not in ending)
+    corpora = (folder / f"{name}_corpus{ending}" for ending in ENDINGS if ending != ".parquet")
     corpus = next((path for path in corpora if path.is_file()), None)
     return _question_files(path), None if corpus is None else _as_it_is(corpus)
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -115,8 +116,10 @@ def file_hash(path: Path, cache: Path) -> str:
     """SHA-256 of the file's bytes, remembered in `cache` for as long as its path and its stamp stay."""
     key = content_hash({"path": str(path.resolve()), "stamp": path_stamp(path)})
     known = cache / "hashes" / f"{key}.json"
-    if known.exists():
-        return str(json.loads(known.read_text("utf-8")))
+    with suppress(OSError, ValueError):
+        digest = json.loads(known.read_text("utf-8"))
+        if isinstance(digest, str) and len(digest) == 64:
+            return digest
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     known.parent.mkdir(parents=True, exist_ok=True)

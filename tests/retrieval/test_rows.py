@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import shutil
 import zlib
@@ -87,6 +89,9 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
         ("a.csv", b'a,b\n"1,2\n', "line 2: not a row of the table"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50)[:-12], "cannot be read further"),
         ("a.jsonl.gz", b"\x1f\x8b" + b"nonsense", "cannot be read further"),
+        ("a.jsonl.xz", lzma.compress(b"{}"), "is compressed by xz; valid: JSON or a table as text"),
+        ("a.jsonl.bz2", bz2.compress(b"{}"), "is compressed by bzip2"),
+        ("a.json", b"PAR1 and more", "a parquet file, whose name must end in .parquet"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
