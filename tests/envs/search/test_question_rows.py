@@ -362,3 +362,22 @@ def test_a_file_has_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest
     parquet.write_table(many, tmp_path / "q.parquet")
     with pytest.raises(TaskError, match=r"4 rows in .* are too many"):
         read_questions(tmp_path / "q.parquet")
+
+
+def test_a_parquet_of_one_long_text_for_every_row_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(question_rows, "UNPACKED", 1 << 22)
+    monkeypatch.setattr(question_rows, "_BATCH", 1 << 20)
+    one = arrow.array(["Who " + "x" * 500_000])
+    asked = arrow.DictionaryArray.from_arrays(arrow.array([0] * 20_000, arrow.int32()), one)
+    table = arrow.table({"question": asked, "answer": ["Ann"] * 20_000})
+    # without Arrow's own types, as other programs write it
+    parquet.write_table(table, tmp_path / "q.parquet", store_schema=False)
+    assert (tmp_path / "q.parquet").stat().st_size < 1 << 20
+    pool = arrow.default_memory_pool()
+    before = pool.max_memory()
+    with pytest.raises(TaskError, match="rows have more than"):
+        read_questions(tmp_path / "q.parquet")
+    # ten gigabytes of text stand behind the file
+    assert pool.max_memory() - before < 32 << 20
