@@ -27,7 +27,8 @@ from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
-from turngym.envs.core.settings import Count
+from turngym.envs.core.settings import FILE as CONFIG
+from turngym.envs.core.settings import Count, read_toml
 from turngym.retrieval.user_files import library_path
 from turngym.scripts.options import run_verb
 
@@ -184,7 +185,10 @@ def evaluate_average(run: Path) -> EvalResult:
     if not traces:
         raise TurngymError(f"{run} has no evaluation to play again (eval/step_*.jsonl); --no-evaluate only averages")
     out = run / AVERAGE
-    return evaluate_as(rescore(traces[-1]).settings, f"model:{out / MODEL}", out=out)
+    # an evaluation records the name of its panel; where one of the user's own is, the run knows
+    named = read_toml(run / CONFIG).get("panel") if (run / CONFIG).is_file() else None
+    own = named if isinstance(named, str) and (named.endswith(".json") or ":" in named) else None
+    return evaluate_as(rescore(traces[-1]).settings, f"model:{out / MODEL}", panel=own, out=out)
 
 
 def _verify(folder: Path) -> int:

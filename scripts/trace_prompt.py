@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.evaluation.play_episodes import config_beside
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.conversation import Memory, PastTurn, chat_messages, without
 from turngym.envs.channels import split_thought
@@ -40,7 +41,7 @@ def load_decoder(folder: str | Path) -> Decode:
 def settings_beside(trace: Path) -> dict[str, Any]:
     """The settings of the rollout, evaluation or training run that wrote a trace; {} where none are beside it."""
     run = trace.absolute().parents
-    for path in (trace.with_suffix(".config.toml"), *(folder / FILE for folder in run[:2])):
+    for path in (config_beside(trace), *(folder / FILE for folder in run[:2])):
         if path.is_file():
             try:
                 return read_toml(path)

@@ -143,7 +143,7 @@ def play_episodes(
             many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
             call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
             call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
-            keep_settings(out.with_suffix(".config.toml"), call, agent, ready.player, servers, ready.workers, command)
+            keep_settings(config_beside(out), call, agent, ready.player, servers, ready.workers, command)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=seed)
             for sample in range(samples)
@@ -209,3 +209,8 @@ def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int |
         return [ids[place] for place in range(tasks)]
     places = np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
     return [ids[int(place)] for place in places]
+
+
+def config_beside(trace: Path) -> Path:
+    """Where the settings of a rollout are kept: `r.config.toml` beside `r.jsonl`, `lr.1.config.toml` beside `lr.1`."""
+    return trace.with_name(f"{trace.name.removesuffix('.jsonl')}.config.toml")

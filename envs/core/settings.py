@@ -318,7 +318,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         if len(kinds) != len(value):
             raise SettingsError(f"{name} is {list(value)!r}; valid: {len(kinds)} values")
         return tuple(_convert(kind, item, name) for kind, item in zip(kinds, value, strict=True))
-    if kind is Path and isinstance(value, str | Path):
+    # the one character that no file system allows
+    if kind is Path and isinstance(value, str | Path) and "\0" not in str(value):
         return user_path(value)
     # TOML's `1` is a whole number; True is one to Python
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError
+from turngym.envs.core.settings import SettingsError, read_toml, write_config
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
 from turngym.scripts.eval import EvalOptions
+from turngym.scripts.main import main
 from turngym.scripts.options import parse
 from turngym.scripts.rollout import RolloutOptions
+
+TOML = b'agent = "expert"\nseed = 3\nnoise = 0.25\n# more\nsplit = """\ngenerated"""\n'
 
 
 def test_a_rollout_is_repeated_from_the_file_beside_its_trace(tmp_path: Path) -> None:
@@ -121,3 +125,48 @@ def test_a_rollout_without_a_trace_shows_its_table(tmp_path: Path, capsys: pytes
     assert "1 episodes" in capsys.readouterr().out
     with pytest.raises(TurngymError, match="name it with --out"):
         rollout.main([*words, "--append"])
+
+
+MARK = "\ufeff".encode()
+
+
+@pytest.mark.parametrize("data", [MARK + TOML, TOML.replace(b"\n", b"\r\n"), MARK + TOML.replace(b"\n", b"\r\n")])
+def test_a_configuration_is_read_as_any_editor_writes_it(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(data)
+    assert read_toml(path) == read_toml_of(TOML, tmp_path)
+    found = parse(RolloutOptions, ["--config", str(path)], prog="turngym rollout", description="")
+    assert (found.seed, found.player.noise) == (3, 0.25)
+
+
+def read_toml_of(data: bytes, folder: Path) -> dict[str, Any]:
+    (folder / "plain.toml").write_bytes(data)
+    return read_toml(folder / "plain.toml")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (TOML.decode().encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+        (b"# caf\xe9\n" + TOML, "line 1: byte 0xe9 at column 6 is no UTF-8; save it as UTF-8"),
+        (b"seed = " + b"9" * 5000, "is not TOML: Exceeds the limit"),
+        (b"seed = " + b"[" * 5000, "is nested too deeply for a configuration"),
+        (b'out = "a\\u0000b"\n', r"out is 'a\x00b'; valid: a path"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["rollout", "eval", "train", "plan"])
+def test_other_configurations_are_one_line(data: bytes, said: str, verb: str, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(data)
+    if verb == "plan" and data.startswith(b"out"):
+        pytest.skip("it writes nothing")
+    assert main([verb, "--config", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_settings_with_a_path_that_is_no_text_are_read_again(tmp_path: Path) -> None:
+    raw = os.fsdecode(b"/models/caf\xe9")
+    write_config(tmp_path / "config.toml", {"student": raw, "note": "café"}, "test")
+    assert (tmp_path / "config.toml").read_bytes().startswith(b"# some paths below are no UTF-8")
+    assert read_toml(tmp_path / "config.toml") == {"student": raw, "note": "café"}

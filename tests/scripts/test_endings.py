@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import main as command
-from turngym.scripts.main import Terminated, exit_status, resume_hint, system_failure
+from turngym.scripts.main import VERBS, Terminated, exit_status, main, resume_hint, system_failure
 
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -197,3 +198,37 @@ def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(TurngymError, match=r"metrics\.jsonl, line 2 is no JSON: 'utf-8' codec can't decode"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_torchrun_divides_training_alone(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the verb's module is loaded; process 0 says it, and the others say nothing."""
+    begun: list[str] = []
+    monkeypatch.setattr(command.importlib, "import_module", lambda name: begun.append(name) or NOTHING)
+    monkeypatch.setattr(command, "LEAD", 0.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        status = main([verb, "--x"])
+        said = capsys.readouterr().err
+        if verb == "train":
+            assert (status, begun, said) == (0, ["turngym.scripts.train"], "")
+            return
+        assert (status, begun) == (2, [])
+        (line,) = said.splitlines()
+        assert line.startswith(f"turngym {verb}: torchrun has started 2 processes, but only `turngym train` divides")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(SystemExit) as ended:
+            main([verb])
+        assert (ended.value.code, capsys.readouterr().err, begun) == (2, "", [])
+        # one process is no division
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert (main([verb]), begun) == (0, [VERBS[verb]])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+NOTHING = types.SimpleNamespace(main=lambda argv: 0)

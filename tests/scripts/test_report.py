@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from turngym.envs.core.trace import read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.scripts.report_figures import COLORS
+from turngym.scripts.report_figures import COLORS, Panel
 
 pytest.importorskip("matplotlib")
 NUMBERS = ("kl_by_turn", "kl_map", "survivors", "outcome_separation", "kl_share", "controller", "counterfactual_depth")
@@ -255,3 +257,78 @@ def test_a_file_without_episodes_is_no_report(text: str, why: str, tmp_path: Pat
         assert main(["report", str(spec), "--out", str(tmp_path / "out")]) == 2
         assert f"no episode to report: {why}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+DRAWS = """
+import os, sys
+from pathlib import Path
+from turngym.scripts.report_figures import Panel, save_panels
+
+before = os.environ.get("MPLBACKEND")
+save_panels([Panel("a $run_x$", lambda axis: axis.plot([1, 2], [3, 4], label="{x}"))], *map(Path, sys.argv[1:]))
+assert os.environ.get("MPLBACKEND") == before
+assert "matplotlib.pyplot" not in sys.modules, "it would ask for the user's backend"
+import matplotlib
+print(matplotlib.rcParams["lines.linewidth"])
+"""
+USERS: tuple[tuple[dict[str, str], str], ...] = (
+    ({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}, ""),
+    ({"MPLBACKEND": "nonsense"}, ""),
+    ({"MPLBACKEND": "TkAgg"}, ""),
+    ({}, "text.usetex: True\nfont.family: Times New Roman\nlines.linewidth: 9\nsavefig.dpi: 20\naxes.grid: False\n"),
+    ({"MPLCONFIGDIR": "/proc/nowhere"}, "backend: nonsense\nfigure.dpi: 7\nsvg.fonttype: path\nxkcd: yes\n"),
+)
+
+
+def test_figures_are_the_same_whatever_the_user_has_set(tmp_path: Path) -> None:
+    """The variables of a notebook or a display, and a matplotlibrc in the working folder."""
+    drawn = []
+    for number, (variables, rc) in enumerate([({}, ""), *USERS]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "matplotlibrc").write_text(rc)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("MPL")} | variables
+        command = [sys.executable, "-c", DRAWS, "a.png", "a.svg"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        # what the user draws later looks as it did
+        assert ("9.0" in done.stdout) == ("linewidth: 9" in rc)
+        drawn.append([(folder / name).read_bytes() for name in ("a.png", "a.svg")])
+    assert all(one == drawn[0] for one in drawn)
+    assert b"$run_x$" in drawn[0][1]
+
+
+def test_a_matplotlibrc_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(b"# caf\xe9\n")
+    code = (
+        "from pathlib import Path\nfrom turngym.scripts.report_figures import save_panels\n"
+        "try:\n    save_panels([], Path('a.png'))\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("TurngymError matplotlib cannot be imported: UnicodeDecodeError"), done
+
+
+def test_a_figure_that_fails_costs_nothing_else(
+    full: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = tmp_path / "out", report.write_figure
+
+    def failing(figure: Any, folder: Path, *, draw: bool = True) -> list[str]:
+        def broken(axis: Any) -> None:
+            raise RuntimeError("no room on the canvas\nof this panel")
+
+        if figure.name == "accuracy":
+            figure = dataclasses.replace(figure, panels=(*figure.panels, Panel("broken", broken)))
+        return write(figure, folder, draw=draw)
+
+    monkeypatch.setattr(report, "write_figure", failing)
+    assert main(["report", full, "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    (line,) = [line for line in said.err.splitlines() if line.startswith("turngym report:")]
+    assert line == "turngym report: accuracy.png could not be drawn: RuntimeError: no room on the canvas"
+    for name in ("report.md", "report.html"):
+        assert "accuracy.png could not be drawn" in (out / name).read_text(encoding="utf-8")
+    assert "figures/accuracy.png" not in (out / "report.md").read_text(encoding="utf-8")
+    assert numbers(out, "accuracy")
+    assert (out / "figures" / "seconds.png").stat().st_size
+    assert (out / "report.png").stat().st_size
