@@ -43,7 +43,10 @@ class RealGames:
             raise TaskError(f"{root} has no folder {split!r}; it was not downloaded or not unpacked")
         self.root = root
         self.split = split
-        self.task_ids: Sequence[str] = _listed(root, split)
+        try:
+            self.task_ids: Sequence[str] = _listed(root, split)
+        except OSError as error:
+            raise TaskError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def data(self, task_id: str) -> dict[str, Any]:
         """The content of the game file."""

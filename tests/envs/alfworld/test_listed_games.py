@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -79,6 +80,20 @@ def test_the_list_is_as_the_files_are(tmp_path: Path) -> None:
     first.write_text(json.dumps(house()), encoding="utf-8")
     (tmp_path / "train" / TASK / "b" / "game.tw-pddl").unlink()
     assert listed(tmp_path) == [f"{TASK}/a"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, f"{TASK}/a", house())
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).endswith(TASK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(TaskError, match=rf"{TASK} cannot be read: Permission denied"):
+        RealGames(tmp_path, "train")
 
 
 def test_an_edited_game_is_another_task(tmp_path: Path) -> None:
