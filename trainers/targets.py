@@ -446,7 +446,7 @@ def gae(
     place = _Grid(episode_N)
     last_N = _is_last(episode_N)
     beyond_N = 0.0 if cut_E is None else np.where(cut_E[episode_N], value_N, 0.0)
-    following_N = np.where(last_N, beyond_N, np.append(value_N[1:], 0.0))
+    following_N = np.where(last_N, beyond_N, np.roll(value_N, -1))
     delta = place.fill(reward_N + gamma * following_N - value_N)
     advantage, carried = np.zeros_like(delta), np.zeros(len(delta))
     for column in reversed(range(delta.shape[1])):
