@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from turngym.agents.demonstrations import (
@@ -30,14 +32,18 @@ from turngym.envs.core.episode import SHORT, Episode, Status, drawn_at, loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import RolloutRequest
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import read_episodes
+from turngym.envs.core.task import Task, plain_id
+from turngym.envs.core.trace import iter_episodes, read_episodes
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import rows
-from turngym.trainers.train_config import RolloutConfig
+from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig, RolloutConfig
 
+PROXY = "proxy"
+"""Stands for the environment of sessions that clients had with the proxy."""
+WORLD = "world"
+"""In `meta` of an episode of a further environment: its name in the run."""
 TRACES = (".jsonl", ".json")
 """How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 
@@ -134,6 +140,70 @@ def text_writer(player: ModelPlayer) -> TextEpisodes:
         tool=player.tool,
         system=player.settings.system,
         max_context=player.engine.max_length,
+    )
+
+
+# Recorded episodes: what they say about the run, and whether they can be what it is to learn from.
+
+
+def with_recorded(play: PlayConfig) -> PlayConfig:
+    """`play` with the environment that its --traces record, where it names none itself; without them the default one.
+
+    Raises TurngymError where the files begin with episodes of several environments, or of one that is not registered.
+    """
+    if play.env is not None:
+        return play
+    first = {path: episode for path in play.traces if (episode := next(iter_episodes(path), None)) is not None}
+    envs: dict[str, Path] = {}
+    for path, episode in first.items():
+        envs.setdefault(episode.task.env_id, path)
+    if not envs:
+        return replace(play, env=DEFAULT_ENV)
+    env = next(iter(envs))
+    if not {plain_id(further.partition(",")[0]) for further in play.also} >= {*envs} - {env}:
+        found = ", ".join(f"{name} ({path})" for name, path in envs.items())
+        raise TurngymError(
+            f"--traces hold episodes of {found}: name the run's environment with --env and the others with --also"
+        )
+    if env not in gym.registry:
+        raise TurngymError(
+            f"--traces {envs[env]}: its episodes are of {env}, which nothing here has registered: name it with the "
+            f"module that does, --env package:{env}"
+        )
+    print(f"environment: {env}, as recorded in {envs[env]}", file=sys.stderr)
+    return replace(play, env=env)
+
+
+def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, envs: Collection[str]) -> None:
+    """Raises TurngymError for episodes of environments other than `envs`, or of another preset than the run's.
+
+    Sessions of the proxy are of no environment: they are taken as they are.
+    """
+    strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
+    for name, count in strange.most_common(1):
+        raise TurngymError(
+            f"--traces {where}: {count} of its {len(episodes)} episodes are of {name}, the run has {', '.join(envs)}: "
+            f"leave --env out to take the recorded one, or name a further one with --also {name}"
+        )
+    others = Counter(str(e.meta["preset"]) for e in episodes if e.meta.get("preset") not in (None, play.preset))
+    for preset, count in others.most_common(1):
+        raise TurngymError(
+            f"--traces {where}: {count} of its {len(episodes)} episodes were played with --preset {preset}, the run "
+            f"has {play.preset or 'none'}: give it the same one"
+        )
+
+
+def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
+    """What is said where episodes begin with another system message than the student's own; "" where none does.
+
+    `given` has the student's for each world of the run (`WORLD` in `meta`, "" for the run's own).
+    """
+    count = sum(episode.system != given[str(episode.meta.get(WORLD, ""))] for episode in episodes)
+    if not count:
+        return ""
+    return (
+        f"--traces: {count} of {len(episodes)} episodes have another system message than the student gets where it "
+        "plays: it learns under the recorded one (--system gives it another)"
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
@@ -42,10 +43,17 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource
 from turngym.envs.core.settings import json_object
-from turngym.envs.core.task import Task
+from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
-from turngym.trainers.collecting import check_logprobs, open_demonstrations, text_writer
+from turngym.trainers.collecting import (
+    WORLD,
+    check_logprobs,
+    check_recorded,
+    open_demonstrations,
+    other_systems,
+    text_writer,
+)
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
@@ -95,7 +103,7 @@ class StudentRollouts:
     def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
         self.config, self.run = config, run
         play = config.play
-        self._preset = find_preset(play.preset, play.env)
+        self._preset = find_preset(play.preset, play.env_id)
         self._env_kwargs = json_object("--env-kwargs", play.env_kwargs)
         settings = ChatSettings.load(run.folder)
         if self._preset is not None:
@@ -135,7 +143,7 @@ class StudentRollouts:
         self._examples = Examples()
         if shots.examples is not None:
             channel = make_channel(self.settings.channel, tool)
-            how = shots.examples_as, play.env, channel, tool, shots.examples_for
+            how = shots.examples_as, play.env_id, channel, tool, shots.examples_for
             self._examples = read_examples(shots.examples, *how)
 
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
@@ -153,7 +161,7 @@ class StudentRollouts:
         self._panel = None if play.panel is None else load_panel(play.panel)
         if self._panel is not None:
             assert_disjoint(self._examples.tasks, self._panel.tasks)
-            check_panel(self._panel, self._eval_kwargs(self._panel), play.env, self._env.env.unwrapped.tool)
+            check_panel(self._panel, self._eval_kwargs(self._panel), play.env_id, self._env.env.unwrapped.tool)
         self._demonstrations_opened: Demonstrations | None = None
         self._demonstrations_identity: dict[str, Any] = {}
 
@@ -198,8 +206,10 @@ class StudentRollouts:
     def _maker(self, **more: Any) -> MakeEnv:
         """Makes the environment that is trained on."""
         preset = {} if self._preset is None else self._preset.make()
-        run = {"split": self.config.play.split, "max_turns": self.run.max_turns}
-        return env_maker(self.config.play.env, **{**preset, **run, **self._env_kwargs, **self._data}, **more)
+        run: dict[str, Any] = {"max_turns": self.run.max_turns}
+        if self.config.play.split is not None:
+            run["split"] = self.config.play.split
+        return env_maker(self.config.play.env_id, **{**preset, **run, **self._env_kwargs, **self._data}, **more)
 
     @property
     def _data(self) -> dict[str, Any]:
@@ -215,7 +225,7 @@ class StudentRollouts:
         Who plays (workers, slots) is not in it: episodes do not depend on it.
         """
         play = self.config.play
-        identity: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
+        identity: dict[str, Any] = {"env": play.env_id, "split": play.split, "env_kwargs": play.env_kwargs}
         identity["chat"] = self.settings.identity
         identity |= self._scoring
         if self._examples.identity is not None:
@@ -268,19 +278,44 @@ class StudentRollouts:
         """The tasks of the panel, which must not be trained on."""
         return () if self._panel is None else self._panel.tasks
 
-    def recorded(self) -> list[Episode] | None:
-        """Returns the episodes of `--traces`, to train on instead of playing; None without that option."""
-        traces = self.config.play.traces
+    @property
+    def system(self) -> str:
+        """The system message that the student is given."""
+        player = self._actor
+        if player.settings.system is not None:
+            return player.settings.system
+        channel = make_channel(self.settings.channel, player.tool)
+        return system_message(self._env.env.unwrapped, channel, player.renderer)
+
+    def recorded(self, others: Mapping[str, StudentRollouts] = MappingProxyType({})) -> list[Episode] | None:
+        """Returns the episodes of `--traces`, to train on instead of playing; None without that option.
+
+        `others` are the run's further environments, by name. Raises TurngymError for episodes of an environment that
+        the run has not.
+        """
+        traces, rooms = self.config.play.traces, {"": self, **others}
         if not traces:
             return None
         size = int(self.run.learner.model.config.get_text_config().vocab_size)
-        files = {path: read_episodes(path, size) for path in traces}
-        for path, found in files.items():
+        of_env = {plain_id(room.config.play.env_id): name for name, room in rooms.items()}
+        episodes: list[Episode] = []
+        for path in traces:
+            found = read_episodes(path, size)
+            check_recorded(found, str(path), self.config.play, of_env)
             check_logprobs(found, self.run.learner.model, str(path))
-        episodes = [episode for found in files.values() for episode in found]
-        assert_disjoint([episode.task for episode in episodes], self._held_out)
-        # what another agent said is text; this student's ids are made of it
-        return text_writer(self._actor)(episodes)
+            episodes += found
+        for room in rooms.values():
+            assert_disjoint([episode.task for episode in episodes], room._held_out)
+        # what another agent said is text; this student's ids are made of it, in the words of the episode's environment
+        writers = {name: text_writer(room._actor) for name, room in rooms.items()}
+        written = []
+        for episode in episodes:
+            name = of_env.get(episode.task.env_id, "")
+            episode = writers[name].write(episode)
+            written.append(replace(episode, meta={**episode.meta, WORLD: name}) if name else episode)
+        if said := other_systems(written, {name: room.system for name, room in rooms.items()}):
+            print(said, file=sys.stderr)
+        return written
 
     @property
     def renderer(self) -> ChatRenderer:

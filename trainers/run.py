@@ -31,7 +31,7 @@ from turngym.envs.core.settings import FILE, read_toml, write_config
 from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
-from turngym.trainers.collecting import DatasetCollect
+from turngym.trainers.collecting import DatasetCollect, with_recorded
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
@@ -120,6 +120,7 @@ def run_training(
             )
         if config.models.device == "auto":
             config = replace(config, models=replace(config.models, device=local_device()))
+    config = _with_recorded(config)
     with ExitStack() as opened:
         # before anything is loaded or started: servers write into the folder, too
         lock_run(config.models.out, world, opened)
@@ -152,7 +153,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     What must be closed after the run (workers, connections) is put on `opened`.
     """
-    opened = opened or ExitStack()
+    opened, config = opened or ExitStack(), _with_recorded(config)
     models, run = config.models, run_of(config)
     if models.threads:
         torch.set_num_threads(models.threads)
@@ -200,15 +201,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
 
     # Where a step gets its episodes: played or recorded, then judged, then rewarded.
-    source = _judged(_played(config, algorithm, rollouts, teacher), algorithm, rollouts)
+    source = _judged(_played(config, algorithm, rollouts, others, teacher), algorithm, rollouts)
     evaluate: Callable[[int], EvalPoint] | None = rollouts.evaluate
     on_update: Callable[[int], None] = rollouts.learner_changed
     identity = _identity(config, algorithm, rollouts, teacher)
     if further:
-        source = SeveralSources(
-            sources={"": source, **{name: each.collect(None, 0.0) for name, each in others.items()}},
-            shares=[config.rollouts.play.share, *(item.share for item in further)],
-        )
+        if not config.rollouts.play.traces:
+            source = SeveralSources(
+                sources={"": source, **{name: each.collect(None, 0.0) for name, each in others.items()}},
+                shares=[config.rollouts.play.share, *(item.share for item in further)],
+            )
         teachers = further_teachers(algorithm, further, (model, tokenizer), vocab_size, **scoring)
         if teachers:
             algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
@@ -259,6 +261,12 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     )
 
 
+def _with_recorded(config: TrainConfig) -> TrainConfig:
+    """`config` with what --traces say of the run, where it does not say it itself; the whole run goes by it."""
+    rollouts = config.rollouts
+    return replace(config, rollouts=replace(rollouts, play=with_recorded(rollouts.play)))
+
+
 def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel | None]:
     """The student, and with --staleness the copy of it that plays while it learns."""
     models = config.models
@@ -305,7 +313,7 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
         lm_loss=getattr(config, "lm_loss", LmLossConfig()),
         has_teacher=config.has_teacher,
         tokenizer=tokenizer,
-        env_id=config.rollouts.play.env,
+        env_id=config.rollouts.play.env_id,
     )
     algorithm = find_algorithm(config.algorithm).build(config.own, context)
     stale = bool(config.stale.staleness) or bool(config.rollouts.play.traces)
@@ -321,16 +329,20 @@ def run_of(config: TrainConfig) -> RunConfig:
     run = with_saved_settings(config.run, config.models.out) if config.models.resume else config.run
     turns, play = run.max_turns, config.rollouts.play
     if turns is None:
-        preset = find_preset(play.preset, play.env)
-        turns = registered_turns(play.env) if preset is None else preset.max_turns
+        preset = find_preset(play.preset, play.env_id)
+        turns = registered_turns(play.env_id) if preset is None else preset.max_turns
     return replace(run, max_turns=run.full_depth if turns is None else turns)
 
 
 def _played(
-    config: TrainConfig, algorithm: Algorithm, rollouts: StudentRollouts, teacher: Scorer | None
+    config: TrainConfig,
+    algorithm: Algorithm,
+    rollouts: StudentRollouts,
+    others: Mapping[str, StudentRollouts],
+    teacher: Scorer | None,
 ) -> RolloutSource:
     """Returns who plays the episodes of a step, or the recorded episodes of --traces."""
-    recorded = rollouts.recorded()
+    recorded = rollouts.recorded(others)
     if recorded is None:
         partner = teacher.model if isinstance(teacher, LocalScorer) else None
         return rollouts.collect(partner, algorithm.teacher_mix, guided=algorithm.guide is not None)

@@ -17,6 +17,7 @@ from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource
 from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.collecting import WORLD
 from turngym.trainers.config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
@@ -27,8 +28,6 @@ ARGUMENT = "env."
 """Before the name of an argument for gym.make in `--also`."""
 _SETTINGS = ("share", "split", "panel", "data", "teacher")
 _PARTS = re.compile(rf",(?=(?:{'|'.join(_SETTINGS)}|{re.escape(ARGUMENT)}[^,=]*)=)")
-WORLD = "world"
-"""In `meta` of an episode of a further environment: its name in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +99,28 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     found = [further_env(text) for text in play.also]
     if not found:
         return found
-    names = [play.env.rpartition("/")[2], *(item.name for item in found)]
+    names = [play.env_id.rpartition("/")[2], *(item.name for item in found)]
     if len(set(names)) < len(names):
         raise ConfigError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
     if play.panel is None and any(item.panel for item in found):
         raise ConfigError("--also has a panel and the run has none: name that of --env, too, with --panel")
     refused = {
         "--staleness": bool(config.stale.staleness),
-        "--traces": bool(play.traces),
         "a policy server": config.rollouts.servers.elsewhere,
         "a judge": algorithm.judge is not None,
-        "demonstrations or an expert": algorithm.prefix is not None or algorithm.collects == "expert",
+        "demonstrations or an expert": not play.traces
+        and (algorithm.prefix is not None or algorithm.collects == "expert"),
         "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,
     }
     if wrong := [what for what, here in refused.items() if here]:
         raise ConfigError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
-    shared_groups([play.share, *(item.share for item in found)], config.run.episodes // algorithm.group)
+    shares = [play.share, *(item.share for item in found)]
+    if not play.traces:
+        shared_groups(shares, config.run.episodes // algorithm.group)
+    elif set(shares) != {1.0}:
+        raise ConfigError(
+            f"--share and share= are {shares} with --traces: a step's tasks are as recorded; leave them out"
+        )
     return found
 
 

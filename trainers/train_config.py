@@ -21,21 +21,24 @@ from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, Op
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.schedule import AsyncConfig
 
+DEFAULT_ENV = "turngym/ALFWorld-v0"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayConfig:
     """What is played in training and evaluations, and by whom."""
 
-    env: str = "turngym/ALFWorld-v0"
-    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
+    env: str | None = None
+    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first. By default that of the
+    episodes of --traces, else turngym/ALFWorld-v0."""
     also: tuple[str, ...] = ()
     """Further environments that the student is trained in within the same run, each as
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
     share: Above0 = 1.0
     """Share of --env in a step's tasks, beside those of --also."""
-    split: str = "generated"
-    """Split to train on."""
+    split: str | None = None
+    """Split to train on; by default the environment's own (ALFWorld: generated)."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     env_kwargs: str = "{}"
@@ -81,6 +84,11 @@ class PlayConfig:
     that of its weights. bfloat16 halves the cache and costs a copy of the weights."""
     keep_rollouts: int = 0
     """Training episodes of the last so many steps are kept as traces, rollouts/step_K.jsonl in the run's folder."""
+
+    @property
+    def env_id(self) -> str:
+        """The environment, the default one where none is named."""
+        return self.env or DEFAULT_ENV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
