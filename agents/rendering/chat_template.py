@@ -185,6 +185,14 @@ class ChatTemplate:
         """The text of a token that ends a response, as templates write it: decoders put a space before some."""
         return self.encoder.ids.get(token) or self.decode([token])
 
+    def answer_text(self, ids: Sequence[int]) -> str:
+        """The text of a response: SentencePiece's decoder takes off the space that a template writes before answers."""
+        text = self.decode(ids)
+        if not ids or text.startswith(" ") or not self._lead.startswith(" "):
+            return text
+        first = self.tokenizer.convert_ids_to_tokens(int(ids[0]))
+        return f" {text}" if str(first).startswith("▁") else text
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode_cached(tuple(ids))
 
@@ -349,7 +357,9 @@ class ChatTemplate:
         if text.startswith(opening):
             if self._opens_thought:
                 return text.removeprefix(opening).removeprefix(self.thoughts.before)
-            return self._lead[: self._lead.find(opening)] + text if opening in self._lead else text
+            before, has_thought, _ = self._lead.partition(opening)
+            # what is for answers without a thought does not stand before one, but for the space that it begins with
+            return (before if has_thought else before[: len(before) - len(before.lstrip())]) + text
         return self._lead + text
 
     def delta_text(self, observation: str, response: str | None = None) -> str | None:

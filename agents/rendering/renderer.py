@@ -198,7 +198,7 @@ class ChatRenderer:
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self._stops else None
         answered = listed if last is None else listed[:-1]
-        text = self.template.decode(answered)
+        text = self.template.answer_text(answered)
         said = self.template.said(answered, text)
         history.response_span = history.buffer.extend(ids)
         history.last_id = last
@@ -315,7 +315,7 @@ def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> b
     if not listed or not all(0 <= token < size for token in listed):
         return False
     said = listed[:-1] if listed[-1] in renderer.stop_ids else listed
-    return not set(said) & set(renderer.stop_ids) and renderer.template.decode(said) == response
+    return not set(said) & set(renderer.stop_ids) and renderer.template.answer_text(said) == response
 
 
 def said_in(channel: Channel, tool: ToolSpec, turn: Turn) -> str:
