@@ -285,7 +285,7 @@ def installed(python: str, engine: str = "sglang") -> str:
     if found.returncode:
         raise ServerError(
             f"{python} has no {engine}: install it with pip install '{DIALECTS[engine].tried}' on a machine with GPUs, "
-            "or as docs/sglang.md says on a CPU; or name the Python that has it with --python"
+            "or as docs/model_servers.md says on a CPU; or name the Python that has it with --python"
         )
     return found.stdout.strip()
 
@@ -313,7 +313,7 @@ class RunServer:
     One that ends by itself is started again, and gets the run's weights with the next request.
     """
 
-    def __init__(self, options: RunServers, model: Path, log: Path, adapters: int) -> None:
+    def __init__(self, options: RunServers, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:
         assert options.engine != "local"
         self._config = ServePolicy(
             model=model,
@@ -321,6 +321,7 @@ class RunServer:
             port=free_port("127.0.0.1"),
             python=options.engine_python,
             memory=options.engine_memory,
+            dtype=dtype or "auto",
             adapters=adapters if options.engine == "vllm" else 0,
             sleeps=True,
             log=log,

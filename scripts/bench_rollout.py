@@ -11,6 +11,7 @@ history and number of processes, and the share of time spent in environments.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -263,6 +264,8 @@ class PlayBench:
     """Turns after which episodes are cut: short and long histories."""
     workers: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 2)
     """Processes of the rows with workers."""
+    server: tuple[str, ...] = ()
+    """Servers (SGLang, vLLM) with the model, which play the same episodes; with them all rows are greedy."""
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
     repeats: Count = 2
@@ -302,12 +305,17 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
     rows: list[list[str]] = []
     base: float | None = None
 
+    def same(found: Sequence[Episode]) -> str:
+        pairs = zip(found, expected, strict=True)
+        equal = sum([a.tolist() for a in one.segments] == [b.tolist() for b in other.segments] for one, other in pairs)
+        return f"  {equal} of {len(expected)} episodes have the ids of this process's"
+
     def measure(
         name: str, player: Any, slots: int, depth: int, play: PlayJobs = rollout, workers: int = 1
     ) -> list[Episode]:
         """Plays the jobs, the fastest of `repeats` times counts; adds the row."""
         nonlocal base
-        best, episodes = float("inf"), []
+        best, episodes, cpu = float("inf"), [], time.process_time()
         for _ in range(bench.repeats):
             start = time.perf_counter()
             played = play(jobs, make_env, player, slots=slots, max_turns=depth, system=system)
@@ -316,7 +324,10 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
         row, speed = played_row(name, slots, depth, best, episodes, base, workers)
         base = base or speed
         rows.append(row)
-        print(f"  {name}, {slots} environments, {depth} turns: {best:.2f} s", flush=True)
+        cpu = (time.process_time() - cpu) / bench.repeats
+        print(
+            f"  {name}, {slots} environments, {depth} turns: {best:.2f} s, {cpu:.2f} CPU s of this process", flush=True
+        )
         return episodes
 
     slots, depth, kept = max(bench.slots), max(bench.depths), "kept keys and values"
@@ -335,13 +346,51 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
             player = agent("ragged")
             # the processes start, and get the model, before the time is taken
             play(jobs[:count], make_env, player, slots=slots, max_turns=1, system=system)
-            found = measure(f"{count} processes", player, slots, depth, play, count)
-            same = sum(
-                [ids.tolist() for ids in one.segments] == [ids.tolist() for ids in other.segments]
-                for one, other in zip(found, expected, strict=True)
-            )
-            print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
+            print(same(measure(f"{count} processes", player, slots, depth, play, count)), flush=True)
+    for url in bench.server:
+        before = time.process_time(), cpu_seconds(url)
+        player = agent(url)
+        found = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
+        spent = cpu_seconds(url) - before[1]
+        tokens = bench.repeats * sum(turn.response_length for episode in found for turn in episode.turns)
+        print(same(found), flush=True)
+        if spent:
+            here = time.process_time() - before[0]
+            print(f"  {tokens / spent:.1f} ids per CPU second of the server; {here:.1f} s of this process", flush=True)
+        player.policy.fleet.close()
     return rows
+
+
+def cpu_seconds(url: str) -> float:
+    """CPU seconds so far of the server at `url` with all that it started; 0 where it is not on this machine."""
+    port, sockets = int(url.rpartition(":")[2]), set[str]()
+    try:
+        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
+        links = [link for link in Path("/proc").glob("[0-9]*/fd/*") if sockets and _target(link) in sockets]
+        groups = {_stat(int(link.parts[2]))[2] for link in links}
+        stats = [_stat(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
+    except OSError:
+        return 0.0
+    ticks = sum(int(one[11]) + int(one[12]) for one in stats if len(one) > 12 and one[2] in groups)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def _stat(process: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on (group: 2, ticks: 11 and 12); none if the process has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
 
 
 def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
@@ -351,6 +400,8 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.models import load_policy
     from turngym.agents.playing.environments import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
+    from turngym.agents.servers.client import PolicyServer
+    from turngym.agents.servers.open_servers import eval_policy
     from turngym.envs.channels import make_channel
 
     settings = ChatSettings.load(bench.model)
@@ -360,10 +411,15 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     renderer = renderer_of(model, tokenizer, settings, tool)
 
     def agent(cache: Any) -> ModelAgent:
-        policy = LocalEngine(
-            model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
-        )
-        sampling = Sampling(max_new_tokens=settings.max_new_tokens)
+        """Plays with the local engine and this cache, or on the server at this address."""
+        policy: Any
+        if str(cache) in bench.server:
+            policy = eval_policy(PolicyServer(policy_server=cache), bench.model, tokenizer, settings.max_context)
+        else:
+            policy = LocalEngine(
+                model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
+            )
+        sampling = Sampling(max_new_tokens=settings.max_new_tokens, temperature=0.0 if bench.server else 1.0)
         channel = make_channel(settings.channel, tool)
         return ModelAgent(policy, renderer, channel, sampling, max_context=settings.max_context)
 

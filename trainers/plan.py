@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -351,6 +351,11 @@ class Workload:
     """Episodes that a process plays side by side at most."""
     rollout_dtype: Dtype = "float32"
     """Of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """What plays: the trainer's process, or a server of the run's own beside it, on one GPU. It has its own weights, in
+    --rollout-dtype, and gives its memory back during updates."""
+    engine_memory: Annotated[float, Range(above=True, most=1)] = 0.4
+    """Share of the chip's memory that such a server takes while it plays."""
     teacher_dtype: Dtype = "float32"
     """Of the teacher's weights."""
     shard_teacher: bool = False
@@ -486,10 +491,18 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     """
     if gpus < 1:
         raise TurngymError(f"gpus is {gpus}; valid: at least 1")
+    served = work.engine != "local"
+    if served and gpus > 1:
+        raise TurngymError(f"gpus is {gpus} with engine {work.engine}: a run's own server stands beside one process")
+    if served:
+        # servers record a token's operations once and start them together (CUDA graphs)
+        work = replace(work, start_us=0.0)
     adapters = student.adapter_parameters(work.lora_rank)
     # 16 bytes: float32 weight, gradient and AdamW's two moments; a frozen weight is 4
     states = (4.0 * student.parameters + 16.0 * adapters if adapters else 16.0 * student.parameters) / gpus
-    if work.rollout_dtype != "float32":
+    if served:
+        pass  # what plays is in the server's share, below
+    elif work.rollout_dtype != "float32":
         states += BYTES[work.rollout_dtype] * student.parameters
     elif adapters:
         # the engine merges the weights that play, beside those that they are made of
@@ -502,12 +515,17 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     share, evaluated = math.ceil(work.episodes / gpus), math.ceil(work.eval_episodes / gpus)
     cache = float(student.episode_bytes(work.length, work.rollout_dtype))
     fitting = int(max(0.0, room - states - weights) // cache)
+    if served:
+        weights = float(BYTES[work.rollout_dtype] * student.parameters)
+        taken = work.engine_memory * chip.memory
+        # a share that does not fit beside the trainer's states leaves nothing
+        fitting = int(max(0.0, taken - weights) // cache) if states + taken <= room else 0
     at_once = min(share, work.slots, fitting)
     return Estimate(
         states=states,
         update=_update_bytes(student, gpus, work),
         scoring=gathered,
-        rollout=weights + at_once * cache,
+        rollout=taken if served else weights + at_once * cache,
         at_once=at_once,
         rollout_s=_rollout_seconds(student, chip, work, share, at_once),
         teacher_s=0.0

@@ -171,7 +171,10 @@ class StudentRollouts:
             weights, own = ModelWeights(played.model), None
             if config.servers.engine != "local":
                 log = self.run.out / "server.log"
-                own = self._closing.enter_context(RunServer(config.servers, self.run.folder, log, weights.adapter))
+                own = RunServer(
+                    config.servers, self.run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                )
+                self._closing.enter_context(own)
             engine = train_policy(
                 config.servers,
                 played.model,

@@ -76,7 +76,7 @@ def evaluate(
         max_turns: turns before an episode is cut; by default the environment's own limit.
         env_kwargs: further arguments for gym.make.
         workers: processes that play; 0 is this one, auto takes several if they pay off.
-        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        servers: SGLang or vLLM servers that play with the weights of `model:FOLDER`.
         verify: check every task's hash against the panel before anything is played.
         progress: show a bar on standard error.
         command: the caller, as recorded in config.toml.

@@ -113,7 +113,7 @@ def play_episodes(
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
         env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
         workers: processes that play; 0 is this one, auto takes several if they pay off.
-        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        servers: SGLang or vLLM servers that play with the weights of `model:FOLDER`.
         progress: show a bar on standard error.
         command: the caller, as recorded in the configuration.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...

@@ -1,1 +1,1 @@
-"""SGLang servers as a policy and as a scorer, and new weights for them."""
+"""Servers (SGLang, vLLM) as a policy and as a scorer, and new weights for them."""

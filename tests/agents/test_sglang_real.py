@@ -1,4 +1,4 @@
-"""The real SGLang server on a CPU, with a tiny Qwen3 made on the spot. Needs sglang: docs/sglang.md.
+"""The real SGLang server on a CPU, with a tiny Qwen3 made on the spot. Needs sglang: docs/model_servers.md.
 
     python -m pytest tests/agents/test_sglang_real.py -m sglang
 

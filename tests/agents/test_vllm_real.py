@@ -1,4 +1,4 @@
-"""The real vLLM server on a CPU, with the shipped student of the household. Needs vllm: docs/sglang.md.
+"""The real vLLM server on a CPU, with the shipped student of the household. Needs vllm: docs/model_servers.md.
 
     TURNGYM_VLLM_PYTHON=... python -m pytest tests/agents/test_vllm_real.py -m vllm
 

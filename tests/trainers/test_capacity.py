@@ -360,3 +360,19 @@ def test_the_plan_says_what_a_step_takes_where_playing_and_learning_overlap() ->
     slow_teacher = [line for line in plan.notes(plan.PlanOptions(gpus=(1,))) if "--staleness 1" in line]
     assert slow_teacher[0].endswith("1: 316.4 instead of 676.0.")  # 297.3 + 19.1 against 278.0
     assert not [line for line in plan.notes(plan.PlanOptions(student="32B", gpus=(1,))) if "--staleness 1" in line]
+
+
+def test_a_runs_own_server_takes_its_share_and_keeps_its_own_weights() -> None:
+    student, chip = SHAPES["1.7B"], CHIPS["H100"]
+    own = estimate(student, None, chip, 1, Workload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.4))
+    local = estimate(student, None, chip, 1, Workload(rollout_dtype="bfloat16"))
+    assert own.rollout == 0.4 * chip.memory
+    # the bfloat16 copy is the server's, not the trainer's
+    assert own.states == local.states - 2.0 * student.parameters
+    cache = student.episode_bytes(Workload().length, "bfloat16")
+    assert own.at_once == (0.4 * chip.memory - 2.0 * student.parameters) // cache
+    assert own.rollout_s < local.rollout_s * local.at_once / own.at_once * 1.5
+    more = estimate(student, None, chip, 1, Workload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.9))
+    assert not more.fits
+    with pytest.raises(TurngymError, match="gpus is 2 with engine sglang: a run's own server stands beside one"):
+        estimate(student, None, chip, 2, Workload(engine="sglang"))
