@@ -319,6 +319,7 @@ OF_OTHERS = {
     *("--no-deps", "--nproc-per-node", "--custom-generate-function-path", "--rollout-function-path"),
     *("--partial-rollout", "--enable-deterministic-inference", "--strict", "--config-settings", "--import-mode"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "--jinja", "--logprobs-mode", "--max-logprobs"),
+    *("--enable-scale-out", "--enable-lora", "--enable-sleep-mode", "--enable-memory-saver"),
     *("--loo.n", "--loo.cap"),
     *("--no-push", "--epochs", "--env.player.max-turns"),
     *("--newest-torch",),
