@@ -144,7 +144,6 @@ COMMANDS = {
     "scripts/bench_server.py": "a server to be measured",
     "scripts/bootstrap.py": "pip and the tests",
     "scripts/jobs.py": "turngym train and turngym eval",
-    "scripts/study/recipe.py": "turngym and torchrun",
 }
 """Files that start programs, which are given words and no objects."""
 
