@@ -24,37 +24,52 @@ from turngym.envs.core.settings import from_table, read_toml, settings_of
 from turngym.scripts.options import CONFIG, check_options, checked, pop_option, section, width
 
 try:
+    from turngym.agents.executor.options import WorkerOptions
+    from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+    from turngym.agents.servers.client import RunServers
     from turngym.scripts.options import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
+    from turngym.trainers.config import DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
     from turngym.trainers.distributed import world_of
+    from turngym.trainers.lora import LoraConfig
     from turngym.trainers.metrics import read_metrics
     from turngym.trainers.run import run_training
-    from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
+    from turngym.trainers.schedule import AsyncConfig
+    from turngym.trainers.train_config import (
+        ChatConfig,
+        ExamplesConfig,
+        ModelConfig,
+        PlayConfig,
+        TrainConfig,
+        config_class,
+        foreign_tables,
+        train_config,
+    )
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
 ALGORITHM = "--algorithm"
 DEFAULT = "turnopd"
 FIRST = ("student", "teacher", "out", "env", "panel", "steps")
-FOLDED: Mapping[str, str] = {
-    "ExamplesConfig": "examples (few-shots) in the prompt",
-    "TrainServers": "servers that play and teach",
-    "WorkerOptions": "processes that play",
-    "AsyncConfig": "Playing ahead",
-    "LoraConfig": "Adapters",
-    "DemonstratorOptions": "how a model that demonstrates is asked",
+FOLDED: Mapping[type[Any], str] = {
+    ExamplesConfig: "examples (few-shots) in the prompt",
+    RunServers: "servers that play and teach",
+    WorkerOptions: "processes that play",
+    AsyncConfig: "Playing ahead",
+    LoraConfig: "Adapters",
+    DemonstratorOptions: "how a model that demonstrates is asked",
 }
 """Groups that --help names in a line, and --help-all lists."""
-TITLES: Mapping[str, str] = {
-    "ModelConfig": "Models and machine",
-    "RunConfig": "Run",
-    "PlayConfig": "Environment and evaluation",
-    "ChatConfig": "Chat",
-    "DemonstrationOptions": "Demonstrations",
-    "OptimizerConfig": "Optimizer",
-    "JudgeOptions": "Judge",
-    "DistillConfig": "Loss between student and teacher",
-    "LmLossConfig": "Pre-training text",
+TITLES: Mapping[type[Any], str] = {
+    ModelConfig: "Models and machine",
+    RunConfig: "Run",
+    PlayConfig: "Environment and evaluation",
+    ChatConfig: "Chat",
+    DemonstrationOptions: "Demonstrations",
+    OptimizerConfig: "Optimizer",
+    JudgeOptions: "Judge",
+    DistillConfig: "Loss between student and teacher",
+    LmLossConfig: "Pre-training text",
 }
 ONLY: Mapping[str, str] = {
     **dict.fromkeys(("expert",), "expert"),
@@ -200,11 +215,9 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
 
 
 def _folded(table: str, group: type[Any], members: Sequence[Any], whole: bool, own: str) -> Iterator[str]:
-    if group.__name__ in FOLDED and not whole:
+    if group in FOLDED and not whole:
         return
-    title = (
-        f"Algorithm ({table})" if table == own else {**TITLES, **FOLDED}.get(group.__name__, table or group.__name__)
-    )
+    title = f"Algorithm ({table})" if table == own else {**TITLES, **FOLDED}.get(group, table or group.__name__)
     yield from section(title, members, whole=whole)
 
 
@@ -213,9 +226,9 @@ def _named(settings: Sequence[Any], name: str) -> Any:
 
 
 def _is_used(setting: Any, spec: AlgorithmSpec) -> bool:
-    if setting.group.__name__ == "JudgeOptions":
+    if setting.group is JudgeOptions:
         return "judge" in spec.uses
-    if setting.group.__name__ in ("DemonstrationOptions", "DemonstratorOptions"):
+    if setting.group in (DemonstrationOptions, DemonstratorOptions):
         return "shown" in spec.uses
     return setting.table != "" or setting.key not in ONLY or ONLY[setting.key] in spec.uses
 
