@@ -33,7 +33,7 @@ from turngym.envs.spaces import printable
 from turngym.retrieval.user_files import named_path
 from turngym.scripts.options import run_verb
 from turngym.scripts.report_data import name_of_run
-from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, write_page
+from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page
 from turngym.scripts.trace_picture import Picture, picture
 from turngym.scripts.trace_prompt import Prompts
 
@@ -157,8 +157,8 @@ class Select:
 
     status: Repeated[tuple[Status, ...]] = ()
     """Only episodes that ended like this (repeat the option for several)."""
-    outcome: Literal["any", "won", "lost"] = "any"
-    """Only episodes that solved their task, or that did not."""
+    outcome: Literal["any", "won", "lost", "error"] = "any"
+    """Only episodes that solved their task, that did not, or that ended in an error and so say neither."""
     category: Repeated[tuple[str, ...]] = ()
     """Only tasks of this category, for example `heat` (repeat the option for several)."""
     task: str = ""
@@ -172,7 +172,7 @@ class Select:
         """Whether `episode` meets every condition except the limit."""
         return (
             (not self.status or episode.status in self.status)
-            and (self.outcome == "any" or episode.success == (self.outcome == "won"))
+            and (self.outcome == "any" or episode.outcome == self.outcome)
             and (not self.category or episode.task.category in self.category)
             and self.task in episode.task.task_id
             and (not self.verdict or any(turn.verdict in self.verdict for turn in episode.turns))
@@ -392,17 +392,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(command: Print) -> int:
-    episodes = won = 0
+    ends = Counter[str]()
     prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
     for path, episode in selected(command.files, command.select):
         print(printable(episode_line(episode)))
         if command.turns or command.prompt:
             lines = turn_lines(episode, command.width, prompts_of(path) if command.prompt else None)
             print(printable("\n".join(lines)))
-        episodes += 1
-        won += episode.success
+        ends[episode.outcome] += 1
     more = "" if command.turns or command.prompt else " (--turns prints what was said)"
-    print(f"{episodes} {'episode' if episodes == 1 else 'episodes'}, {won} won{more}")
+    errors = f", {ends['error']} ended in an error" if ends["error"] else ""
+    count = ends.total()
+    print(f"{count} {'episode' if count == 1 else 'episodes'}, {ends['won']} won{errors}{more}")
     return 0
 
 
@@ -461,9 +462,9 @@ def _html(command: Html) -> int:
 
 
 def episode_line(episode: Episode) -> str:
-    """`won  completed  12 turns  return 1.00  heat  task sample 0`."""
-    outcome = "won " if episode.success else "lost"
-    head = f"{outcome} {episode.status.value:<16} {episode.depth:>3} turns  return {episode.episode_return:+.2f}"
+    """`won completed  12 turns  return 1.00  heat  task sample 0`."""
+    ended = f"{episode.outcome:<4} {episode.status.value}"
+    head = f"{ended:<21} {episode.depth:>3} turns  return {episode.episode_return:+.2f}"
     return f"{head}  {episode.task.category:<8} {episode.task.task_id} sample {episode.sample}"
 
 
@@ -478,7 +479,7 @@ def turn_lines(episode: Episode, width: int, prompts: Prompts | None = None) -> 
             read = f", {turn.response_span[0]:,} tokens" if turn.response_length else ""
             lines.append(_block(f"[{turn.index}] prompt{read}", text, len(text)))
         verdict = f"{turn.verdict.value}, reward {turn.reward:g}, {turn.finish}"
-        lines.append(_block(f"[{turn.index}] {turn.origin} ({verdict})", turn.response, width))
+        lines.append(_block(f"[{turn.index}] {speaker(episode, turn)} ({verdict})", turn.response, width))
     return [*lines, _block("end", episode.final_observation, width), ""]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import without
-from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.episode import Episode, Turn, outcome_of
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
@@ -64,7 +64,7 @@ def episode_view(episode: Episode, prompts: Prompts) -> dict[str, Any]:
         "sample": episode.sample,
         "seed": episode.seed,
         "status": episode.status.value,
-        "success": bool(episode.success),
+        "outcome": episode.outcome,
         "ret": _finite(episode.episode_return),
         "score": _finite(episode.score),
         "invalid": sum(not turn.verdict.valid for turn in episode.turns),
@@ -91,12 +91,22 @@ def _turn_view(episode: Episode, turn: Turn, prompts: Prompts) -> dict[str, Any]
         "verdict": turn.verdict.value,
         "reward": _finite(turn.reward),
         "finish": turn.finish,
-        "origin": turn.origin,
+        "origin": speaker(episode, turn),
         "tokens": _tokens(episode, turn, prompts.decode),
         "scores": None if turn.judge_scores is None else [_finite(score) for score in turn.judge_scores],
         "advantage": None if turn.judge_scores is None else _majority(turn.judge_scores),
         "hint": turn.hint,
     }
+
+
+def speaker(episode: Episode, turn: Turn) -> str:
+    """Who gave the response: `policy`, `noise`, `demonstration`, or the name of the endpoint that played the episode.
+
+    Nothing can be trained on an endpoint's answers but as demonstrations, which is what their origin says. What another
+    gave is scripted, or has token ids (a teacher's turn, a demonstration in the student's ids).
+    """
+    own = turn.origin == "demonstration" and turn.finish != "scripted" and not turn.response_length
+    return str(episode.meta.get("agent", turn.origin)) if own else turn.origin
 
 
 def _without_list(turn: Turn) -> tuple[str, bool]:
@@ -149,7 +159,7 @@ class Query:
     text: str = ""
     """Part of the task's id."""
     outcome: str = ""
-    """`won` or `lost`."""
+    """`won`, `lost` or `error`."""
     status: str = ""
     category: str = ""
     verdict: str = ""
@@ -208,7 +218,7 @@ class TraceIndex:
         """Places of the episodes that match, sorted; ties stay in file order."""
         keep = np.ones(len(self), np.bool_)
         if query.outcome:
-            keep &= self.won == (query.outcome == "won")
+            keep &= np.fromiter((self.outcome(place) == query.outcome for place in range(len(self))), np.bool_, len(self))
         for wanted, values in ((query.status, self.status), (query.category, self.category)):
             if wanted:
                 keep &= np.fromiter((value == wanted for value in values), np.bool_, len(self))
@@ -222,10 +232,14 @@ class TraceIndex:
             places = places[np.argsort(self._key(query.sort)[places], kind="stable")]
         return places[::-1] if query.descending else places
 
+    def outcome(self, place: int) -> str:
+        """`won`, `lost` or `error`."""
+        return outcome_of(self.status[place], bool(self.won[place]))
+
     def row(self, place: int) -> list[Any]:
-        """What the list shows: place, task, sample, category, status, won, turns, return, invalid turns."""
+        """What the list shows: place, task, sample, category, status, outcome, turns, return, invalid turns."""
         head = [int(place), self.tasks[place], int(self.sample[place]), self.category[place], self.status[place]]
-        head += [bool(self.won[place]), int(self.turns[place]), _finite(float(self.ret[place]))]
+        head += [self.outcome(place), int(self.turns[place]), _finite(float(self.ret[place]))]
         return [*head, int(self.verdicts[place, _INVALID].sum())]
 
     def advantage(self, place: int) -> float | None:

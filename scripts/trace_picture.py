@@ -70,8 +70,7 @@ def picture(command: Picture) -> int:
     text = animated(episode, seconds=command.seconds, rows=command.rows, width=command.width)
     command.out.parent.mkdir(parents=True, exist_ok=True)
     command.out.write_text(text, encoding="utf-8")
-    won = "won" if episode.success else "lost"
-    print(f"{command.out}: {episode.task.task_id} sample {episode.sample}, {won} in {episode.depth} turns")
+    print(f"{command.out}: {episode.task.task_id} sample {episode.sample}, {episode.outcome} in {episode.depth} turns")
     return 0
 
 
@@ -103,7 +102,7 @@ def frames(episode: Episode, width: int) -> list[list[Line]]:
         if not turn.verdict.valid:
             shown = [*shown, (f"  {turn.verdict.value}", "bad")]
         made.append(shown)
-    end = f"{'won' if episode.success else 'lost'} after {episode.depth} turns"
+    end = f"{episode.outcome} after {episode.depth} turns"
     made.append(
         [*shown, *_wrapped(episode.final_observation, "read", width), (end, "won" if episode.success else "bad")]
     )

@@ -338,10 +338,11 @@ def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np
 
 
 def last_points(points: Sequence[CurvePoint], count: int = 4) -> float:
-    """Mean of the last `count` evaluations."""
+    """Mean of the last `count` evaluations, without that of the untrained model as long as there is another."""
     if not points:
         raise ScoreError("there is no evaluation to average")
-    return fmean(point.value for point in sorted(points, key=lambda point: point.step)[-count:])
+    trained = [point for point in points if point.step > 0] or points
+    return fmean(point.value for point in sorted(trained, key=lambda point: point.step)[-count:])
 
 
 def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:

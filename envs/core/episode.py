@@ -43,12 +43,21 @@ class Status(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        return self.value.startswith("error_")
+        return self.startswith("error_")
 
     @property
     def is_cut(self) -> bool:
         """Whether a limit (of turns, tokens or depth) broke the episode off before it had come to an end."""
         return self.value.startswith("truncated_")
+
+
+Outcome = Literal["won", "lost", "error"]
+"""How an episode is shown: one that ended in an error was not lost, and says nothing of its player."""
+
+
+def outcome_of(status: str, success: bool) -> Outcome:
+    """How an episode of this status and success is shown."""
+    return "error" if status.startswith("error_") else "won" if success else "lost"
 
 
 SHORT = "short_turns"
@@ -187,6 +196,11 @@ class Episode:
     def depth(self) -> int:
         """Number of turns."""
         return len(self.turns)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Won, lost, or ended in an error."""
+        return outcome_of(self.status, self.success)
 
     def prompt_ids(self, turn: Turn) -> NDArray[np.int32]:
         """Everything the policy saw before `turn`'s response: int32 [P]."""

@@ -212,6 +212,10 @@ def test_least_time_and_same_step() -> None:
         0.275
     )
     assert last_points(fast[:1]) == 0.05
+    # the model before training counts only where there is nothing else
+    start = CurvePoint(step=0, seconds=0.0, value=0.9)
+    assert last_points([start, *fast[:3]]) == pytest.approx(0.1)
+    assert last_points([start]) == 0.9
 
 
 def test_a_curve_at_a_cost_and_over_a_window() -> None:

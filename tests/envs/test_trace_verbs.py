@@ -254,6 +254,49 @@ def test_the_page_in_a_phone_folds_lists_and_shows_an_action_once(tmp_path: Path
         assert not page.value("document.querySelector('#list').checkVisibility()")
 
 
+def endpoints(sample: int, *, status: Status, won: bool = False) -> Episode:
+    """An endpoint's episode, whose first turn was replayed, in the way that recorded turns are."""
+    made = episode(sample, won=won)
+    plain = {"prompt_span": (0, 0), "response_span": (0, 0), "logprobs": None, "origin": "demonstration"}
+    first, second = (replace(turn, **plain) for turn in made.turns)  # type: ignore[arg-type]
+    turns = (replace(first, finish="scripted"), second)
+    return replace(made, turns=turns, segments=(), status=status, meta={"agent": "openai:gpt"})
+
+
+def test_an_error_is_not_lost_and_an_endpoint_bears_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(endpoints(0, status=Status.ERROR_ENGINE))
+        writer.write(endpoints(1, status=Status.TRUNCATED_TURNS))
+        writer.write(endpoints(2, status=Status.ERROR_ENV, won=True))
+    assert trace.main(["print", str(path), "--turns"]) == 0
+    said = capsys.readouterr().out
+    heads = [line.split()[:2] for line in said.splitlines() if " turns  return " in line]
+    assert heads == [["error", "error_engine"], ["lost", "truncated_turns"], ["error", "error_env"]]
+    assert said.count("[0] demonstration (") == said.count("[1] openai:gpt (") == 3
+    assert said.endswith("3 episodes, 0 won, 2 ended in an error\n")
+    for outcome, count in (("error", 2), ("lost", 1), ("won", 0)):
+        assert trace.main(["print", str(path), "--outcome", outcome]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{count} episode")
+    out = tmp_path / "p.html"
+    assert trace.main(["html", str(path), "--out", str(out)]) == 0
+    shown = embedded(out.read_text())["episodes"]
+    assert [one["outcome"] for one in shown] == ["error", "lost", "error"]  # type: ignore[attr-defined]
+    assert shown[0]["turns"][1]["origin"] == "openai:gpt"  # type: ignore[index]
+    browser = find_browser() or pytest.skip("no Chromium is installed")
+    with Browser(browser) as page:
+        page.open(out.as_uri())
+        page.wait_for("document.querySelectorAll('.turn').length === 2")
+        text = page.value("document.querySelector('article').innerText")
+        assert "error · error_engine" in text
+        assert "lost" not in text
+        assert "openai:gpt" in text
+        page.open(out.as_uri() + "#outcome=error")
+        page.wait_for("document.querySelector('#count').textContent.startsWith('2 of 3')")
+
+
 def test_html_verb(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "page.html"
     words = ["html", str(file), "--out", str(out), "--title", "Mine"]

@@ -120,7 +120,8 @@ def test_a_torn_last_line_is_skipped(path: Path) -> None:
     [
         (Query(), [0, 1, 2, 3, 4, 5]),
         (Query(descending=True), [5, 4, 3, 2, 1, 0]),
-        (Query(outcome="lost"), [1, 2, 3]),
+        (Query(outcome="lost"), [1, 2]),
+        (Query(outcome="error"), [3]),
         (Query(status="truncated_turns", category="heat"), [1, 2]),
         (Query(category="cool", outcome="won"), [4, 5]),
         (Query(verdict="inadmissible"), [1, 4]),
@@ -133,6 +134,10 @@ def test_a_torn_last_line_is_skipped(path: Path) -> None:
 )
 def test_filters_and_orders(index: TraceIndex, query: Query, places: list[int]) -> None:
     assert index.select(query).tolist() == places
+
+
+def test_an_error_is_an_outcome_of_its_own(index: TraceIndex) -> None:
+    assert [index.row(place)[5] for place in range(len(index))] == ["won", "lost", "lost", "error", "won", "won"]
 
 
 def test_attempts_at_a_task(index: TraceIndex) -> None:
@@ -149,7 +154,7 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
     found = client.get("/api/rows?sort=turns&descending=1&start=1&count=2&at=4").json
     assert (found["total"], found["won"], found["where"]) == (6, 3, 1)
     assert [row[0] for row in found["rows"]] == [4, 0]
-    assert found["rows"][0] == [4, "Tasks/3", 0, "cool", "completed", True, 4, 0.25, 4]
+    assert found["rows"][0] == [4, "Tasks/3", 0, "cool", "completed", "won", 4, 0.25, 4]
     assert client.get("/api/rows?count=1&start=3").json["rows"][0][7] == "-inf"
     shown = client.get("/api/episode?run=1&at=5").json
     # id, log p, text, log p - log q

@@ -90,7 +90,13 @@ def test_long_runs_share_columns() -> None:
 
 
 def test_smoothing_by_hand() -> None:
-    np.testing.assert_allclose(smooth(np.array([1.0, 3, 8, NAN, 2])), [2, 4, 5.5, NAN, 2])
+    np.testing.assert_allclose(smooth(np.array([1.0, 3, 8, NAN, 2])), [1, 4, 8, NAN, 2])
+    # a line that falls stays one: neither its ends nor the places beside a gap are bent
+    line = np.array([9.0, 8, 7, 6, NAN, 4, 3, 2, 1, 0])
+    for window in (3, 5, 7):
+        np.testing.assert_allclose(smooth(line, window), line)
+    np.testing.assert_allclose(smooth(np.array([0.0, 0, 6, 0, 0, 0]), 5), [0, 2, 1.2, 1.2, 0, 0])
+    assert len(smooth(np.zeros(0))) == 0
 
 
 def test_table_1_by_hand(rows: list[dict[str, Any]]) -> None:

@@ -151,15 +151,20 @@ def step_bins(steps: int, most: int = MAX_BINS) -> NDArray[np.int64]:
 
 
 def smooth(value_T: Column, window: int = 3) -> Column:
-    """Centered moving mean over `window` turns (odd), fewer at the ends; NaN stays NaN and counts nowhere."""
-    kernel = np.ones(window)
-    known = np.isfinite(value_T)
-    if not len(value_T):
-        return value_T
-    # "same" pads with zeros, which count in neither sum
-    total = np.convolve(np.where(known, value_T, 0.0), kernel)[window // 2 : window // 2 + len(value_T)]
-    count = np.convolve(known.astype(float), kernel)[window // 2 : window // 2 + len(value_T)]
-    return np.where(known, total / np.maximum(count, 1), np.nan)
+    """Centered moving mean over `window` turns (odd); NaN stays NaN.
+
+    A value counts only with its mirror image, so that the mean stays centered: with a one-sided window lines would bend
+    at their ends and beside gaps. A straight line comes out as it is.
+    """
+    half, count = window // 2, len(value_T)
+    padded = np.pad(np.asarray(value_T, np.float64), half, constant_values=np.nan)
+    total, weight = padded[half : half + count].copy(), np.ones(count)
+    for away in range(1, half + 1):
+        pair = padded[half - away : half - away + count] + padded[half + away : half + away + count]
+        known = np.isfinite(pair)
+        total += np.where(known, pair, 0.0)
+        weight += 2 * known
+    return np.where(np.isfinite(value_T), total / weight, np.nan)
 
 
 def _first(columns: tuple[str, ...], shape: RunShape) -> str:
