@@ -218,7 +218,9 @@ class TraceIndex:
         """Places of the episodes that match, sorted; ties stay in file order."""
         keep = np.ones(len(self), np.bool_)
         if query.outcome:
-            keep &= np.fromiter((self.outcome(place) == query.outcome for place in range(len(self))), np.bool_, len(self))
+            keep &= np.fromiter(
+                (self.outcome(place) == query.outcome for place in range(len(self))), np.bool_, len(self)
+            )
         for wanted, values in ((query.status, self.status), (query.category, self.category)):
             if wanted:
                 keep &= np.fromiter((value == wanted for value in values), np.bool_, len(self))
