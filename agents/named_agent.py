@@ -48,6 +48,8 @@ class OpenedAgent:
     """Precision of a model that plays in this process: another one draws other episodes."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
+    player: str | None = None
+    """The place of an agent that did not come with turngym: its own name may say anything."""
 
 
 MakeAgent = Callable[[TextEnv, AgentOptions], Agent | OpenedAgent]
@@ -69,7 +71,7 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     """
     name, channel = options.agent, _plain_channel(options)
     kind, _, argument = name.partition(":")
-    found: Agent | OpenedAgent
+    found: Agent
     if name == "random":
         found = RandomAgent()
     elif kind == "replay" and argument:
@@ -90,8 +92,10 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
         raise AgentError(f"unknown agent {name!r}. {hint}")
     else:
         make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
-        found = make(env, options)
-    return found if isinstance(found, OpenedAgent) else OpenedAgent(agent=found, channel=channel, system=options.system)
+        made = make(env, options)
+        opened = made if isinstance(made, OpenedAgent) else OpenedAgent(agent=made, channel=channel)
+        return replace(opened, player=name, system=options.system if opened is not made else opened.system)
+    return OpenedAgent(agent=found, channel=channel, system=options.system)
 
 
 def _meant(name: str) -> str:
@@ -129,10 +133,12 @@ def as_opened(
     if isinstance(agent, ModelAgent):
         channel = None if agent.channel is None else agent.channel.name
         temperature = agent.sampling.temperature
-        return OpenedAgent(agent=agent, channel=channel, system=options.system, temperature=temperature)
-    if isinstance(agent, EndpointAgent):
-        return _opened_endpoint(agent, options.system)
-    return OpenedAgent(agent=agent, channel=_plain_channel(options), system=options.system)
+        opened = OpenedAgent(agent=agent, channel=channel, system=options.system, temperature=temperature)
+    elif isinstance(agent, EndpointAgent):
+        opened = _opened_endpoint(agent, options.system)
+    else:
+        opened = OpenedAgent(agent=agent, channel=_plain_channel(options), system=options.system)
+    return replace(opened, player=f"{type(agent).__module__}:{type(agent).__qualname__}")
 
 
 def _plain_channel(options: AgentOptions) -> str | None:

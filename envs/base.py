@@ -93,6 +93,12 @@ class TextEnv(gym.Env[str, str], ABC):
     """Names of the scripted players that `make_player` knows: baselines and further experts."""
     on_invalid: ClassVar[Literal["reject", "penalize", "noop", "terminate"]] = "reject"
     """What the guard does with an invalid action by default (see `ActionGuard`)."""
+    told_by: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of the constructor that change what an agent is told, not the tasks nor what scores. Results on a panel
+    may differ in them, and tables name them. Their values are plain: numbers, texts, true or false."""
+    scored_by: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of the constructor, plain values, by which actions and scores are judged: a result that was played with
+    others than its panel's is none of that panel. All other arguments are taken from a panel or a person alone."""
 
     @classmethod
     def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,19 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     )
 
 
+def shipped_panel(name: str) -> Panel:
+    """Loads a panel that a file names: one that comes with turngym, by its full name. Nothing else is read or imported.
+
+    Raises PanelError for any other name.
+    """
+    if name not in list_panels():
+        raise PanelError(
+            f"a file names the panel {name!r:.200}, which does not come with turngym: name it yourself, with --panel, "
+            "by its package (my_package:name) or the path of its manifest"
+        )
+    return _read(PANEL_FOLDER / f"{name}.json")
+
+
 def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     """Compares every task with the environment's own. Returns what differs, one line each; empty if all are equal."""
     base = _text_env(env)

@@ -134,6 +134,16 @@ def require_env(env_id: str) -> str:
     return env_id
 
 
+def registered_class(env_id: str) -> type[TextEnv]:
+    """The class of an id that `register` has registered. Raises TurngymError for another one."""
+    found = gym.registry[env_id.rpartition(":")[2]].kwargs.get("env_class")
+    if isinstance(found, str):
+        return _load(found)
+    if not (isinstance(found, type) and issubclass(found, TextEnv)):
+        raise TurngymError(f"{env_id} was not registered with turngym.envs.register, which knows its class")
+    return found
+
+
 def own_registrations() -> dict[str, Any]:
     """What this process has registered beyond Gymnasium's environments and ours, by id.
 

@@ -29,6 +29,7 @@ from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
 from turngym.envs.core.settings import FILE as CONFIG
 from turngym.envs.core.settings import Count, read_toml
+from turngym.envs.panels import load_panel, shipped_panel
 from turngym.retrieval.user_files import library_path
 from turngym.scripts.options import run_verb
 
@@ -188,7 +189,9 @@ def evaluate_average(run: Path) -> EvalResult:
     # an evaluation records the name of its panel; where one of the user's own is, the run knows
     named = read_toml(run / CONFIG).get("panel") if (run / CONFIG).is_file() else None
     own = named if isinstance(named, str) and (named.endswith(".json") or ":" in named) else None
-    return evaluate_as(rescore(traces[-1]).settings, f"model:{out / MODEL}", panel=own, out=out)
+    settings = rescore(traces[-1]).settings
+    panel = shipped_panel(str(settings.get("panel"))) if own is None else load_panel(own)
+    return evaluate_as(settings, f"model:{out / MODEL}", panel, settings.get("make", {}), out=out)
 
 
 def _verify(folder: Path) -> int:

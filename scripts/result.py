@@ -17,9 +17,11 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.evaluation.packed import differences, pack_result, play_again
-from turngym.agents.evaluation.packed_file import SUFFIX, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
+from turngym.agents.evaluation.rules import deviations
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length
+from turngym.envs.core.settings import Length, json_object
+from turngym.envs.core.tables import visible
 from turngym.scripts.options import run_verb
 from turngym.scripts.result_table import as_markdown, write_table
 
@@ -36,9 +38,11 @@ class Pack:
     out: Path
     """The file to write; its name ends in .result.xz."""
     panel: str | None = None
-    """Manifest of the panel, if it does not come with turngym."""
+    """The panel, if it does not come with turngym: package:name, or its manifest. A file is not asked where it is."""
     data: str | None = None
     """Folder of the environment's data; by default where the environment looks for it."""
+    env_kwargs: str = "{}"
+    """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +53,11 @@ class Check:
     files: tyro.conf.Positional[tuple[Path, ...]]
     """Packed results."""
     panel: str | None = None
-    """Manifest of the panel, if it does not come with turngym."""
+    """The panel, if it does not come with turngym: package:name, or its manifest. A file is not asked where it is."""
     data: str | None = None
     """Folder of the environment's data; by default where the environment looks for it."""
+    env_kwargs: str = "{}"
+    """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
     agent: str | None = None
     """Also let this agent play (model:FOLDER, ...) and compare its responses: who has the model can tell whether it
     chose these actions."""
@@ -82,31 +88,41 @@ def main(argv: Sequence[str]) -> int:
 def pack(options: Pack) -> int:
     if not options.out.name.endswith(SUFFIX):
         raise TurngymError(f"--out is {options.out}; the name of a packed result ends in {SUFFIX}")
-    result = pack_result(options.run, options.out, panel=options.panel, data=options.data)
+    given = json_object("--env-kwargs", options.env_kwargs)
+    result = pack_result(options.run, options.out, panel=options.panel, data=options.data, env_kwargs=given)
     size = options.out.stat().st_size
-    print(f"{options.out}: {len(result.episodes)} episodes in {size:,} bytes, checked")
+    print(f"{options.out}: {len(result.episodes)} episodes in {size:,} bytes, checked{_otherwise(result)}")
     return 0
 
 
 def check(options: Check) -> int:
     if not options.files:
         raise TurngymError("name at least one packed result: turngym result check FILE ...")
-    failed = 0
+    failed, given = 0, json_object("--env-kwargs", options.env_kwargs)
     for path in options.files:
         start = time.monotonic()
         result = read_result(path)
-        found = differences(result, panel=options.panel, data=options.data)
+        found = differences(result, panel=options.panel, data=options.data, env_kwargs=given)
         if options.agent is not None:
-            found += play_again(result, options.agent, tasks=options.tasks, panel=options.panel)
+            found += play_again(result, options.agent, tasks=options.tasks, panel=options.panel, env_kwargs=given)
         turns = sum(episode.depth for episode in result.episodes)
         seconds = time.monotonic() - start
         said = f"{len(found)} differences" if found else f"as recorded, {result.seal[:12]}"
-        print(f"{path}: {said} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s)")
-        print("".join(f"  {line}\n" for line in found[:MOST_LINES]), end="")
+        print(f"{path}: {said} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s){_otherwise(result)}")
+        print("".join(f"  {visible(line)}\n" for line in found[:MOST_LINES]), end="")
         if len(found) > MOST_LINES:
             print(f"  and {len(found) - MOST_LINES} more")
         failed += bool(found)
     return 1 if failed else 0
+
+
+def _otherwise(result: PackedResult) -> str:
+    """What a table will say besides the numbers."""
+    apart, others = deviations(result.settings)
+    errors = sum(episode.status.is_error for episode in result.episodes)
+    said = [*(f"no result of its panel: {text}" for text in apart), *others]
+    said += [f"{errors} episodes ended in an error and count as lost in tables"] if errors else []
+    return "".join(f"\n  otherwise: {visible(text)}" for text in said)
 
 
 def table(options: Table) -> int:

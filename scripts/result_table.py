@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -23,19 +22,23 @@ from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
+from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
-from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, task_means
+from turngym.agents.evaluation.rules import deviations
+from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
+from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, atomic_write, markdown
+from turngym.envs.core.tables import Table, atomic_write, markdown, markup, visible
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
 PARTS = "What the differences rest on: runs and tasks of both, standard errors by each in points"
 SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
 HEADER = ["result", "success % [95 %]", "pass % [95 %]", "samples", "tasks", "turns", "invalid %", "cut %", "errors"]
-HEADER += ["seed", "played by", "turngym", "date", "seal"]
+PLAYED_BY = "played by (as stated)"
+HEADER += ["seed", PLAYED_BY, "turngym", "date", "seal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,10 @@ class Group:
                 for row, result in zip(rows, self.results.values(), strict=True):
                     found = result.scores.get(key)
                     row.insert(place, "-" if found is None else str(Interval(**found)))
+        if any(own := ["; ".join(deviations(result.settings)[1]) for result in self.results.values()]):
+            header.insert(header.index(PLAYED_BY), "otherwise than the panel")
+            for row, text in zip(rows, own, strict=True):
+                row.insert(header.index(PLAYED_BY) - 1, text or "-")
         return header, rows
 
     @property
@@ -147,7 +154,7 @@ class Group:
             notes.append(f"Some pairs share fewer tasks, {min(one.tasks for one in fewer)} at least.")
         rows = [[row, *("" if row == column else _cell(found.get((row, column))) for column in names)] for row in names]
         size = max((one.family for one in found.values()), default=0)
-        notes = [f"`*`: clear of zero in a family of {size} comparisons (Holm).", *notes] if size else notes
+        notes = [f'"*": clear of zero in a family of {size} comparisons (Holm).', *notes] if size else notes
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def parts(self, p: bool = False) -> Table | None:
@@ -199,7 +206,26 @@ def read_folder(folder: Path) -> dict[str, PackedResult]:
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise TurngymError(f"{folder} holds no packed results (*{SUFFIX}); make them with `turngym result pack`")
-    return {path.relative_to(folder).as_posix().removesuffix(SUFFIX): read_result(path) for path in paths}
+    return {path.relative_to(folder).as_posix().removesuffix(SUFFIX): _read(path) for path in paths}
+
+
+def _read(path: Path) -> PackedResult:
+    """A packed result whose numbers are those of its episodes; who ended in an error has lost.
+
+    Raises TurngymError where file and episodes contradict each other.
+    """
+    result = read_result(path)
+    if wrong := inconsistencies(result):
+        raise TurngymError(f"{path} is not consistent: {wrong[0]}; turngym result check {path} names all that differs")
+    if not result.scores["errors"]:
+        return result
+    # left out, a loss that is called an error would lift the mean
+    episodes = tuple(
+        replace(one, success=False, score=0.0, status=Status.TRUNCATED_DEPTH) if one.status.is_error else one
+        for one in result.episodes
+    )
+    counted = replace(score(episodes), approximate=result.scores["approximate"], errors=result.scores["errors"])
+    return replace(result, episodes=episodes, scores=json.loads(json.dumps(counted.to_json())))
 
 
 def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
@@ -212,6 +238,8 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
             title += f", scores approximate ({why})"
         elif (tagger := result.settings.get("scored_with")) is not None:
             title += f", scored with {tagger}"
+        # what scores otherwise is another game: its own table, never a row among the panel's
+        title += "".join(f", {text}" for text in deviations(result.settings)[0])
         found.setdefault(title, {})[name] = result
     return [
         Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -_success(row[1]))))
@@ -233,7 +261,10 @@ def _row(name: str, result: PackedResult) -> list[str]:
 
 def _agent(settings: Mapping[str, Any]) -> str:
     model, heat = settings.get("model"), settings.get("temperature")
-    about = [text for text in (model and f"files {model}", heat is not None and f"temperature {heat:g}") if text]
+    unknown = not model and str(settings["agent"]).startswith(("model", "openai"))
+    about = [f"files {model}"] if model else ["no fingerprint"] if unknown else []
+    about += [f"opened as {settings['player']}"] if settings.get("player") else []
+    about += [] if heat is None else [f"temperature {heat:g}"]
     return f"{settings['agent']}" + (f" ({', '.join(about)})" if about else "")
 
 
@@ -244,21 +275,27 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
     """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them."""
     body, data = [], []
     for group in groups:
-        body.append(f"<h2>{escape(group.title)}</h2>")
+        body.append(f"<h2>{markup(group.title, 'html')}</h2>")
         if (methods := group.by_method()) is not None:
             body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods)}<h3>Every run</h3>")
         body.append(_html(group.table(), folder))
         if (pairs := group.paired()) is not None:
             table, notes = pairs
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
-            body += [f"<p>{escape(note)}</p>" for note in notes]
+            body += [f"<p>{markup(note, 'html')}</p>" for note in notes]
             if (parts := group.parts(p)) is not None:
                 body.append(f"<h3>{PARTS}</h3>{_html(parts)}")
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
-            data.append(f'<script type="application/octet-stream" data-result="{escape(name)}">{packed}</script>')
+            data.append(
+                f'<script type="application/octet-stream" data-result="{markup(name, "html")}">{packed}</script>'
+            )
     text = TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in (("__TITLE__", escape(title)), ("__BODY__", "".join(body)), ("__DATA__", "\n".join(data))):
+    for mark, value in (
+        ("__TITLE__", markup(title, "html")),
+        ("__BODY__", "".join(body)),
+        ("__DATA__", "\n".join(data)),
+    ):
         text = text.replace(mark, value)
     return text
 
@@ -266,10 +303,10 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
 def _html(table: Table, folder: str | None = None) -> str:
     """The table; with a `folder` the first cell leads to the episodes and the last one to the packed file."""
     header, rows = table
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    head = "".join(f"<th>{markup(cell, 'html')}</th>" for cell in header)
     lines = []
     for row in rows:
-        cells, place = [escape(cell) for cell in row], quote(row[0])
+        cells, place = [markup(cell, "html") for cell in row], quote(row[0])
         if folder is not None:
             cells[0] = f'<a href="#{quote(row[0], safe="")}">{cells[0]}</a>'
             cells[-1] = f'<a href="{quote(folder)}/{place}{SUFFIX}" download>{cells[-1]}</a>'
@@ -307,9 +344,13 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
     parts = []
     for group in groups:
         methods = group.by_method()
-        parts += [f"{level} {group.title}", *([] if methods is None else [markdown(methods)]), markdown(group.table())]
+        parts += [
+            f"{level} {markup(group.title, 'markdown')}",
+            *([] if methods is None else [markdown(methods)]),
+            markdown(group.table()),
+        ]
         if (pairs := group.paired()) is not None:
-            parts += [markdown(pairs[0]), *pairs[1]]
+            parts += [markdown(pairs[0]), *(markup(note, "markdown") for note in pairs[1])]
             if (rests := group.parts(p)) is not None:
                 parts += [f"{PARTS}.", markdown(rests)]
     return "\n\n".join(parts) + "\n"
@@ -318,19 +359,30 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
 def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     """All results as rows for a CSV file, numbers as they are; header first."""
     header = ["result", "panel", "panel_sha256", "preset", "scored_with", "approximate", "agent", "model"]
-    header += ["temperature", "seed", "samples", "tasks"]
+    header += ["player", "temperature", "seed", "deviations", "samples", "tasks"]
     header += ["success", "low", "high", "turns", "invalid_rate", "errors", "turngym", "date", "sha256"]
     rows = [header]
     for group in groups:
         for name, result in group.results.items():
             own, scores = result.settings, result.scores
             average = scores["overall"]["avg"]
-            named = [own.get(key) for key in header[1:10]]
+            said = {**own, "deviations": "; ".join(text for part in deviations(own) for text in part)}
+            named = [said.get(key) for key in header[1:12]]
             numbers = [own["samples"], average["tasks"], average["mean"], average["low"], average["high"]]
             numbers += [scores["turns"], scores["invalid_rate"], scores["errors"]]
             about = [result.versions.get("turngym"), result.date, result.seal]
             rows.append([name, *("" if value is None else str(value) for value in (*named, *numbers, *about))])
     return rows
+
+
+def _field(text: str) -> str:
+    """A field of a CSV file that no spreadsheet takes for a formula; numbers stay."""
+    shown = visible(text)
+    try:
+        float(shown)
+    except ValueError:
+        return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+    return shown
 
 
 def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Group]:
@@ -341,5 +393,5 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Gr
     with atomic_write(out / "results.md") as file:
         file.write(as_markdown(groups, p=p))
     with atomic_write(out / "results.csv") as file:
-        csv.writer(file, lineterminator="\n").writerows(as_rows(groups))
+        csv.writer(file, lineterminator="\n").writerows([[_field(cell) for cell in row] for row in as_rows(groups)])
     return groups

@@ -38,10 +38,10 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
-from turngym.envs.panels import load_panel
+from turngym.envs.panels import shipped_panel
 from turngym.retrieval.user_files import user_path
 
-OWN = ("agent", "model", "chat", "channel", "dtype", "examples", "seed")
+OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
 AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
 """Settings of how much was played, which may differ here: the tasks themselves are compared."""
@@ -84,9 +84,9 @@ def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def _panel_make(name: str) -> Mapping[str, Any]:
-    """The arguments of gym.make of a panel; {} if it is unknown."""
+    """The arguments of gym.make of a panel that comes with turngym; {} of any other."""
     try:
-        return load_panel(name).make_kwargs
+        return shipped_panel(name).make_kwargs
     except (TurngymError, OSError):
         return {}
 

@@ -206,7 +206,7 @@ def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any
     """Settings on which the episodes depend, besides panel, seed and the agent's name."""
     # where the data lie is left out: the tasks' hashes say whether they are the same
     made = redacted({name: overrides[name] for name in sorted(overrides) if name != "data"})
-    known = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
+    known = {"channel": opened.channel, "player": opened.player, "model": opened.fingerprint, "dtype": opened.dtype}
     known["examples"] = opened.examples.identity
     return {"make": made, **{name: value for name, value in known.items() if value is not None}}
 

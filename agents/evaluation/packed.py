@@ -22,6 +22,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
+from turngym.agents.evaluation.rules import panel_of, played_with, stated
 from turngym.agents.evaluation.scores import APPROXIMATE, EvaluationError, Scores, score
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
@@ -29,8 +30,9 @@ from turngym.agents.playing.environments import env_maker, probe
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, loaded_versions, read_toml
+from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
-from turngym.envs.panels import Panel, load_panel
+from turngym.envs.panels import Panel, load_panel, shipped_panel
 
 MOST_NAMED = 1000
 """So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""
@@ -75,13 +77,22 @@ def _of_training(trace: Path) -> dict[str, Any]:
     return found
 
 
-def pack_result(run: str | Path, out: str | Path, *, panel: str | None = None, data: str | None = None) -> PackedResult:
+def pack_result(
+    run: str | Path,
+    out: str | Path,
+    *,
+    panel: str | None = None,
+    data: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> PackedResult:
     """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed.
 
-    `panel` and `data` are as for `check_result`. Raises EvaluationError as `packed` does, and if the check fails.
+    `panel`, `data` and `env_kwargs` are as for `check_result`. Raises EvaluationError as `packed` does, and if the
+    check fails. An evaluation whose plain settings change what scores is packed, too, though it is no result of its
+    panel: a check and tables say so.
     """
     result = packed(run)
-    if problems := differences(result, panel=panel, data=data):
+    if problems := differences(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
         raise EvaluationError(f"{run} does not come out the same when it is played again: {problems[0]}")
     result.write(out)
     return result
@@ -106,35 +117,48 @@ def _stripped(episode: Episode) -> Episode:
     return replace(episode, segments=(), turns=turns, timings={}, meta=own)
 
 
-def check_result(path: str | Path, *, panel: str | None = None, data: str | None = None) -> list[str]:
+def check_result(
+    path: str | Path,
+    *,
+    panel: str | None = None,
+    data: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
 
     Args:
         path: the file.
-        panel: path of the panel's manifest, if the panel is not shipped with turngym.
+        panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
+            not believed where its panel is.
         data: folder of the environment's data; by default where the environment looks for it.
+        env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
 
     Raises:
         EvaluationError: the file is damaged.
         TurngymError: the panel or the environment's data are not there.
     """
-    return differences(read_result(path), panel=panel, data=data)
+    return differences(read_result(path), panel=panel, data=data, env_kwargs=env_kwargs)
 
 
-def differences(result: PackedResult, *, panel: str | None = None, data: str | None = None) -> list[str]:
-    """As `check_result`, of a result in memory."""
-    found: list[str] = []
-    now = json.loads(result.lines()[0])
-    if result.seal and now["sha256"] != result.seal:
-        stated, sums = result.checksums, now["checksums"]
-        changed = [name for name in sorted(stated.keys() | sums.keys()) if stated.get(name) != sums.get(name)]
-        found += [f"seal: {name} was changed after the file was packed" for name in changed]
-        if not changed:
-            found.append("seal: the content has another SHA-256 than the file states")
-    known = load_panel(panel or str(result.settings.get("panel")))
+def differences(
+    result: PackedResult,
+    *,
+    panel: str | None = None,
+    data: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    other_rules: bool = False,
+) -> list[str]:
+    """As `check_result`, of a result in memory. With `other_rules` it may be scored otherwise than its panel says."""
+    found = _seal(result)
+    known = load_panel(panel) if panel is not None else shipped_panel(str(result.settings.get("panel")))
     found += _tasks(result, known)
-    make = env_maker(known.env_id, **_make_kwargs(result, known, data))
-    env = make()
+    given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
+    deviating = stated(result.settings, known, given)
+    barred = replace(deviating, scored={} if other_rules else deviating.scored).differences()
+    if barred:
+        # in another game most turns would differ, and what it names is nothing to open
+        return [*found, *barred, *_table(result)]
+    env = env_maker(known.env_id, **played_with(result.settings, known, given))()
     try:
         found += _scoring(result, guard_of(env).base.scoring)
         for episode in result.episodes:
@@ -145,10 +169,23 @@ def differences(result: PackedResult, *, panel: str | None = None, data: str | N
     return [*found, *_table(result)]
 
 
-def _make_kwargs(result: PackedResult, panel: Panel, data: str | None) -> dict[str, Any]:
-    settings = result.settings
-    named = {name: settings[name] for name in ("channel", "max_turns") if name in settings}
-    return {**panel.make_kwargs, **settings.get("make", {}), **named, **({} if data is None else {"data": data})}
+def inconsistencies(result: PackedResult) -> list[str]:
+    """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
+    known = panel_of(result.settings)
+    return [*_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
+
+
+def _seal(result: PackedResult) -> list[str]:
+    """What was changed since the file was sealed; [] also for a result that was not read from a file."""
+    found: list[str] = []
+    now = json.loads(result.lines()[0])
+    if result.seal and now["sha256"] != result.seal:
+        before, sums = result.checksums, now["checksums"]
+        changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
+        found += [f"seal: {name} was changed after the file was packed" for name in changed]
+        if not changed:
+            found.append("seal: the content has another SHA-256 than the file states")
+    return found
 
 
 def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
@@ -202,7 +239,11 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
     if task != episode.task:
         yield f"its task has sha256 {episode.task.sha256[:12]}, here {task.sha256[:12]}: other data"
         return
+    # no part of what the task is, but what intervals for new scenes and products rest on
+    if task.cluster != episode.task.cluster:
+        yield _said("cluster", episode.task.cluster, task.cluster)
     success, total, final, end = False, 0.0, 0.0, None
+    goals: float | None = None
     for turn in episode.turns:
         if end is not None:
             yield f"turn {turn.index}: the episode is over ({end.value}), but goes on in the file"
@@ -211,6 +252,9 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {_said('observation', turn.observation, observation)}"
             return
         if turn.excluded == BROKEN_OFF:
+            if turn is not episode.turns[-1] or turn.verdict is not Verdict.MALFORMED or turn.reward:
+                yield f"turn {turn.index}: an answer that was broken off is the last one, malformed, without a reward"
+                return
             break
         observation, reward, terminated, truncated, info = env.step(turn.response)
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
@@ -219,6 +263,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
+        goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
@@ -227,6 +272,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("success", episode.success, success),
         ("score", episode.score, final),
         ("return", episode.episode_return, total),
+        ("goal_rate", episode.meta.get("goal_rate"), goals),
         ("final observation", episode.final_observation, observation),
     ):
         if recorded != now:
@@ -255,15 +301,24 @@ def _table(result: PackedResult) -> Iterator[str]:
 
 
 def play_again(
-    result: PackedResult, agent: str, *, tasks: int | None = None, panel: str | None = None, **settings: Any
+    result: PackedResult,
+    agent: str,
+    *,
+    tasks: int | None = None,
+    panel: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> list[str]:
     """Lets `agent` play the first `tasks` tasks (default: all) and names where it answers otherwise than recorded.
 
-    The same model with the same seed gives the same episodes, up to the rounding of another machine. `settings` are
-    those of `evaluate`: what the file does not say, such as `device`.
+    The same model with the same seed gives the same episodes, up to the rounding of another machine. `panel` and
+    `env_kwargs` are as for `check_result`, `settings` are those of `evaluate`: what the file does not say, such as
+    `device`.
     """
-    own = result.settings
-    again = evaluate_as(own, agent, tasks=tasks, panel=panel, verify=False, **settings)
+    own, given = result.settings, env_kwargs or {}
+    played = load_panel(panel) if panel is not None else shipped_panel(str(own.get("panel")))
+    make = {**stated(own, played, given).playable, **given}
+    again = evaluate_as(own, agent, played, make, tasks=tasks, verify=False, **settings)
     found = []
     if (known := own.get("model")) and known != again.settings.get("model"):
         found.append(f"model: its fingerprint is {again.settings.get('model')}, the file names {known}")
@@ -276,20 +331,26 @@ def play_again(
 
 
 def evaluate_as(
-    recorded: Mapping[str, Any], agent: str, *, tasks: int | None = None, panel: str | None = None, **settings: Any
+    recorded: Mapping[str, Any],
+    agent: str,
+    panel: Panel,
+    make: Mapping[str, Any],
+    *,
+    tasks: int | None = None,
+    **settings: Any,
 ) -> EvalResult:
-    """Lets `agent` play as another evaluation was played, by its `recorded` settings: panel, preset, samples, seed,
-    temperature, arguments of gym.make. `tasks` and `settings` are as for `play_again`."""
+    """Lets `agent` play `panel` as another evaluation was played, by its `recorded` settings: preset, samples, seed,
+    temperature. `make` are arguments of gym.make; `tasks` and `settings` are as for `play_again`."""
     counts = [count for count in (tasks, recorded.get("limit")) if count is not None]
     heat = recorded.get("temperature")
     return evaluate(
-        panel or str(recorded.get("panel")),
+        panel,
         agent,
         preset=recorded.get("preset"),
         samples=recorded["samples"],
         seed=recorded["seed"],
         limit=min(counts, default=None),
-        env_kwargs=recorded.get("make", {}),
+        env_kwargs=make,
         **{} if heat is None else {"temperature": heat},
         **settings,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,8 @@ def read_result(path: str | Path) -> PackedResult:
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
         check_settings(head["settings"])
+        if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
+            raise ValueError(f"its seal is {head['sha256']!r:.80}; a SHA-256 has 64 hex digits")
         return PackedResult(
             **{name: head[name] for name in FACTS},
             episodes=tuple(episode_from_json(row) for row in rows),

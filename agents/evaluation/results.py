@@ -37,6 +37,10 @@ def check_settings(settings: Any) -> None:
         value = settings.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"its setting {name} is {value!r:.80}")
+    # panel.tasks[:-5] would leave out the last ones
+    for name in ("tasks", "samples", "limit", "max_turns"):
+        if (value := settings.get(name)) is not None and value < 1:
+            raise ValueError(f"its setting {name} is {value!r:.80}; it must be at least 1")
 
 
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:

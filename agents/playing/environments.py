@@ -13,7 +13,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Length, json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
-from turngym.envs.registration import require_env
+from turngym.envs.registration import registered_class, require_env
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,9 @@ def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     env = env_maker(env_id, **kwargs)()
     env.close()
     return guard_of(env).base
+
+
+def env_class(env_id: str) -> type[TextEnv]:
+    """The class of a registered environment; it is imported, not made. Raises TurngymError for an unknown id."""
+    require_env(env_id)
+    return registered_class(env_id)

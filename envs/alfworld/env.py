@@ -66,6 +66,8 @@ class ALFWorldEnv(TextEnv):
     )
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("searching",)
+    told_by = frozenset({"engine"})
+    scored_by = frozenset({"put_alias", "domain_randomization"})
 
     def __init__(
         self,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -24,11 +26,29 @@ def columns(*tables: Table) -> Table:
     return ["", *names], lines
 
 
+_HIDDEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+# a backslash, code, a cell's end, a list of attributes, emphasis where a word follows, a link or picture, a block
+_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<!\w)_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
+
+
+def visible(text: str, keep: str = "") -> str:
+    """`text` from anyone as one line that shows what it holds: control characters (of terminals, of the direction of
+    writing, ends of lines) as escapes such as `\\x1b`, without those in `keep`."""
+    return _HIDDEN.sub(lambda one: one[0] if one[0] in keep else repr(one[0])[1:-1], text)
+
+
+def markup(text: str, form: Literal["html", "markdown"]) -> str:
+    """`text` from anyone for a page: it shows as it is written, whatever tags or marks it holds."""
+    shown = html.escape(visible(text), quote=form == "html")
+    return shown if form == "html" else _MARKUP.sub(r"\\\g<0>", shown)
+
+
 def markdown(table: Table) -> str:
     """The table in Markdown; the first column is aligned left, the others right."""
     header, rows = table
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = [[markup(cell, "markdown") for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---", *["---:"] * (len(header) - 1)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def latex(table: Table) -> str:
@@ -55,7 +75,7 @@ LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 def _latex_text(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    return "".join(LATEX.get(character, character) for character in visible(text))
 
 
 def print_table(table: Table, title: str = "") -> None:

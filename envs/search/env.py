@@ -74,6 +74,8 @@ class SearchEnv(TextEnv):
     players: ClassVar[tuple[str, ...]] = ("single-shot",)
     on_invalid = "noop"
     """Invalid actions get the published text."""
+    told_by = frozenset({"topk", "doc_format", "doc_tokens", "max_searches", "search_turns"})
+    scored_by = frozenset({"reward", "format_scores", "strict_compat"})
 
     @classmethod
     def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,8 @@ class WebShopEnv(TextEnv):
     )
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("first-hit", "wander", "oracle-title", "oracle-instruction")
+    told_by = frozenset({"observation_mode", "num_prev_obs", "num_prev_actions", "show_attributes", "oracle_query"})
+    scored_by = frozenset({"compat", "backdoors", "strict_admissible"})
 
     def __init__(
         self,
