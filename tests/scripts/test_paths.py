@@ -55,7 +55,8 @@ def run(capfdbinary: Any) -> Run:
 
 
 def test_evaluations_traces_results_and_reports(place: str, run: Run) -> None:
-    run("panel", "write", "own", "--env", "turngym/ALFWorld-v0", "--out", f"{place}/panels")
+    env = ["--env", "turngym/ALFWorld-v0", "--env-kwargs", '{"split": "generated_unseen"}']
+    run("panel", "write", "own", *env, "--out", f"{place}/panels")
     panel = f"{place}/panels/own-v1.json"
     short = ["--samples", "1", "--limit", "2", "--max-turns", "3"]
     run("panel", "show", panel)

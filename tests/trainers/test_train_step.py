@@ -101,6 +101,7 @@ class Bench:
             reference="reference",
             vocab_size=60,
             world=SINGLE,
+            servers=None,
             out=Path("out"),
             collect="the source",
             on_update=self.updated.append,
