@@ -52,6 +52,7 @@ def test_an_example_scores_tokens_as_the_trainer_does(name: str) -> None:
     assert np.allclose(logp.numpy(), batch.behavior_logp_N, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size"), [("opd", ("--episodes", "4")), ("grpo", ("--tasks", "2", "--attempts", "4"))]
 )
