@@ -31,6 +31,8 @@ The third: on Hopper and Blackwell GPUs torch with cuDNN above 9.15 prefers cuDN
 plan for every new length. While tokens are sampled, every token has a new length (docs/benchmarks.md, "On a GPU").
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
+MOST_ADAPTERS = 8
+"""On top of each other; more is a circle, or a file that wants to be one."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -143,8 +145,22 @@ def find_model(folder: str | Path) -> Path:
 def base_model(folder: Path) -> Path | None:
     """The model that the LoRA adapter in `folder` was trained on; None if there is no adapter in it.
 
-    Raises ModelError where that model is not where the adapter says.
+    Raises ModelError where that model is not where the adapter says, and for adapters without a model at their end.
     """
+    found = _base_of(folder)
+    below, seen = found, [folder.resolve()]
+    while below is not None and (below / ADAPTER).is_file():
+        if below.resolve() in seen or len(seen) > MOST_ADAPTERS:
+            raise ModelError(
+                f"{folder} is a LoRA adapter of {found}, and no model lies below: each of {len(seen)} adapters names "
+                f"another; base_model_name_or_path in {below / ADAPTER} must lead to a model"
+            )
+        seen.append(below.resolve())
+        below = _base_of(below)
+    return found
+
+
+def _base_of(folder: Path) -> Path | None:
     if not (folder / ADAPTER).is_file():
         return None
     named = adapter_config(folder).get("base_model_name_or_path")

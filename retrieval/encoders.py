@@ -64,7 +64,7 @@ def find_encoder(name: str) -> Callable[[str], Encoder]:
     fingerprint; an encoder whose vectors change must change its fingerprint, so that old indexes refuse it. Raises
     RetrievalError if there is no such encoder or it cannot be imported.
     """
-    points = {point.name: point for point in entry_points(group=GROUP)}
+    points = _installed()
     _, colon, attribute = name.partition(":")
     if colon and attribute and "/" not in name:
         point = EntryPoint(name=name, value=name, group=GROUP)
@@ -81,6 +81,33 @@ def find_encoder(name: str) -> Callable[[str], Encoder]:
     except (ImportError, AttributeError) as error:
         raise RetrievalError(f"encoder {name!r}: {point.value} cannot be loaded ({error})") from error
     return make
+
+
+def recorded_encoder(name: str) -> Callable[[str], Encoder]:
+    """The encoder that the manifest of an index names: an entry point. A file does not say which module is imported.
+
+    Raises RetrievalError for any other name.
+    """
+    if name not in _installed():
+        raise RetrievalError(
+            f"it names the encoder {name!r:.200}, which no installed package has as an entry point of {GROUP}; name it "
+            "yourself: encoder='package.module:name', --encoder of turngym serve retrieval"
+        )
+    return find_encoder(name)
+
+
+def recorded_model(name: str) -> str:
+    """The model that the manifest of an index names: a folder on this machine. A hub is asked by nobody but a user.
+
+    Raises RetrievalError for any other name.
+    """
+    if name != MINILM and not user_path(name).is_dir():
+        raise RetrievalError(f"there is no folder {name!r:.200}, and a file does not say what is downloaded")
+    return name
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 BUCKETS = 1 << 18

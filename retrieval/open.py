@@ -12,7 +12,15 @@ from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.corpus import corpus_sha256 as hash_of
 from turngym.retrieval.dense import DenseRetriever
-from turngym.retrieval.encoders import EncoderStyle, HashingEncoder, HuggingFaceEncoder, find_encoder, is_hugging_face
+from turngym.retrieval.encoders import (
+    EncoderStyle,
+    HashingEncoder,
+    HuggingFaceEncoder,
+    find_encoder,
+    is_hugging_face,
+    recorded_encoder,
+    recorded_model,
+)
 from turngym.retrieval.hybrid import HybridRetriever, Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.index import (
     ENCODER,
@@ -150,7 +158,10 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
         encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
     elif record.kind == "other":
         named = given or str(record.model)
-        encoder = find_encoder(named)(device)
+        try:
+            encoder = (recorded_encoder(named) if given is None else find_encoder(named))(device)
+        except RetrievalError as error:
+            raise IndexFolderError(f"{folder}: {error}") from error
     else:
         if given is not None and not is_hugging_face(given):
             raise IndexFolderError(
@@ -158,6 +169,9 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
             )
         named = given.removeprefix("hf:") if given is not None else str(record.model)
         try:
+            for model in (named if given is None else None, record.passage_model):
+                if model is not None:
+                    recorded_model(model)
             style = EncoderStyle(**(record.style or {}))
             encoder = HuggingFaceEncoder(named, style, passage_model=record.passage_model, device=device)
         except (RetrievalError, TypeError) as error:

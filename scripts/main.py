@@ -13,12 +13,13 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -143,10 +144,60 @@ def write_any_path() -> None:
         sys.stdout.reconfigure(errors="turngym")
 
 
+_CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# colors, and what a line of progress needs: up, to the line's beginning, erase it, hide and show the cursor
+_OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
+
+
+class Terminal:
+    """Standard output or error, to which no control character of a stranger's text comes: a title, a cleared screen.
+
+    Endpoints, traces, servers and file names are printed by every verb. Only a terminal gets our own colors.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if _CODES.search(text) is not None:
+            text = self._plain(text)
+        written: int = self._stream.write(text)
+        return written
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def _plain(self, text: str) -> str:
+        kept, end = "", 0
+        for found in _OURS.finditer(text) if self._stream.isatty() else ():
+            kept += _CODES.sub(_escape, text[end : found.start()]) + found[0]
+            end = found.end()
+        return kept + _CODES.sub(_escape, text[end:])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
+
+
+@contextlib.contextmanager
+def plain_terminal() -> Iterator[None]:
+    """Inside, standard output and error are `Terminal`s."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
     write_any_path()
-    with warnings.catch_warnings():
+    with plain_terminal(), warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
         try:
             try:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -35,6 +35,9 @@ class ServeRetrieval:
 
     index: str
     """Folder that `turngym index build` made, or a corpus to index in memory: `bm25:corpus.jsonl`."""
+    encoder: str | None = None
+    """Encoder of the index, where it is a module of another package (`package.module:name`) or lies elsewhere now
+    (`hf:FOLDER`): an index is not asked which code to import, nor what to download."""
     rerank: str | None = None
     """Order the best hits again: `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
     which needs no model."""
@@ -66,9 +69,8 @@ def serve(config: ServeRetrieval) -> int:
     from turngym.retrieval.open import open_retriever
     from turngym.retrieval.server import create_app
 
-    opener = partial(
-        open_retriever, config.index, device=config.device, rerank=config.rerank, rerank_depth=config.rerank_depth
-    )
+    named: dict[str, Any] = {"device": config.device, "rerank": config.rerank, "rerank_depth": config.rerank_depth}
+    opener = partial(open_retriever, config.index, encoder=config.encoder, **named)
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
     try:

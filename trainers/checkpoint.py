@@ -34,6 +34,7 @@ from turngym.envs.core.files import check_sums, write_sums
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, save_model, trained
+from turngym.trainers.shard_files import ShardReader, ShardWriter
 from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
@@ -51,12 +52,12 @@ def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     state = {name: _state(module, optimizer) for name, (module, optimizer) in parts.items()}
     with _checkpoint_errors("write"):
         full = {**state, "torch_rng": torch.get_rng_state()}
-        dcp.save(full, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        dcp.save(full, storage_writer=ShardWriter(folder), no_dist=not dist.is_initialized())
 
 
 def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     """Put what `save_shards` wrote into place, from any number of processes into any number, one included."""
-    reader = dcp.FileSystemReader(folder)
+    reader = ShardReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
     for name, (module, optimizer) in parts.items():

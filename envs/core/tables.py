@@ -26,7 +26,7 @@ def columns(*tables: Table) -> Table:
     return ["", *names], lines
 
 
-_HIDDEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # a backslash, code, a cell's end, a list of attributes, emphasis where a word follows, a link or picture, a block
 _MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<!\w)_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
 
