@@ -319,7 +319,7 @@ class RunServer:
             model=model,
             engine=options.engine,
             port=free_port("127.0.0.1"),
-            python=options.engine_python,
+            python=options.engine_python or sys.executable,
             memory=options.engine_memory,
             dtype=dtype or "auto",
             adapters=adapters if options.engine == "vllm" else 0,

@@ -10,7 +10,18 @@ from typing import Any, Literal
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
 from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import FLAT, Above0, Count, Length, Processes, SettingsError, Share, Signed, Threads
+from turngym.envs.core.settings import (
+    FLAT,
+    IN_FILE,
+    Above0,
+    Count,
+    Length,
+    Processes,
+    SettingsError,
+    Share,
+    Signed,
+    Threads,
+)
 
 # Options of agents that have a name: which one plays, and how it speaks.
 
@@ -128,16 +139,15 @@ class DemonstrationOptions:
     """Demonstrations for luffy, tcod b2f and sft."""
 
     demonstrations: str | None = None
-    """luffy, tcod b2f, sft: who demonstrates the step's tasks: `expert` or another player, `model:FOLDER`,
-    `openai:MODEL`, an agent of yours as `package.module:name`, or a trace file, whose episodes are found by task. By
-    default --expert."""
+    """Who demonstrates the step's tasks. `expert` or another player, `model:FOLDER`, `openai:MODEL`, an agent of yours
+    as `package.module:name`, or a trace file, whose episodes are found by task. By default --expert."""
     demonstrated_tasks: bool = False
-    """Play only tasks of which the trace file has a demonstration that counts."""
+    """Play only demonstrated tasks. Of these the trace file has a demonstration that counts."""
     demonstration_success: bool = False
-    """Leave out demonstrations that did not succeed."""
+    """Leave out those that did not succeed."""
     demonstration_reward: Signed | None = None
-    """Leave out demonstrations that are worth less, by --reward, else by their return."""
-    demonstration_fits: bool = True
+    """Leave out those that are worth less. By --reward, else by their return."""
+    demonstration_fits: bool = field(default=True, metadata=IN_FILE)
     """Leave out demonstrations that, in the student's tokens, are longer than its context."""
 
 
@@ -178,34 +188,35 @@ class JudgeOptions:
     """Who judges the turns of prm-rl, opd-hints, prm-opd and sage-opd."""
 
     judge: str = "auto"
-    """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
-    default sees the hidden state), `attempts` (hints alone: what another attempt of the group did that succeeded),
-    `skill` (hints alone: what the finished episode itself teaches),
-    `model:FOLDER`, the url of an OpenAI-compatible endpoint with its version
-    (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as `package.module:name`.
-    auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
+    """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
+    --expert, which by default sees the hidden state), `attempts` (hints alone: what another attempt of the group did
+    that succeeded), `skill` (hints alone: what the finished episode itself teaches), `model:FOLDER`, the url of an
+    OpenAI-compatible endpoint with its version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a
+    judge of yours as `package.module:name`. auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
     judge_strict: bool = False
-    """expert: a possible action that is not the expert's own scores -1, not 0."""
+    """Only the expert's own action is not bad. expert: a possible action that is not the expert's own scores -1, not
+    0."""
     judge_repeats: Count | None = None
-    """expert: the same hint at most so many times in a row; by default as often as it applies."""
+    """Most times in a row for one hint. expert: the same hint at most so many times in a row; by default as often as it
+    applies."""
     judge_votes: Count = 3
-    """Votes per turn of a model; rules and experts have one."""
-    judge_temperature: float = 0.6
+    """Votes per turn of a model. Rules and experts have one."""
+    judge_temperature: float = field(default=0.6, metadata=IN_FILE)
     """Sampling temperature of a judge model."""
     judge_max_tokens: Length = 1024
     """Most tokens of one vote."""
     judge_model: str = "default"
     """Name of the model behind a url."""
-    judge_parallel: Threads = 16
+    judge_parallel: Threads = field(default=16, metadata=IN_FILE)
     """Votes that a judge behind a url is asked for at a time."""
-    judge_timeout: Above0 = 120.0
+    judge_timeout: Above0 = field(default=120.0, metadata=IN_FILE)
     """Seconds for one vote: of a judge behind a url from the first request to the last byte, with all attempts; of the
     expert for playing an episode again; of a judge of yours for each request on average."""
-    judge_tries: Count = 3
+    judge_tries: Count = field(default=3, metadata=IN_FILE)
     """Attempts at a vote in a row; the proxy goes on asking later, other runs count a vote that failed so often."""
-    judge_unread: Share = 0.9
+    judge_unread: Share = field(default=0.9, metadata=IN_FILE)
     """Stop when more than this share of the votes holds no valid box in three steps in a row; 1 never stops."""
-    judge_every: int = 10
+    judge_every: int = field(default=10, metadata=IN_FILE)
     """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""
 
     def __post_init__(self) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
@@ -57,7 +58,7 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
     if the file sets an unknown setting, or a setting to a value of the wrong type.
     """
     argv, files = pop_option(argv, CONFIG)
-    check_options(cls, argv, prog=prog)
+    check_options(settings_of(cls), argv, prog=prog)
     if not files:
         return read(cls, argv, prog=prog, description=_with_config(description))
     default = from_table(cls, read_toml(files[-1]), files[-1], missing=tyro.MISSING)
@@ -96,19 +97,19 @@ def with_homes(settings: Any) -> Any:
 
 
 def check_options(
-    cls: type[Any],
+    settings: Iterable[Setting],
     words: Sequence[str],
     *,
     prog: str,
     subject: str = "there is",
     owner: Callable[[str], str] = lambda name: "",
 ) -> None:
-    """Raises TurngymError for the first option that `cls` does not have, with what may have been meant.
+    """Raises TurngymError for the first option that sets none of the `settings`, with what may have been meant.
 
     `owner` says to whom an option belongs that belongs elsewhere; "" if it does not know.
     """
     known = {"--help"}
-    for setting in settings_of(cls):
+    for setting in settings:
         option = flag(setting.key)
         head, _, last = option.rpartition(".")
         off = f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"
@@ -173,12 +174,12 @@ LEFT = 36
 
 
 def width() -> int:
-    """Width of help texts in characters: that of the terminal, at least 80 and at most 120."""
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    """Width of help texts in characters: that of the terminal, at least 40 and at most 120; 80 where there is none."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 120)
 
 
 def section(title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
-    """Yields a title and one line for each setting; with `whole`, the full explanation of each."""
+    """Yields a title, and each setting with the first sentence about it; with `whole`, all that is said of it."""
     if settings:
         yield ""
         yield f"{title}:"
@@ -187,15 +188,23 @@ def section(title: str, settings: Sequence[Setting], *, whole: bool = False) -> 
 
 
 def _lines(setting: Setting, whole: bool) -> Iterator[str]:
-    left = f"  {flag(setting.key)} {_default_text(setting)}".rstrip()
-    text, start = describe(setting), max(LEFT, len(left) + 1)
-    if not whole:
-        room = width() - start
-        yield f"{left:<{start}}{textwrap.shorten(text, room, placeholder=' ...')}".rstrip() if room > 12 else left
-        return
-    rows = textwrap.wrap(text, width() - LEFT) or [""]
-    yield f"{left:<{LEFT}}{rows.pop(0)}" if start == LEFT else left
-    yield from (f"{'':<{LEFT}}{row}" for row in rows)
+    name = setting.key if setting.in_file else flag(setting.key)
+    left = f"  {name} {_default_text(setting)}".rstrip()
+    # on a narrow terminal what is said stands below the name
+    start = LEFT if width() >= 2 * LEFT else 6
+    text, more = summary(setting), _choices(setting.type)
+    if more and len(text) + len(", ".join(more)) + 3 <= width() - start:
+        text = f"{text} ({', '.join(more)})"
+    rows = textwrap.wrap(describe(setting) if whole else text, width() - start) or [""]
+    yield f"{left:<{start}}{rows.pop(0)}" if len(left) < start else left
+    yield from (f"{'':<{start}}{row}" for row in rows)
+
+
+def summary(setting: Setting) -> str:
+    """The first sentence about a setting, without its full stop."""
+    text = docs_of(setting.group).get(setting.name, "")
+    # "..." ends no sentence
+    return re.split(r"(?<=[^.])\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def describe(setting: Setting) -> str:
@@ -283,13 +292,13 @@ def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
 def sft_argv(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:
     """Options of `turngym train sft` that make a tiny model of `world` by supervised fine-tuning."""
     low, high = recipe.noise
-    argv = ["--algorithm", "sft", "--expert", world.expert, "--noise", str(low), str(high)]
-    argv += ["--mistakes", str(recipe.mistakes), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
+    argv = ["--algorithm", "sft", "--expert", world.expert, "--sft.noise", str(low), str(high)]
+    argv += ["--sft.mistakes", str(recipe.mistakes), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
     argv += ["--episodes", str(recipe.episodes), "--optimizer.lr", str(recipe.lr)]
     argv += ["--optimizer.schedule", "cosine", "--optimizer.lr-warmup", str(min(20, recipe.steps // 5))]
     argv += ["--optimizer.betas", "0.9", "0.95", "--checkpoint-every", "50", "--micro-tokens", "2048"]
     argv += ["--sft.weight", recipe.weight, "--threads", "1"]
     if recipe.players:
-        argv += ["--players", recipe.players, "--loop-after", str(recipe.loop_after)]
-        argv += ["--loop-slips", str(recipe.loop_slips), "--sft.train-on", "both"]
+        argv += ["--sft.players", recipe.players, "--sft.loop-after", str(recipe.loop_after)]
+        argv += ["--sft.loop-slips", str(recipe.loop_slips), "--sft.train-on", "both"]
     return [*argv, *train_argv(world)]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from turngym.agents.models import base_model
-from turngym.envs.core.settings import Range, read_toml
+from turngym.envs.core.settings import Range, read_toml, settings_of
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.user_files import library_path
@@ -127,7 +127,7 @@ def ahead_seconds(found: Estimate) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, files = pop_option(argv, CONFIG)
-    check_options(PlanOptions, words, prog="turngym plan")
+    check_options(settings_of(PlanOptions), words, prog="turngym plan")
     default = of_run(read_toml(files[-1])) if files else PlanOptions()
     description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
     options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)

@@ -2,7 +2,7 @@
 
 Examples:
     turngym train turnopd --student models/student --teacher models/teacher --out runs/turnopd
-    turngym train sft --student models/base --expert searching --noise 0 0.5 --out runs/sft
+    turngym train sft --student models/base --expert searching --sft.noise 0 0.5 --out runs/sft
     turngym train turnopd --student S --teacher T --out runs/turnopd --resume
     turngym train --config runs/turnopd/config.toml --out runs/again
     torchrun --nproc-per-node 8 -m turngym train turnopd ... (docs/distributed.md)
@@ -25,10 +25,10 @@ from turngym.scripts.options import CONFIG, check_options, checked, pop_option, 
 
 try:
     from turngym.agents.executor.options import WorkerOptions
-    from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+    from turngym.agents.options import DemonstrationOptions, JudgeOptions
     from turngym.agents.servers.client import RunServers
     from turngym.scripts.options import list_presets
-    from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
+    from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
     from turngym.trainers.config import DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
     from turngym.trainers.distributed import world_of
     from turngym.trainers.lora import LoraConfig
@@ -42,8 +42,8 @@ try:
         PlayConfig,
         TrainConfig,
         config_class,
-        foreign_tables,
         train_config,
+        who_reads,
     )
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -57,7 +57,6 @@ FOLDED: Mapping[type[Any], str] = {
     WorkerOptions: "processes that play",
     AsyncConfig: "Playing ahead",
     LoraConfig: "Adapters",
-    DemonstratorOptions: "how a model that demonstrates is asked",
 }
 """Groups that --help names in a line, and --help-all lists."""
 TITLES: Mapping[type[Any], str] = {
@@ -71,13 +70,6 @@ TITLES: Mapping[type[Any], str] = {
     DistillConfig: "Loss between student and teacher",
     LmLossConfig: "Pre-training text",
 }
-ONLY: Mapping[str, str] = {
-    **dict.fromkeys(("expert",), "expert"),
-    "reward": "reward",
-    **dict.fromkeys(("noise", "mistakes", "players", "loop_after", "loop_slips", "hints"), "noise"),
-    **dict.fromkeys(("teacher", "teacher_dtype", "shard_teacher"), "teacher"),
-}
-"""Settings that only algorithms with a certain use read; the others' help leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +109,16 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise SystemExit(0)
     name = name or DEFAULT
     cls = config_class(name)
-    foreign = foreign_tables(cls)
+    in_file = {setting.key for setting in settings_of(cls) if setting.in_file}
 
     def owner(option: str) -> str:
-        table = option.removeprefix("--").partition(".")[0].replace("-", "_")
-        return f" {foreign[table]}" if "." in option and table in foreign else ""
+        key = option.removeprefix("--").replace("-", "_")
+        if key in in_file:
+            return f" It is set in a file: {key} = ... ({CONFIG} FILE)."
+        return f" {said}" if (said := who_reads(key)) else ""
 
-    check_options(cls, words, prog=f"turngym train {name}", subject=f"{name} has", owner=owner)
+    options = [setting for setting in settings_of(cls) if not setting.in_file]
+    check_options(options, words, prog=f"turngym train {name}", subject=f"{name} has", owner=owner)
     if table:
         train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
     # tyro reads one flat class with a field for every group of settings, and names the field where a group is invalid
@@ -192,9 +187,10 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
         yield from _algorithms(usage)
         return
     spec = find_algorithm(algorithm)
-    settings = [setting for setting in settings_of(config_class(algorithm)) if whole or _is_used(setting, spec)]
-    settings = [setting for setting in settings if setting.name != "algorithm"]
-    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    every = [setting for setting in settings_of(config_class(algorithm)) if setting.name != "algorithm"]
+    settings = [setting for setting in every if not setting.in_file]
+    usage_line = f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    yield from textwrap.wrap(usage_line, width(), subsequent_indent="  ", break_on_hyphens=False)
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     yield from section("First", [_named(settings, name) for name in FIRST if _named(settings, name)], whole=whole)
     rest = [setting for setting in settings if setting.key not in FIRST]
@@ -206,11 +202,17 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
         yield from _folded(table, members[0].group, members, whole, own)
     for group in groups:
         yield from _folded("", group, [s for s in rest if s.group is group and not s.table], whole, own)
+    kept = [setting for setting in every if setting.in_file]
+    if whole:
+        yield from section(f"In the file of {CONFIG} alone", kept, whole=True)
     yield ""
     more = f"{CONFIG} FILE reads options from a TOML file, such as the config.toml of another run; options override it."
     if not whole:
         folded = ", ".join(title[:1].lower() + title[1:] for title in FOLDED.values())
-        more = f"(on) is turned off by --no-NAME. --help-all explains every option, and lists also: {folded}. {more}"
+        more = (
+            f"(on) is turned off by --no-NAME. --help-all explains every option, and lists also: {folded}, and "
+            f"{len(kept)} settings that only a file has. {more}"
+        )
     yield from textwrap.wrap(more, width())
 
 
@@ -225,18 +227,12 @@ def _named(settings: Sequence[Any], name: str) -> Any:
     return next((setting for setting in settings if setting.key == name), None)
 
 
-def _is_used(setting: Any, spec: AlgorithmSpec) -> bool:
-    if setting.group is JudgeOptions:
-        return "judge" in spec.uses
-    if setting.group in (DemonstrationOptions, DemonstratorOptions):
-        return "shown" in spec.uses
-    return setting.table != "" or setting.key not in ONLY or ONLY[setting.key] in spec.uses
-
-
 def _algorithms(usage: str) -> Iterator[str]:
     yield "usage: turngym train ALGORITHM --student FOLDER --out FOLDER [options]"
     yield from ("", *usage.strip().splitlines(), "", "Algorithms:")
     for name in (*BUILT_IN, *installed(GROUP)):
-        yield f"  {name:<14} {find_algorithm(name).help}"[: width()]
+        rows = textwrap.wrap(find_algorithm(name).help, max(width() - 17, 20))
+        yield f"  {name:<14} {rows[0]}"
+        yield from (f"{'':17}{row}" for row in rows[1:])
     more = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
     yield from ("", *textwrap.wrap(more, width()))

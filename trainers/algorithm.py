@@ -217,6 +217,24 @@ class Term(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPlay:
+    """How the expert plays whom a student imitates (`agents.collect.ExpertCollect`)."""
+
+    noise: tuple[float, float] = (0.0, 0.0)
+    """Range from which each episode draws its share of random actions."""
+    mistakes: float = 0.0
+    """Share of these that are plausible mistakes."""
+    players: str = ""
+    """Who plays, with shares (`PlayerMix.parse`); empty: the noisy expert alone."""
+    loop_after: float = 2.3
+    """Mean number of turns before a player of `players` falls into a loop."""
+    loop_slips: float = 0.0
+    """Share of noise in such a loop."""
+    hints: float = 0.0
+    """Share of observations that carry the expert's next action as a hint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """A frozen composition of parts. Whatever an algorithm does otherwise than others is a field here: the loop, the
     rollout side and the command line never ask for its name."""
@@ -252,8 +270,8 @@ class Algorithm:
     """Rounds in which further tasks may be played for a step where `select` leaves groups out."""
     states: bool = False
     """Whether its episodes carry a hash of the environment's exact state before every turn."""
-    collects: Literal["student", "expert"] = "student"
-    """Who plays the episodes: the student, or an expert whom it imitates."""
+    imitates: ExpertPlay | None = None
+    """How an expert plays the episodes, whom the student imitates; None: the student plays them."""
     cut_recorded: bool = True
     """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
     judge: Question | None = None
@@ -269,8 +287,17 @@ class Algorithm:
 
 # What an algorithm's file offers: its name, its settings, and how it is built from them.
 
-Uses = Literal["teacher", "distill", "judge", "text", "expert", "noise", "reward", "shown"]
-"""Groups of settings that only some algorithms use: `distill` and `text` (`lm_loss`) exist for those alone."""
+Uses = Literal["teacher", "distill", "judge", "text", "expert", "reward", "shown", "reference", "surrogate", "imitates"]
+"""What only some algorithms have, and whose settings therefore exist for those alone:
+
+    teacher     another model that teaches           distill    a loss between student and teacher (`DistillConfig`)
+    judge       verdicts on turns                    text       pre-training text (`LmLossConfig`)
+    expert      the environment's expert             reward     what an episode is worth
+    shown       demonstrations                       reference  the initial policy, to stay near it or to read hints
+    surrogate   a probability ratio that is clipped  imitates   it plays no episodes of the student's, but an expert's
+"""
+PLAYS = "plays"
+"""The use of all algorithms that do not imitate: the student plays the episodes that it learns from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,9 +328,14 @@ class AlgorithmSpec:
     section: str = ""
     """Name of the settings, if not `name` (two algorithms may share them)."""
     uses: frozenset[Uses] = frozenset()
-    """Which of the settings that not all algorithms use it reads."""
+    """What it has that not all algorithms have; settings of everything else do not exist for it."""
     about: str = ""
     """What the algorithm is, in a line, if not the first line of its configuration's docstring."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Whose settings it reads: its `uses`, and `PLAYS` unless it imitates."""
+        return self.uses if "imitates" in self.uses else self.uses | {PLAYS}
 
     @property
     def table(self) -> str:
@@ -354,11 +386,6 @@ def find_algorithm(name: str) -> AlgorithmSpec:
     if not isinstance(found, AlgorithmSpec):
         raise ConfigError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
     return found
-
-
-def owners_of(table: str) -> list[str]:
-    """Names of the built-in algorithms whose settings are called `table` (`grpo_kd`)."""
-    return [name for name in BUILT_IN if find_algorithm(name).table == table]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

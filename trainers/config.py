@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Count, Length, Range, Seed
+from turngym.envs.core.settings import IN_FILE, Count, Length, Range, Seed, read_by
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
@@ -24,23 +24,24 @@ class OptimizerConfig:
     """AdamW, its schedule, and how often a collected batch is used."""
 
     lr: float = 1e-6
-    """Peak learning rate. The reference value suits billions of parameters; tiny models need 1e-4 to 1e-3."""
+    """Peak learning rate. The reference value suits billions of parameters; tiny models need 1e-4 to 1e-3, and adapters
+    ten times as much."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after warm-up; linear and cosine fall to zero at the last step."""
+    """What the learning rate does after warm-up. Linear and cosine fall to zero at the last step."""
     lr_warmup: int = 0
-    """Steps over which the learning rate rises linearly to `lr`."""
+    """Steps over which the rate rises to `lr`. It rises linearly."""
     betas: Annotated[tuple[float, float], Range(most=1)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.01
     """Decoupled weight decay."""
-    eps: float = 1e-8
+    eps: float = field(default=1e-8, metadata=IN_FILE)
     """AdamW's epsilon."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm; 0 leaves them as they are."""
+    """Gradients are scaled down to this norm. 0 leaves them as they are."""
     ppo_epochs: Count = 1
     """How many times a collected batch is used."""
     minibatches: Count = 1
-    """Optimizer updates per pass; each takes an equal share of the episodes."""
+    """Optimizer updates per pass. Each takes an equal share of the episodes."""
 
     def __post_init__(self) -> None:
         _at_least("lr", self.lr, 0)
@@ -54,23 +55,24 @@ class DistillConfig:
     """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
 
     top_k: Length = 50
-    """Size of the support K on which student and teacher are compared."""
+    """Size K of the support. Student and teacher are compared on it."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
-    """Mass outside the support: one more bin, ignored, or both sides renormalized over the support."""
+    """Mass outside the support. One more bin, ignored, or both sides renormalized over the support."""
     support: Literal["teacher", "student"] = "teacher"
     """Whose K most likely ids are compared."""
     form: Literal["topk", "forward", "sampled"] = "topk"
-    """`topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the student never does;
-    `sampled` a clipped surrogate with advantage log q - log p."""
+    """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
+    student never does; `sampled` a clipped surrogate with advantage log q - log p."""
     temperature: float = 1.0
-    """Distillation temperature of student and teacher alike."""
-    importance: tuple[float, float] = (0.1, 10.0)
+    """Temperature of student and teacher alike. Both distributions are compared at it."""
+    importance: tuple[float, float] = field(default=(0.1, 10.0), metadata=IN_FILE)
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[float, float] = field(default=(0.2, 0.28), metadata=IN_FILE)
     """Lower and upper clip of the surrogate (`form=sampled`)."""
     vocabulary: Literal["same", "other"] = "same"
-    """`same` refuses a teacher whose ids mean other tokens than the student's. `other` compares the two by the text
-    that their tokens are (docs/other_vocabulary.md); with one vocabulary it changes nothing."""
+    """What a teacher with other ids means. `same` refuses one whose ids mean other tokens than the student's. `other`
+    compares the two by the text that their tokens are (docs/other_vocabulary.md); with one vocabulary it changes
+    nothing."""
 
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)
@@ -85,20 +87,21 @@ class LmLossConfig:
     """L_PT, the term of grpo-minillm and ppo-minillm."""
 
     files: tuple[Path, ...] = ()
-    """Text files (blank lines separate documents) or parquet files."""
-    column: str = "text"
+    """Text files or parquet files. Blank lines of a text file separate documents."""
+    column: str = field(default="text", metadata=IN_FILE)
     """Column of parquet files."""
     coef: float = 1.0
     """Weight of the term (lambda)."""
     documents: Count = 8
     """Documents per update."""
-    max_length: Length = 512
+    max_length: Length = field(default=512, metadata=IN_FILE)
     """Tokens after which a document is cut."""
-    mean: Literal["token", "document"] = "token"
+    mean: Literal["token", "document"] = field(default="token", metadata=IN_FILE)
     """Mean over all tokens of the step's documents, or (literal) over documents, each with the sum of its tokens."""
     in_reward: float = 0.0
-    """ppo-minillm, literal: instead of the loss term, so many times L_PT is subtracted from every rollout's reward. No
-    gradient reaches the text; the critic learns the offset, and nothing is kept from being forgotten."""
+    """How much L_PT costs in the reward. ppo-minillm, literal: instead of the loss term, so many times L_PT is
+    subtracted from every rollout's reward. No gradient reaches the text; the critic learns the offset, and nothing is
+    kept from being forgotten."""
 
     def __post_init__(self) -> None:
         _at_least("in_reward", self.in_reward, 0)
@@ -109,14 +112,14 @@ class CriticConfig:
     """The critic of PPO."""
 
     kind: Literal["model", "head"] = "model"
-    """`model`: a copy of the initial policy with a value head; `head`: a small network on the policy's own hidden
-    states, which its gradient does not reach."""
+    """What predicts. `model`: a copy of the initial policy with a value head; `head`: a small network on the policy's
+    own hidden states, which its gradient does not reach."""
     lr: float = 1e-5
-    """Learning rate. Tiny models need 1e-3."""
+    """The critic's learning rate. Tiny models need 1e-3."""
     clip: float | None = 0.2
-    """Largest change of a value per batch that still lowers the loss, in the unit of the return; None for the plain
+    """Largest change of a value per batch. More does not lower the loss, in the unit of the return; None for the plain
     squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = field(default=1.0, metadata=IN_FILE)
     """Gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
@@ -135,52 +138,53 @@ class RunConfig:
     steps: Length = 100
     """Training steps K_total."""
     episodes: Count = 64
-    """Episodes collected per step (tasks x n with n = 1)."""
-    temperature: float = 1.0
+    """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
+    temperature: float = field(default=1.0, metadata=read_by("plays"))
     """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
     max_turns: Length | None = None
-    """Full depth of an episode, also in evaluations, where it goes before a panel's own limit; by default as the preset
-    says, else what the environment was registered with, else 50."""
-    reward: str | None = None
-    """What an episode is worth, in the place of its return: a function of the episode as `package.module:function`.
-    Algorithms that read another reward (--grpo.reward success) refuse it."""
-    dual_clip: float | None = None
-    """Policy gradients: where the advantage is negative, a token's ratio new / old counts for at most this, above 1 (a
-    dual clip). By default 3 where episodes may be stale (--staleness, --traces, the proxy), else none; 0: never one."""
-    reference_every: int = 0
-    """Steps after which the reference of the KL is replaced by the student as it then is; 0: it stays the initial
-    policy. It is the teacher, too, of opd-hints without one."""
-    reference_rate: float = 1.0
-    """What --reference-every mixes in: reference + rate (student - reference). Below 1, with --reference-every 1, the
-    reference is a moving average of the student."""
+    """Full depth of an episode, in turns. Also in evaluations, where it goes before a panel's own limit; by default as
+    the preset says, else what the environment was registered with, else 50."""
+    reward: str | None = field(default=None, metadata=read_by("reward", "shown"))
+    """What an episode is worth, not its return. A function of the episode as `package.module:function`; algorithms that
+    read another reward (--grpo.reward success) refuse it."""
+    dual_clip: float | None = field(default=None, metadata=read_by("surrogate"))
+    """Bound of the ratio under an advantage < 0. Policy gradients: where the advantage is negative, a token's ratio new
+    / old counts for at most this, above 1 (a dual clip). By default 3 where episodes may be stale (--staleness,
+    --traces, the proxy), else none; 0: never one."""
+    reference_every: int = field(default=0, metadata=read_by("reference"))
+    """Steps after which the reference is renewed. The reference of the KL is then the student as it is; 0: it stays the
+    initial policy. It is the teacher, too, of opd-hints without one."""
+    reference_rate: float = field(default=1.0, metadata=read_by("reference"))
+    """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
+    the reference is a moving average of the student."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
     eval_every: int = 10
-    """Steps between evaluations (the first is before step 1, the last after the last step); 0 for none."""
+    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     checkpoint_every: int = 10
-    """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
+    """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Count = 2
     """How many checkpoints stay on disk."""
     micro_tokens: Length = 8192
-    """Padded tokens per forward and backward pass; changes memory and speed, not the result."""
+    """Padded tokens per forward and backward pass. It changes memory and speed, not the result."""
     head_chunk: Length = 1024
-    """Positions that go through the LM head at a time; changes memory, not the result."""
+    """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
-    """Compute forward passes of the update in bfloat16 with float32 weights; log-probabilities stay float32. `-body`
-    leaves the LM head in float32: closer numbers, but on a GPU the head then takes most of the time."""
+    """Compute the update in bfloat16. Weights stay float32, and log-probabilities too; `-body` leaves the LM head in
+    float32: closer numbers, but on a GPU the head then takes most of the time."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations going backward. It takes less memory and about a third more time."""
     packing: Packing = "auto"
-    """Several short episodes in one line of the forward passes of update and teacher: less padding, the same result to
+    """Several short episodes in one line. In the forward passes of update and teacher: less padding, the same result to
     rounding. auto: where the model keeps episodes in one line apart (docs/distributed.md); a resumed run goes on as it
     began."""
     tensorboard: bool = True
-    """Also write scalars for tensorboard, when it is installed."""
+    """Write for tensorboard, where it is installed."""
     wandb: bool = False
-    """Also log to Weights & Biases (pip install 'turngym[wandb]')."""
+    """Log to Weights & Biases. It needs pip install 'turngym[wandb]'."""
     trackio: bool = False
-    """Also log to trackio (pip install 'turngym[trackio]')."""
-    log_project: str = "turngym"
+    """Log to trackio. It needs pip install 'turngym[trackio]'."""
+    log_project: str = field(default="turngym", metadata=IN_FILE)
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
 
     def __post_init__(self) -> None:

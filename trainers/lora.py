@@ -26,12 +26,12 @@ class LoraConfig:
     """Low-rank adapters: the student's own weights stay as they are, rank x (in + out) numbers per layer learn."""
 
     rank: int = 0
-    """Rank of the adapters; 0 trains all weights. LoRA wants about ten times the learning rate."""
+    """Rank of the adapters. 0 trains all weights; LoRA wants about ten times the learning rate."""
     alpha: Length = 32
-    """What the adapters compute is multiplied by alpha / rank."""
+    """Adapters count for alpha / rank. What they compute is multiplied by it."""
     targets: tuple[str, ...] = ()
-    """Names of the layers that get one, linear layers or embeddings (q_proj v_proj ...); none named: all linear layers
-    but the head."""
+    """Names of the layers that get an adapter. Linear layers or embeddings (q_proj v_proj ...); none named: all linear
+    layers but the head."""
 
     def __post_init__(self) -> None:
         if self.rank < 0 or self.alpha < 1:

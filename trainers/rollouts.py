@@ -46,6 +46,7 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
+from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.collecting import (
     WORLD,
     check_logprobs,
@@ -87,8 +88,8 @@ class RunInfo:
     device: str = "auto"
     reward: str | None = None
     """The run's own reward, as `--reward` names it."""
-    collects: Literal["student", "expert"] = "student"
-    """Who plays the episodes of a step."""
+    imitates: ExpertPlay | None = None
+    """How an expert plays the episodes of a step; None: the student plays them."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
     hint_position: Literal["last_user", "last_message"] = "last_user"
@@ -117,7 +118,7 @@ class StudentRollouts:
 
         # Workers. `--workers auto` starts them only where the student plays the run's episodes in this process.
         self._closing = ExitStack()
-        elsewhere = config.servers.elsewhere or play.traces or run.collects != "student"
+        elsewhere = config.servers.elsewhere or play.traces or run.imitates is not None
         workload = Workload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
@@ -235,10 +236,8 @@ class StudentRollouts:
             identity["examples"] = self._examples.identity
         if play.rollout_dtype is not None:
             identity["rollout_dtype"] = play.rollout_dtype
-        names = ("expert", "mistakes", "players", "loop_after", "loop_slips", "hints")
-        identity |= {f"collect.{name}": getattr(play, name) for name in names}
-        # lists, as JSON gives them back; names alone, for folders may have moved
-        identity |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
+        # names alone, for folders may have moved
+        identity |= {"collect.expert": play.expert, "collect.traces": [path.name for path in play.traces]}
         if self.run.judge is not None:
             judging = asdict(self.config.judging)
             # neither when to give the judge up nor how often its episodes are kept changes what is learned
@@ -370,7 +369,8 @@ class StudentRollouts:
         }
         playing: dict[str, Any] = {"slots": slots, "expert": play.expert, "play": self._play}
         source: RolloutSource
-        if self.run.collects == "student":
+        how = self.run.imitates
+        if how is None:
             demonstrations, tokenizer = self._demonstrations(), self.run.learner.tokenizer
             guide = guided_player(self._actor, teacher, tokenizer, slots=slots, play=self._play) if guided else None
             source = LiveCollect(
@@ -385,14 +385,14 @@ class StudentRollouts:
             source = DemonstrationCollect(demonstrations=self._demonstrations(), **tasks)
         else:
             mix = None
-            if play.players:
-                mix = PlayerMix.parse(play.players, loop_after=play.loop_after, loop_slips=play.loop_slips)
+            if how.players:
+                mix = PlayerMix.parse(how.players, loop_after=how.loop_after, loop_slips=how.loop_slips)
             source = ExpertCollect(
                 renderer=self._actor.renderer,
                 settings=self._actor.settings,
-                make_env=HintedEnv(make_env, play.hints, named_player(play.expert)) if play.hints else make_env,
-                noise=play.noise,
-                mistakes=play.mistakes,
+                make_env=HintedEnv(make_env, how.hints, named_player(play.expert)) if how.hints else make_env,
+                noise=how.noise,
+                mistakes=how.mistakes,
                 players=mix,
                 **tasks,
                 **playing,

@@ -174,7 +174,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         explicit_turns=config.run.max_turns is not None,
         device=models.device,
         reward=run.reward,
-        collects=algorithm.collects,
+        imitates=algorithm.imitates,
         judge=algorithm.judge,
         hint_position=algorithm.hint_position,
     )

@@ -66,10 +66,11 @@ class AsyncConfig:
     """How far playing may run ahead of training."""
 
     staleness: int = 0
-    """Steps by which the student that plays lags behind the one that learns; 0: play, then learn, exactly. Batch t is
-    played by the student after step t - 1 - K (at the start: the untrained one), whatever the timing."""
+    """Steps by which playing lags behind. The student that plays is then older than the one that learns; 0: play, then
+    learn, exactly. Batch t is played by the student after step t - 1 - K (at the start: the untrained one), whatever
+    the timing."""
     importance_cap: float = 2.0
-    """With staleness: the probability ratio new / old of a token counts for at most this."""
+    """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
 
     def __post_init__(self) -> None:
         if self.staleness < 0:

@@ -109,7 +109,7 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
         "a policy server": config.rollouts.servers.elsewhere,
         "a judge": algorithm.judge is not None,
         "demonstrations or an expert": not play.traces
-        and (algorithm.prefix is not None or algorithm.collects == "expert"),
+        and (algorithm.prefix is not None or algorithm.imitates is not None),
         "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,
     }
     if wrong := [what for what, here in refused.items() if here]:

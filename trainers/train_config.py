@@ -9,14 +9,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.client import RunServers
-from turngym.envs.core.settings import FLAT, Above0, Count, Length, Processes, Range, Share, from_table
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
+from turngym.envs.core.settings import (
+    FLAT,
+    IN_FILE,
+    Above0,
+    Count,
+    Length,
+    Processes,
+    from_table,
+    read_by,
+    settings_of,
+)
+from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.schedule import AsyncConfig
@@ -29,61 +39,45 @@ class PlayConfig:
     """What is played in training and evaluations, and by whom."""
 
     env: str | None = None
-    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first. By default that of the
+    """Gymnasium id of the environment. `package:namespace/Name-v0` imports `package` first. By default that of the
     episodes of --traces, else turngym/ALFWorld-v0."""
     also: tuple[str, ...] = ()
-    """Further environments that the student is trained in within the same run, each as
+    """Further environments of the same run. Each is
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
     share: Above0 = 1.0
-    """Share of --env in a step's tasks, beside those of --also."""
+    """Share of --env in a step's tasks. The others are those of --also."""
     split: str | None = None
-    """Split to train on; by default the environment's own (ALFWorld: generated)."""
+    """Split to train on. By default the environment's own (ALFWorld: generated)."""
     data: str | None = None
-    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    """Folder of the data. By default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     env_kwargs: str = "{}"
-    """Further arguments for gym.make as JSON, for example '{"config": "small", "on_invalid": "noop"}'."""
+    """Further arguments for gym.make as JSON. For example '{"config": "small", "on_invalid": "noop"}'."""
     preset: str | None = None
-    """A published set-up by name (turnopd, verl-agent, react, search-r1), for training and evaluations; `--preset list`
-    shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
+    """A published set-up by name. turnopd, verl-agent, react or search-r1, for training and evaluations; `--preset
+    list` shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
     panel: str | None = None
-    """Panel to evaluate on; its tasks are never trained on. Without one nothing is evaluated."""
+    """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
     eval_samples: Count = 4
     """Episodes per task of an evaluation (Avg@n)."""
     eval_temperature: float = 0.85
     """Sampling temperature of evaluations."""
     eval_limit: Length | None = None
-    """Evaluate on the first so many tasks of the panel only."""
+    """Evaluate on so many tasks. They are the first ones of the panel."""
     traces: tuple[Path, ...] = ()
-    """Train on these recorded episodes instead of playing: sft imitates them; the others take them as rollouts, cut at
-    the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment). Episodes
-    without token ids (of experts, of endpoints) are tokenized for the student."""
-    expert: str = "expert"
-    """sft, tcod b2f and luffy: who demonstrates; --judge expert: who is asked. `searching` knows only what it has
-    seen."""
-    noise: Annotated[tuple[float, float], Range(most=1)] = (0.0, 0.0)
-    """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
-    mistakes: Share = 0.0
-    """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
-    players: str = ""
-    """sft: who plays the episodes, with shares, for example expert:.35,noisy:.2,repeat:.2,cycle:.25. `noisy` is the
-    expert among its --noise; `repeat` and `cycle` begin like it and then say their last action, or their last two or
-    three, for ever; `wander` (in the shop) goes to and fro between two pages. Their loops are turns of a policy:
-    --sft.train-on both. By default all are noisy."""
-    loop_after: float = 2.3
-    """sft: turns before a player of --players falls into its loop, on average."""
-    loop_slips: Share = 0.0
-    """sft: share of turns in such a loop that are noise, after which it goes on."""
-    hints: Share = 0.0
-    """sft: share of observations that carry the expert's next action as a hint, in the words of --judge expert. A model
-    can only teach by hints (opd-hints) what it has learned to read."""
+    """Recorded episodes to train on. Nothing is played then: sft imitates them; the others take them as rollouts, cut
+    at the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment).
+    Episodes without token ids (of experts, of endpoints) are tokenized for the student."""
+    expert: str = field(default="expert", metadata=read_by("expert"))
+    """Who demonstrates. --judge expert asks it, too; `searching` knows only what it has seen."""
     slots: Count = 64
-    """Episodes played, and requests generated, at a time."""
+    """Episodes played at a time. Requests are generated together."""
     rollout_dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of the weights and the cache that the student plays with in this process (and in workers); by default
-    that of its weights. bfloat16 halves the cache and costs a copy of the weights."""
+    """Precision that the student plays with. Of its weights and cache in this process (and in workers); by default that
+    of its weights. bfloat16 halves the cache and costs a copy of the weights."""
     keep_rollouts: int = 0
-    """Training episodes of the last so many steps are kept as traces, rollouts/step_K.jsonl in the run's folder."""
+    """Steps whose episodes are kept. The training episodes of the last so many steps stay as traces,
+    rollouts/step_K.jsonl in the run's folder."""
 
     @property
     def env_id(self) -> str:
@@ -96,22 +90,22 @@ class ChatConfig:
     """How the student is spoken to, where that differs from what its folder's turngym.json says."""
 
     channel: str | None = None
-    """How actions are written: `text`, in tags, or `tool`, as a tool call in the words of the model's family
+    """How actions are written. `text`, in tags, or `tool`, as a tool call in the words of the model's family
     (`tool:DIALECT` names them); by default as the student's folder says, else text."""
     thinking: Literal["on", "off"] | None = None
-    """Thinking switch of the chat template; by default as the student's folder says, else the template's default."""
+    """Thinking switch of the chat template. By default as the student's folder says, else the template's default."""
     observation_role: Literal["user", "tool"] | None = None
-    """Role of observations after the first; by default as the student's folder says, else what its chat template keeps
+    """Role of observations after the first. By default as the student's folder says, else what its chat template keeps
     more of the past for."""
     memory: str | None = None
-    """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
+    """What a turn's prompt holds of the episode. `all`, `window:N` (the task and the last N turns), `react` (a
     transcript), which make every turn a segment of its own; by default as the student's folder says, else all."""
     max_new_tokens: Length | None = None
-    """Most tokens of one response; by default as the student's folder says, else 512."""
+    """Most tokens of one response. By default as the student's folder says, else 512."""
     max_context: Length | None = None
-    """Most tokens of an episode's history and response; by default as the folder says, else what the model allows."""
+    """Most tokens of history and response. By default as the folder says, else what the model allows."""
     system: str | None = None
-    """System message; by default as the student's folder says, else the instructions of environment and channel."""
+    """System message. By default as the student's folder says, else the instructions of environment and channel."""
 
     def applied(self, settings: ChatSettings) -> ChatSettings:
         """`settings` with what is given here on top."""
@@ -126,8 +120,8 @@ class ExamplesConfig:
     """Examples (few-shots) in every prompt of a run."""
 
     examples: str | None = None
-    """File with examples (few-shots) for every prompt of the run: a trace, whose successful episodes are shown, or a
-    text. They are no part of the model: give them to `turngym eval`, too."""
+    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
+    episodes are shown, or a text. They are no part of the model: give them to `turngym eval`, too."""
     examples_as: Literal["auto", "text", "turns"] = "auto"
     """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
     auto: a trace as turns."""
@@ -142,9 +136,13 @@ class RolloutConfig:
     play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
     few_shots: ExamplesConfig = field(default_factory=ExamplesConfig, metadata=FLAT)
-    judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
-    demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions, metadata=FLAT)
-    demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)
+    judging: JudgeOptions = field(default_factory=JudgeOptions, metadata={**FLAT, **read_by("judge")})
+    demonstrations: DemonstrationOptions = field(
+        default_factory=DemonstrationOptions, metadata={**FLAT, **read_by("shown")}
+    )
+    demonstrator: DemonstratorOptions = field(
+        default_factory=DemonstratorOptions, metadata={**IN_FILE, **read_by("shown")}
+    )
     servers: RunServers = field(default_factory=RunServers, metadata=FLAT)
     workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
 
@@ -154,26 +152,25 @@ class ModelConfig:
     """Which models take part, where the run is kept, and what it computes on."""
 
     student: Path
-    """Folder of the model to train, with its tokenizer (and `turngym.json`, if it has one)."""
-    teacher: Path | None = None
-    """Folder of the teacher; needed by every algorithm that distills, but not by opd-hints (there the student before
-    training teaches)."""
+    """Folder of the model to train. Its tokenizer lies there, and its `turngym.json`, if it has one."""
+    teacher: Path | None = field(default=None, metadata=read_by("teacher"))
+    """Folder of the teacher. opd-hints and prm-opd need none: there the student before training teaches."""
     out: Path
-    """Folder of the run: checkpoints, metrics.jsonl, tensorboard, evaluation traces."""
+    """Folder of the run. It gets checkpoints, metrics.jsonl, tensorboard, evaluation traces."""
     resume: bool = False
-    """Continue the run in --out from its last checkpoint, to the same numbers."""
+    """Continue the run in --out. It goes on from its last checkpoint, to the same numbers."""
     device: str = "auto"
-    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
+    """Where models compute. `cpu`, `cuda`, ...; auto: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the student's weights; bfloat16 loses updates as small as the reference learning rate's."""
-    teacher_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the teacher's weights."""
+    """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
+    teacher_dtype: Literal["float32", "bfloat16"] = field(default="float32", metadata=read_by("teacher", "reference"))
+    """Precision of teacher and initial policy. It is that of their weights."""
     threads: Processes = 0
-    """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
-    shard_teacher: bool = False
-    """Under torchrun: divide the weights of teacher and initial policy too; a process holds all of them only while it
-    scores."""
-    process_timeout: Above0 = 120.0
+    """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
+    shard_teacher: bool = field(default=False, metadata=read_by("teacher", "reference"))
+    """Divide the weights of the teacher, too. Under torchrun, with those of the initial policy: a process holds all of
+    them only while it scores."""
+    process_timeout: Above0 = field(default=120.0, metadata=IN_FILE)
     """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
 
 
@@ -183,12 +180,14 @@ class TrainConfig:
 
     section: ClassVar[str] = ""
     """Name of the field with the algorithm's own settings."""
+    uses: ClassVar[frozenset[str] | None] = None
+    """What the algorithm reads (`AlgorithmSpec.reads`): other settings do not exist."""
     algorithm: str
     models: ModelConfig = field(metadata=FLAT)
     run: RunConfig = field(default_factory=RunConfig, metadata=FLAT)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    stale: AsyncConfig = field(default_factory=AsyncConfig, metadata=FLAT)
+    stale: AsyncConfig = field(default_factory=AsyncConfig, metadata={**FLAT, **read_by(PLAYS)})
     rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
 
     @property
@@ -222,7 +221,7 @@ def config_class(algorithm: str) -> type[TrainConfig]:
         "TrainConfig",
         parts,
         bases=(TrainConfig,),
-        namespace={"section": spec.table, "__module__": __name__},
+        namespace={"section": spec.table, "uses": spec.reads, "__module__": __name__},
         frozen=True,
         slots=True,
         kw_only=True,
@@ -237,18 +236,23 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: A
     Raises SettingsError for a setting that does not exist, or has a value that it cannot have.
     """
     cls = config_class(algorithm)
-    return from_table(cls, {"algorithm": algorithm, **table}, where, hint=foreign_tables(cls), **more)
+    # who reads a setting is only looked up where one does not exist
+    known = {name.partition(".")[0] for name in keys_of(algorithm)}
+    hint = {key: said for key in table if key not in known and (said := who_reads(key))}
+    return from_table(cls, {"algorithm": algorithm, **table}, where, hint=hint, **more)
 
 
-def foreign_tables(cls: type[TrainConfig]) -> dict[str, str]:
-    """Returns the tables of other algorithms than that of `cls`: table -> whose it is, in words."""
-    found: dict[str, str] = {}
-    for name in BUILT_IN:
-        table = find_algorithm(name).table
-        if table not in cls.__dataclass_fields__ and table not in found:
-            found[table] = f"It belongs to {', '.join(owners_of(table))}."
-    for table, use in (("distill", "distill"), ("lm_loss", "text")):
-        if table not in cls.__dataclass_fields__:
-            users = [name for name in BUILT_IN if use in find_algorithm(name).uses]
-            found[table] = f"It belongs to {', '.join(users)}."
-    return found
+@cache
+def keys_of(algorithm: str) -> tuple[str, ...]:
+    """The keys of all settings of an algorithm. Raises PluginError for an unknown one."""
+    return tuple(setting.key for setting in settings_of(config_class(algorithm)))
+
+
+@cache
+def who_reads(key: str) -> str:
+    """Says which built-in algorithms have the setting or table `key`; "" where none has."""
+    readers = [name for name in BUILT_IN if any(own == key or own.startswith(f"{key}.") for own in keys_of(name))]
+    if not readers:
+        return ""
+    others = [name for name in BUILT_IN if name not in readers]
+    return f"It belongs to {', '.join(readers) if len(readers) <= len(others) else 'all but ' + ', '.join(others)}."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Range
+from turngym.envs.core.settings import IN_FILE, Range
 from turngym.retrieval.cores import available_cores
 
 EPISODES = 2000
@@ -77,22 +77,22 @@ class WorkerOptions:
     """Which processes play. The episodes are the same for any number of workers."""
 
     workers: Annotated[int | Literal["auto"], Range(most=1024)] = "auto"
-    """Processes that play episodes, each with its own environments and copy of the model. 0 is this process; auto
-    starts several if a tiny model plays so many episodes that starting them pays off."""
+    """Processes that play episodes. Each has its own environments and copy of the model. 0 is this process; auto starts
+    several if a tiny model plays so many episodes that starting them pays off."""
     executor: Literal["local", "ray"] = "local"
-    """Where workers run: processes on this machine, or actors of a Ray cluster."""
+    """Where workers run. Processes on this machine, or actors of a Ray cluster."""
     ray_address: str | None = None
-    """Address of the cluster (`auto`, `HOST:PORT`, `ray://...`); by default Ray is started on this machine."""
-    worker_cpus: float = 1.0
+    """Address of the Ray cluster. `auto`, `HOST:PORT` or `ray://...`; by default Ray is started on this machine."""
+    worker_cpus: float = field(default=1.0, metadata=IN_FILE)
     """ray: processors that each worker claims."""
-    worker_gpus: float = 0.0
+    worker_gpus: float = field(default=0.0, metadata=IN_FILE)
     """ray: accelerators that each worker claims; a part of one may be claimed."""
-    retries: int = 2
+    retries: int = field(default=2, metadata=IN_FILE)
     """How often an episode is restarted after its worker died, before it counts as failed."""
     step_timeout: Annotated[float, Range(above=True, most=math.inf)] = STEP_TIMEOUT
-    """Seconds for one step or reset of an environment, or one call of a --reward function, in any process. A longer one
-    is given up, and its episode ends as error_timeout; inf waits for ever."""
-    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = 600.0
+    """Seconds for one step of an environment. Or for one reset, or one call of a --reward function, in any process. A
+    longer one is given up, and its episode ends as error_timeout; inf waits for ever."""
+    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = field(default=600.0, metadata=IN_FILE)
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
 
     @classmethod

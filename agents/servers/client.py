@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import Above0, Share, Threads
+from turngym.envs.core.settings import IN_FILE, Above0, Share, Threads, read_by
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 
 
@@ -472,11 +471,11 @@ class PolicyServer:
     """Servers (SGLang, vLLM) that play."""
 
     policy_server: str = ""
-    """Address of a server that plays (`turngym serve policy` starts one), several with commas in between, or that of
-    SGLang's router; which kind it is, is asked. By default the model plays in this process."""
-    server_parallel: Threads = 64
+    """Address of a server that plays. `turngym serve policy` starts one; several with commas in between, or that of
+    SGLang's router. Which kind it is, is asked. By default the model plays in this process."""
+    server_parallel: Threads = field(default=64, metadata=IN_FILE)
     """Most requests in flight on each server."""
-    server_deadline: Above0 = 600.0
+    server_deadline: Above0 = field(default=600.0, metadata=IN_FILE)
     """Seconds for one response, with retries and waiting for a server that restarts."""
 
     def __post_init__(self) -> None:
@@ -487,19 +486,19 @@ class PolicyServer:
 class TrainServers(PolicyServer):
     """Servers (SGLang, vLLM) that play and teach while this process trains."""
 
-    teacher_server: str = ""
-    """Address of servers with the teacher; --teacher then names its folder: its vocabulary, and what the servers must
+    teacher_server: str = field(default="", metadata=read_by("teacher"))
+    """Address of servers with the teacher. --teacher then names its folder: its vocabulary, and what the servers must
     compute."""
     weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
-    """How new weights get to the servers that play: through a folder that both sides see (adapters alone where they
-    are trained and a vLLM server loads them), or by broadcast (`nccl` between GPUs; `gloo` with SGLang alone)."""
-    weight_folder: Path | None = None
+    """How new weights get to servers that play. Through a folder that both sides see (adapters alone where they are
+    trained and a vLLM server loads them), or by broadcast (`nccl` between GPUs; `gloo` with SGLang alone)."""
+    weight_folder: Path | None = field(default=None, metadata=IN_FILE)
     """disk: where new weights are written; by default OUT/weights. The newest two are kept."""
-    weight_address: str = "127.0.0.1"
+    weight_address: str = field(default="127.0.0.1", metadata=IN_FILE)
     """gloo, nccl: where the servers reach this machine."""
     when_busy: Busy = "wait"
-    """What happens to responses in flight when new weights come: they finish first (`wait`), pause and are continued by
-    the new weights (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""
+    """What new weights do to answers in flight. These finish first (`wait`), pause and are continued by the new weights
+    (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,13 +506,13 @@ class RunServers(TrainServers):
     """The same, and a server of the run's own."""
 
     engine: Literal["local", "sglang", "vllm"] = "local"
-    """What plays: this process, or a server that the run starts beside itself, on the same GPU. It sleeps during
+    """What plays. This process, or a server that the run starts beside itself, on the same GPU. It sleeps during
     updates, and ends with the run."""
-    engine_python: str = sys.executable
-    """The Python that has the server of --engine installed."""
-    engine_memory: Share | None = 0.4
+    engine_python: str | None = None
+    """The Python that has that server installed. By default the one that trains."""
+    engine_memory: Share | None = field(default=0.4, metadata=IN_FILE)
     """Share of the GPU's memory for the server of --engine; None: its own choice."""
-    engine_more: tuple[str, ...] = ()
+    engine_more: tuple[str, ...] = field(default=(), metadata=IN_FILE)
     """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ class TinyRecipe:
     """Initial weights: another recipe of the same world, which is run first; the shipped model WORLD/ROLE; by default
     random weights."""
     players: str = ""
-    """Who plays the episodes, as in `--players`; by default the noisy expert alone."""
+    """Who plays the episodes, as in `--sft.players`; by default the noisy expert alone."""
     loop_after: float = 2.3
     """Mean number of turns before a player falls into its loop."""
     loop_slips: float = 0.0

@@ -6,7 +6,9 @@
         optimizer: Optimizer      beta = 0.9
 
 A field that is a dataclass becomes a table of its own, unless it is flat (`field(metadata=FLAT)`): then its settings
-stand beside the others. TOML has no null, so None is written as "none" where it is not the default. `write_config`
+stand beside the others. A field that only some readers have (`read_by`) does not exist for a class whose `uses` name
+none of them. One that nobody varies from run to run (`IN_FILE`) is a key of the file and no option. TOML has no null,
+so None is written as "none" where it is not the default. `write_config`
 adds where the numbers of a run come from: command line, versions, commit, machine. `strict_json` reads JSON from
 outside.
 """
@@ -35,6 +37,8 @@ from turngym.retrieval.user_files import read_text, user_path
 
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
+IN_FILE: Mapping[str, Any] = types.MappingProxyType({"in_file": True})
+"""Marks a setting, or a group of them, that a file and a Python call may set, but no option of a command line."""
 PROVENANCE = "provenance"
 """The table of a configuration file that says where it came from. It sets nothing."""
 NONE = "none"
@@ -46,6 +50,14 @@ _NO_VALUE = object()
 
 class SettingsError(TurngymError, ValueError):
     """A setting does not exist, or its value has the wrong type."""
+
+
+def read_by(*uses: str) -> Mapping[str, Any]:
+    """Marks a setting, or a group of them, that exists only for a settings class with one of these `uses`.
+
+    A settings class without the attribute `uses` has all settings.
+    """
+    return {"uses": frozenset(uses)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,8 @@ class Setting:
     """Dotted name of the TOML table; empty at the top."""
     range: Range
     """What its numbers may be."""
+    in_file: bool = False
+    """Whether only a file and a Python call may set it, and no option."""
 
     @property
     def key(self) -> str:
@@ -111,13 +125,25 @@ class Setting:
 
 def settings_of(cls: type[Any], table: str = "") -> Iterator[Setting]:
     """Yields every single setting of a settings class, depth first, in the order of its fields."""
-    for name, kind, flat, default, numbers in _fields(cls):
-        inner = _dataclass(kind)
+    yield from _settings_of(cls, table, _uses(cls), in_file=False)
+
+
+def _settings_of(cls: type[Any], table: str, uses: frozenset[str] | None, *, in_file: bool) -> Iterator[Setting]:
+    for field in _fields(cls, uses):
+        inner, hidden = _dataclass(field.type), in_file or field.in_file
         if inner is not None:
-            below = table if flat else f"{table}.{name}" if table else name
-            yield from settings_of(inner, below)
+            below = table if field.flat else f"{table}.{field.name}" if table else field.name
+            yield from _settings_of(inner, below, uses, in_file=hidden)
         else:
-            yield Setting(name=name, type=kind, default=default, group=cls, table=table, range=numbers)
+            yield Setting(
+                name=field.name,
+                type=field.type,
+                default=field.default,
+                group=cls,
+                table=table,
+                range=field.range,
+                in_file=hidden,
+            )
 
 
 def check_numbers(settings: Any, name: Callable[[str], str], table: str = "") -> None:
@@ -125,12 +151,12 @@ def check_numbers(settings: Any, name: Callable[[str], str], table: str = "") ->
 
     `name` makes the name in the error of a setting's key.
     """
-    for field, kind, flat, _, numbers in _fields(type(settings)):
-        value, key = getattr(settings, field), f"{table}.{field}" if table else field
-        if is_dataclass(value) and _dataclass(kind) is not None:
-            check_numbers(value, name, table if flat else key)
+    for field in _fields(type(settings)):
+        value, key = getattr(settings, field.name), f"{table}.{field.name}" if table else field.name
+        if is_dataclass(value) and _dataclass(field.type) is not None:
+            check_numbers(value, name, table if field.flat else key)
         else:
-            _check_number(value, numbers, lambda key=key: name(key))  # type: ignore[misc]
+            _check_number(value, field.range, lambda key=key: name(key))  # type: ignore[misc]
 
 
 def _check_number(value: Any, numbers: Range, name: Callable[[], str]) -> None:
@@ -143,14 +169,18 @@ def _check_number(value: Any, numbers: Range, name: Callable[[], str]) -> None:
 
 def to_table(value: Any) -> dict[str, Any]:
     """Turns a settings object into a nested table of plain values."""
+    return _to_table(value, _uses(type(value)))
+
+
+def _to_table(value: Any, uses: frozenset[str] | None) -> dict[str, Any]:
     table: dict[str, Any] = {}
-    for name, kind, flat, default, _ in _fields(type(value)):
-        item = getattr(value, name)
-        if is_dataclass(item) and _dataclass(kind) is not None:
-            inner = to_table(item)
-            table.update(inner) if flat else table.update({name: inner})
-        elif item is not None or default is not None:
-            table[name] = _plain(item)
+    for field in _fields(type(value), uses):
+        item = getattr(value, field.name)
+        if is_dataclass(item) and _dataclass(field.type) is not None:
+            inner = _to_table(item, uses)
+            table.update(inner) if field.flat else table.update({field.name: inner})
+        elif item is not None or field.default is not None:
+            table[field.name] = _plain(item)
     return table
 
 
@@ -167,9 +197,10 @@ def from_table(
     `where` names the source in errors; `hint` says where a key belongs that does not belong here. A setting without a
     default that the table lacks gets `missing` if that is given, and is an error otherwise. Raises SettingsError.
     """
-    _check_keys(cls, table, where, "", hint or {})
+    uses = _uses(cls)
+    _check_keys(cls, table, where, "", hint or {}, uses)
     refuse_credentials("", table)
-    return _build(cls, table, where, "", missing)
+    return _build(cls, table, where, "", missing, uses)
 
 
 def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
@@ -200,20 +231,48 @@ def to_toml(table: Mapping[str, Any], name: str = "") -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any, Range]]:
-    """Yields (name, type, whether flat, default or MISSING, range of its numbers) of each field."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    """What a settings class says about one of its fields."""
+
+    name: str
+    type: Any
+    """Without notes."""
+    flat: bool
+    in_file: bool
+    default: Any
+    """MISSING if there is none, or if it is a group."""
+    range: Range
+
+
+def _uses(cls: type[Any]) -> frozenset[str] | None:
+    """The readers that a settings class has; None: all."""
+    return getattr(cls, "uses", None)
+
+
+def _fields(cls: type[Any], uses: frozenset[str] | None = None) -> Iterator[_Field]:
+    """Yields the fields of a settings class that one of `uses` reads; None: all of them."""
     hints = get_type_hints(cls, include_extras=True)
     for item in fields(cls):
-        kind, flat, numbers = hints[item.name], bool(item.metadata.get("flat")), Range()
+        readers: frozenset[str] = item.metadata.get("uses", frozenset())
+        if readers and uses is not None and not readers & uses:
+            continue
+        kind = hints[item.name]
         notes = list(_notes(kind))
-        numbers = next((note for note in notes if isinstance(note, Range)), numbers)
         # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
-        flat = flat or any(getattr(note, "name", None) == "" for note in notes)
+        flat = bool(item.metadata.get("flat")) or any(getattr(note, "name", None) == "" for note in notes)
         kind = _bare(kind)
         default = item.default
         if item.default_factory is not MISSING and _dataclass(kind) is None:
             default = item.default_factory()
-        yield item.name, kind, flat, default, numbers
+        yield _Field(
+            name=item.name,
+            type=kind,
+            flat=flat,
+            in_file=bool(item.metadata.get("in_file")),
+            default=default,
+            range=next((note for note in notes if isinstance(note, Range)), Range()),
+        )
 
 
 def _notes(kind: Any) -> Iterator[Any]:
@@ -238,17 +297,24 @@ def _dataclass(kind: Any) -> type[Any] | None:
     return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
 
-def _names(cls: type[Any]) -> dict[str, Any]:
+def _names(cls: type[Any], uses: frozenset[str] | None) -> dict[str, Any]:
     """The keys that the table of `cls` may have, with their types."""
     names: dict[str, Any] = {}
-    for name, kind, flat, *_ in _fields(cls):
-        inner = _dataclass(kind)
-        names.update(_names(inner) if flat and inner is not None else {name: kind})
+    for field in _fields(cls, uses):
+        inner = _dataclass(field.type)
+        names.update(_names(inner, uses) if field.flat and inner is not None else {field.name: field.type})
     return names
 
 
-def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str, hint: Mapping[str, str]) -> None:
-    known = _names(cls)
+def _check_keys(
+    cls: type[Any],
+    table: Mapping[str, Any],
+    where: str,
+    above: str,
+    hint: Mapping[str, str],
+    uses: frozenset[str] | None,
+) -> None:
+    known = _names(cls, uses)
     for key, value in table.items():
         if key not in known:
             # settings of tables below are candidates, too: `lr` is optimizer.lr
@@ -262,23 +328,25 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
                 raise SettingsError(
                     f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
                 )
-            _check_keys(inner, value, where, f"{above}{key}.", {})
+            _check_keys(inner, value, where, f"{above}{key}.", {}, uses)
 
 
-def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missing: Any) -> T:
+def _build(
+    cls: type[T], table: Mapping[str, Any], where: str, above: str, missing: Any, uses: frozenset[str] | None
+) -> T:
     values: dict[str, Any] = {}
-    for name, kind, flat, default, numbers in _fields(cls):
-        inner = _dataclass(kind)
-        if inner is not None and flat:
-            values[name] = _build(inner, table, where, above, missing)
+    for field in _fields(cls, uses):
+        name, inner = field.name, _dataclass(field.type)
+        if inner is not None and field.flat:
+            values[name] = _build(inner, table, where, above, missing, uses)
         elif inner is not None:
             given = table.get(name, {})
             below = f"{above}{name}."
-            values[name] = given if is_dataclass(given) else _build(inner, given, where, below, missing)
+            values[name] = given if is_dataclass(given) else _build(inner, given, where, below, missing, uses)
         elif name in table:
-            values[name] = _convert(kind, table[name], f"{where}: {above}{name}")
-            _check_number(values[name], numbers, lambda name=name: f"{where}: {above}{name}")  # type: ignore[misc]
-        elif default is MISSING:
+            values[name] = _convert(field.type, table[name], f"{where}: {above}{name}")
+            _check_number(values[name], field.range, lambda name=name: f"{where}: {above}{name}")  # type: ignore[misc]
+        elif field.default is MISSING:
             if missing is _NO_VALUE:
                 raise SettingsError(f"{where}: {above}{name} must be given")
             values[name] = missing

@@ -34,8 +34,7 @@ from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.records import RECORD
 from turngym.scripts.study.texts import TEXTS, text_path
-from turngym.trainers.algorithm import find_algorithm
-from turngym.trainers.train_config import train_config
+from turngym.trainers.train_config import keys_of, train_config, who_reads
 
 # What a file says, table by table.
 
@@ -495,7 +494,7 @@ def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any
 def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
     """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
     try:
-        uses = find_algorithm(method.algorithm).uses
+        keys = keys_of(method.algorithm)
     except TurngymError as error:
         raise SettingsError(f"{study.where}: methods.{method.name}: {error}") from error
     settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
@@ -503,13 +502,16 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
         world = place.world
         settings = merged(settings, world.settings(method.algorithm))
         settings |= {"student": str(world.checkpoint("student")), "panel": world.panel}
-        settings |= {"teacher": str(world.checkpoint("teacher"))} if "teacher" in uses else {}
-        settings |= {"expert": world.expert} if "expert" in uses else {}
-    layers = [study.train, place.settings, method.settings, method.within.get(place.name, {})]
-    for layer in layers:
+        settings |= {"teacher": str(world.checkpoint("teacher")), "expert": world.expert}
+    shared, own = [study.train, place.settings], [method.settings, method.within.get(place.name, {})]
+    for layer in shared:
         settings = merged(settings, layer)
-    if "teacher" not in uses and not any("teacher" in layer for layer in layers[2:]):
-        settings.pop("teacher", None)
+    # what all methods share is for those that read it; what a method says itself must be read
+    known = {key.partition(".")[0] for key in keys}
+    settings = {key: value for key, value in settings.items() if key in known or not who_reads(key)}
+    layers = [*shared, *own]
+    for layer in own:
+        settings = merged(settings, layer)
     if method.text is not None:
         settings = merged(settings, {"lm_loss": {"files": [str(text_path(out, place.name, method.text))]}})
     # a warm-up as long as a short run would leave it nothing to learn with

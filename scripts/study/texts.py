@@ -100,7 +100,7 @@ READER = AlgorithmSpec(
     config=sft.SftConfig,
     build=_build,
     section="sft",
-    uses=frozenset({"expert", "noise", "text"}),
+    uses=frozenset({"expert", "shown", "imitates", "text"}),
     about="Supervised fine-tuning on demonstrations and on text.",
 )
 """`algorithm = "turngym.scripts.study.texts:READER"`."""

@@ -180,7 +180,7 @@ def test_functions_exist(name: str) -> None:
 
 @cache
 def train_options() -> dict[str, Any]:
-    """`--name` -> type, of every option that `turngym train` has for some algorithm."""
+    """`--name` -> type of every option of `turngym train`; `name` where only a file has it."""
     from turngym.envs.core.settings import settings_of
     from turngym.scripts.options import flag
     from turngym.trainers.algorithm import BUILT_IN
@@ -189,9 +189,9 @@ def train_options() -> dict[str, Any]:
     found: dict[str, Any] = {"--algorithm": Literal[tuple(BUILT_IN)]}
     for algorithm in BUILT_IN:
         for setting in settings_of(config_class(algorithm)):
-            name = flag(setting.key)
+            name = setting.key if setting.in_file else flag(setting.key)
             found[name] = setting.type
-            if setting.type is bool:
+            if setting.type is bool and not setting.in_file:
                 head, _, last = name.removeprefix("--").rpartition(".")
                 found[f"--{head}{'.' if head else ''}no-{last}"] = bool
     return found
@@ -209,7 +209,8 @@ def choices(hint: Any) -> set[str] | None:
     "words", sorted({*named("Options"), *(name for name in named("Departs") if name.startswith("--"))})
 )
 def test_options_exist(words: str) -> None:
-    name, *values = words.split()
+    # an option as on a command line, or `name = value` as in a file
+    name, *values = re.sub(r'[=\[\],"]', " ", words).split()
     assert name in train_options(), f"{name} is no option of turngym train"
     allowed = choices(train_options()[name])
     assert allowed is None or set(values) <= allowed, f"{words}: {name} takes {sorted(allowed or ())}"

@@ -148,8 +148,8 @@ LINES = [
     (["serve", "retrieval", "--index", "x", "--drain", "inf"], "--drain is inf; it must be a finite number"),
     (["train", "opd", "--student", "x", "--out", "y", "--seed", "-1"], "--seed is -1; it must be at least 0"),
     (
-        ["train", "opd", "--student", "x", "--out", "y", "--optimizer.eps", "nan"],
-        "--optimizer.eps is nan; it must be at",
+        ["train", "opd", "--student", "x", "--out", "y", "--optimizer.weight-decay", "nan"],
+        "--optimizer.weight-decay is nan; it must be at",
     ),
     (
         ["train", "opd", "--student", "x", "--out", "y", "--episodes", "9999999"],

@@ -73,10 +73,16 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
     recipe = replace(world.recipes["skilled"], start="alfworld/teacher", loop_after=5.0, loop_slips=0.25, mistakes=0.75)
     pretrain(world, recipe, tmp_path)
     config = tomllib.loads((tmp_path / "sft" / "config.toml").read_text())
-    assert config["players"] == "expert:.45,noisy:.5,repeat:.03,cycle:.02"
-    assert (config["loop_after"], config["loop_slips"]) == (5.0, 0.25)
-    assert (config["noise"], config["mistakes"]) == ([0.02, 0.4], 0.75)
-    assert config["sft"] == {"weight": "episode_mean", "train_on": "both"}
+    assert config["sft"] == {
+        "weight": "episode_mean",
+        "train_on": "both",
+        "noise": [0.02, 0.4],
+        "mistakes": 0.75,
+        "players": "expert:.45,noisy:.5,repeat:.03,cycle:.02",
+        "loop_after": 5.0,
+        "loop_slips": 0.25,
+        "hints": 0.0,
+    }
     assert (config["seed"], config["expert"], config["max_turns"], config["threads"]) == (2, "searching", 4, 1)
 
 
@@ -102,7 +108,7 @@ def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:
 def test_the_worlds_that_were_there_are_made_as_before() -> None:
     world = load_world("alfworld")
     words = sft_argv(world, world.recipes["teacher"])
-    assert "--players" not in words
+    assert "--sft.players" not in words
     assert "--sft.train-on" not in words
     assert words[words.index("--sft.weight") + 1] == "token_mean"
 

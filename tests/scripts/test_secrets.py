@@ -207,7 +207,8 @@ def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
 def test_a_training_run_keeps_no_key(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "run"
-    words = ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--judge-tries", "1", "--judge-unread", "1"]
+    (tmp_path / "judge.toml").write_text("judge_tries = 1\njudge_unread = 1\n")
+    words = ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--config", str(tmp_path / "judge.toml")]
     words += ["--episodes", "2", "--max-turns", "1", "--max-new-tokens", "2", "--threads", "1", "--device", "cpu"]
     # nobody listens there: the judge's errors are told, without the query
     env = {**os.environ, "TURNGYM_JUDGE_KEY": MARK, "OMP_NUM_THREADS": "1"}

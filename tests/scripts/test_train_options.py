@@ -11,11 +11,12 @@ import torch
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError, read_toml
+from turngym.envs.core.settings import SettingsError, read_toml, settings_of
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train_config import config_class
 
 torch.set_num_threads(1)
 NEEDED = ("--student", "s", "--out", "o")
@@ -28,7 +29,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
 @pytest.mark.parametrize("algorithm", BUILT_IN)
 def test_help_is_one_screen_of_what_the_algorithm_uses(
     algorithm: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -36,8 +37,12 @@ def test_help_is_one_screen_of_what_the_algorithm_uses(
     monkeypatch.setenv("COLUMNS", columns)
     text = shown(capsys, algorithm, "--help")
     lines = text.splitlines()
-    assert len(lines) <= 120
+    assert columns == "60" or len(lines) <= 120
     assert max(map(len, lines)) <= int(columns)
+    # nothing is cut
+    assert not [line for line in lines if line.endswith("...")]
+    every = shown(capsys, algorithm, "--help-all").splitlines()
+    assert max(map(len, every)) <= int(columns)
     options = [line.split()[0] for line in lines if line.startswith("  --")]
     first = ["--student", "--teacher", "--out", "--env", "--panel", "--steps"]
     assert options[: len(first)] == first or options[: len(first) - 1] == [n for n in first if n != "--teacher"]
@@ -51,9 +56,20 @@ def test_help_is_one_screen_of_what_the_algorithm_uses(
 
 def test_every_option_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "opd", "--help-all")
-    for option in ("--weight-sync", "--workers", "--staleness", "--lora.rank", "--judge-votes"):
+    for option in ("--weight-sync", "--workers", "--staleness", "--lora.rank", "--teacher-server"):
         assert f"  {option}" in text
     assert "(disk, gloo, nccl)" in " ".join(text.split())
+
+
+def test_there_are_as_few_options_as_one_person_can_hold() -> None:
+    options = {
+        name: {item.key for item in settings_of(config_class(name)) if not item.in_file and item.name != "algorithm"}
+        for name in BUILT_IN
+    }
+    assert len(options["opd"]) <= 90
+    assert len(set().union(*options.values())) <= 220
+    assert len([name for name in options["prm-rl"] if name.startswith("judge")]) <= 6
+    assert not [name for name in options["sft"] if name.startswith("demonstrator")]
 
 
 def test_without_an_algorithm_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +82,14 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
     for words, text in (
         (("turnopd", "--grpo.n", "4"), r"turnopd has no option --grpo\.n\. It belongs to grpo\.$"),
         (("grpo", "--grpo-kd.n", "4"), r"It belongs to grpo-kd, grpo-minillm\.$"),
+        (("opd", "--judge", "expert"), r"opd has no option --judge\. It belongs to prm-rl, .*, sage-opd\.$"),
+        (("opd", "--sft.noise", "0", ".5"), r"It belongs to sft\.$"),
+        (("grpo", "--teacher", "t"), r"It belongs to all but sft, grpo, gigpo, luffy, prm-rl\.$"),
+        (("sft", "--temperature", "2"), r"It belongs to all but sft\.$"),
+        (
+            ("sft", "--demonstrator.temperature", "0.1"),
+            r"sft has no option --demonstrator\.temperature\. It is set in a file: demonstrator\.temperature = \.\.\.",
+        ),
         (
             ("grpo", "--distill.top-k", "4"),
             r"to opd, turnopd, loopstop, tcod, .*, guided-opd, sage-opd\.$",

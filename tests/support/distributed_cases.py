@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiny_runs import with_file
+
 from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
+from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.checkpoint import latest_model
 from turngym.trainers.metrics import read_metrics
 
@@ -20,7 +23,7 @@ EQUAL = ("tokens", "turns_mean", "success", "valid_actions", "depth/cap")
 """What depends on the episodes alone."""
 STEPS = 5
 CASES: Mapping[str, tuple[str, ...]] = {
-    "sft": ("--expert", "searching", "--noise", "0", "0.5"),
+    "sft": ("--expert", "searching", "--sft.noise", "0", "0.5"),
     "opd": (),
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
@@ -34,7 +37,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "prm-rl": ("--judge", "rules", "--prm-rl.kl-coef", "0.1", "--shard-teacher"),
     "opd-hints": ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"),
     "prm-opd": ("--judge", "rules", "--prm-opd.kl-coef", "0.1"),
-    "atod": ("--atod.n", "3", "--atod.floor", "0.5"),
+    "atod": ("--atod.n", "3", "atod.floor = 0.5"),
     "sage-opd": ("--judge", "rules"),
     "grpo-opd": ("--grpo-opd.n", "3"),
     "grpo-kd": ("--grpo-kd.n", "3", "--grpo-kd.student-entropy"),
@@ -72,7 +75,7 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
     """The words after `turngym train` for a case."""
     algorithm = name.partition(",")[0]
     models = CHECKPOINTS / "alfworld"
-    teacher = () if algorithm in ("sft", "grpo", "luffy", "prm-rl") else ("--teacher", str(models / "teacher"))
+    teacher = ("--teacher", str(models / "teacher")) if "teacher" in find_algorithm(algorithm).uses else ()
     common = {"steps": steps, "episodes": episodes, "max-turns": turns, "eval-every": 0, "micro-tokens": 600, "seed": 3}
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
@@ -87,7 +90,7 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
         "--out",
         str(out),
         *words,
-        *CASES[name],
+        *with_file(out.parent, CASES[name]),
     ]
 
 

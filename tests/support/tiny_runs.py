@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.protocols import RolloutRequest
+from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
 
@@ -33,12 +35,26 @@ def save_tiny(
     return folder
 
 
+def with_file(folder: Path, words: Sequence[str]) -> list[str]:
+    """`words` whose lines of TOML (`name = value`) stand in a file in `folder`, as settings do that no option sets."""
+    lines = [word for word in words if " = " in word]
+    rest = [word for word in words if " = " not in word]
+    if not lines:
+        return rest
+    text = "\n".join(lines) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"settings-{zlib.crc32(text.encode()):08x}.toml"
+    path.write_text(text)
+    return [*rest, "--config", str(path)]
+
+
 def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     """Words of `turngym train` on generated games, for the models of the fixture `models`; later ones count."""
     words = ["--algorithm", algorithm, "--student", str(models / "student"), "--out", str(out)]
-    words += [] if algorithm == "sft" else ["--teacher", str(models / "teacher")]
+    if "teacher" in find_algorithm(algorithm).uses:
+        words += ["--teacher", str(models / "teacher")]
     words += ["--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
-    return [*words, "--threads", "1", "--device", "cpu", *more]
+    return [*words, "--threads", "1", "--device", "cpu", *with_file(out.parent, more)]
 
 
 def untimed(run: Path, kind: str = "") -> list[dict[str, Any]]:

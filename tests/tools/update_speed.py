@@ -28,8 +28,9 @@ from turngym.trainers import optimizer_step
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.models import length_batches, pad
 
-RUN = """--steps 1 --seed 1 --eval-every 0 --episodes 8 --max-turns 24 --noise 0 0.3 --mistakes 0.5 --lora.rank 16
---threads 1 --env turngym/ALFWorld-v0 --split generated --env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
+RUN = """--steps 1 --seed 1 --eval-every 0 --episodes 8 --max-turns 24 --sft.noise 0 0.3 --sft.mistakes 0.5
+--lora.rank 16 --threads 1 --env turngym/ALFWorld-v0 --split generated
+--env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
 """The training whose update is measured."""
 
 PHASES = {"attention": ("attention",), "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn")}

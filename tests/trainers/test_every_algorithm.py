@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import pytest
 import torch
-from tiny_runs import save_tiny
+from tiny_runs import save_tiny, with_file
 
 import turngym.envs
 from turngym.agents.collect import SharedEnv
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 ENVS = [name for name in sorted(gym.registry) if name.startswith(f"{turngym.envs.__name__.split('.')[0]}/")]
 SPLIT = {"turngym/ALFWorld-v0": "generated"}
 TEACHER = ("--teacher", "MODEL")
-TEXT = ("--lm-loss.files", __file__, "--lm-loss.documents", "1", "--lm-loss.max-length", "16")
+TEXT = ("--lm-loss.files", __file__, "--lm-loss.documents", "1", "lm_loss.max_length = 16")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "opd": TEACHER,
@@ -92,6 +92,7 @@ def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pyte
 
 def command(model: Path, out: Path, algorithm: str, env: str, *more: str) -> list[str]:
     given = [str(model) if word == "MODEL" else word for word in ALGORITHMS[algorithm]]
+    given = with_file(out.parent, given)
     words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *given, "--env", env]
     words += ["--split", SPLIT.get(env, "train"), "--episodes", "2", "--max-turns", "2", "--no-tensorboard"]
     return [*words, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", *more]

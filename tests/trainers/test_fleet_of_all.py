@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import sglang_model
 from distributed_cases import command
+from tiny_runs import with_file
 
 from turngym.envs.core.trace import read_episodes
 from turngym.scripts.train import parse
@@ -69,7 +70,8 @@ def servers() -> Iterator[list[Server]]:
 
 
 def words(out: Path, servers: Sequence[Server], steps: int, *more: str) -> list[str]:
-    served = ["--policy-server", ",".join(server.url for server in servers), "--server-deadline", "60"]
+    served = ["--policy-server", ",".join(server.url for server in servers)]
+    served += with_file(out.parent, ["server_deadline = 60"])
     kept = ["--keep-rollouts", str(steps), "--checkpoint-every", "1"]
     return [*command("opd", out, steps=steps, episodes=6, turns=3), *served, *kept, *more]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import break_off, save_tiny, untimed
+from tiny_runs import break_off, save_tiny, untimed, with_file
 
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.agents.options import JudgeOptions
@@ -30,16 +30,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
-    return ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON, *more]
+    return ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON, *with_file(out.parent, more)]
 
 
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
         ("prm-rl", ()),
-        ("prm-rl", ("--judge", "expert", "--prm-rl.exclude", "openclaw", "--prm-rl.kl-coef", "0")),
+        ("prm-rl", ("--judge", "expert", "prm_rl.exclude = 'openclaw'", "--prm-rl.kl-coef", "0")),
         ("opd-hints", ()),
-        ("opd-hints", ("--opd-hints.form", "topk", "--opd-hints.hint-position", "last_message")),
+        ("opd-hints", ("--opd-hints.form", "topk", "opd_hints.hint_position = 'last_message'")),
         ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
         ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
         ("prm-opd", ()),
@@ -109,13 +109,13 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
 
 
 def test_when_a_judge_is_given_up_is_an_option_that_a_resumed_run_may_change(model: Path, tmp_path: Path) -> None:
-    options = command(model, tmp_path / "run", "prm-rl", "--judge-unread", "0.25")
+    options = command(model, tmp_path / "run", "prm-rl", "judge_unread = 0.25")
     made = build_trainer(train.parse(options))
     assert isinstance(made.collect, JudgedCollect)
     assert made.collect.unread.limit == 0.25
     assert "judge_unread" not in made.identity["judge"]
-    with pytest.raises(TurngymError, match=r"judge_unread is 1\.5; valid: a share, 0 to 1"):
-        train.parse(command(model, tmp_path / "run", "prm-rl", "--judge-unread", "1.5"))
+    with pytest.raises(TurngymError, match=r"judge_unread is 1\.5; it must be at most 1"):
+        train.parse(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))
 
 
 def test_a_judge_that_rambles_ends_the_run(model: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_runs import with_file
 
 from turngym.agents import load_world, play_episodes
 from turngym.agents.play_plan import PlayPlan
@@ -37,7 +38,8 @@ def command(out: Path, algorithm: str, *more: str, episodes: int = 8) -> list[st
     words = [algorithm, "--student", str(STUDENT), "--out", str(out), "--episodes", str(episodes)]
     words += ["--env", WORLD.env_id, "--env-kwargs", json.dumps(dict(WORLD.make)), "--max-turns", "8", "--steps", "1"]
     words += ["--eval-every", "0", "--no-tensorboard", "--threads", "1", "--device", "cpu"]
-    return [*words, *(("--luffy.n", "4", "--luffy.no-filter-groups") if algorithm == "luffy" else ()), *more]
+    words += ["--luffy.n", "4", "--luffy.no-filter-groups"] if algorithm == "luffy" else []
+    return [*words, *with_file(out.parent, more)]
 
 
 def collected(words: list[str]) -> tuple[Any, list[Episode]]:
@@ -114,7 +116,7 @@ def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None
     with pytest.raises(TurngymError, match=r"collect\.demonstrations: checkpoint 'model:\w+', now 'expert'"):
         train.main([*words, *more, "--demonstrations", "expert"])
     with pytest.raises(TurngymError, match=r"collect\.demonstrator\.temperature"):
-        train.main([*words, *more, "--demonstrator.temperature", "0.1"])
+        train.main([*words, *more, *with_file(tmp_path, ["demonstrator.temperature = 0.1"])])
     with pytest.raises(TurngymError, match=r"collect\.demonstration_success"):
         train.main([*words, *more, "--demonstration-success"])
     train.main([*words, *more])
@@ -132,8 +134,8 @@ def endpoint(**faults: Any) -> Iterator[Any]:
 
 def test_an_endpoint_demonstrates_with_its_thoughts(tmp_path: Path) -> None:
     with endpoint() as fake:
-        asked = ("--demonstrations", "openai:tiny", "--demonstrator.base-url", fake.url)
-        _, found = collected(command(tmp_path / "run", "luffy", "--demonstrator.temperature", "0.3", *asked, *HALF))
+        asked = ("--demonstrations", "openai:tiny", f"demonstrator = {{base_url = '{fake.url}', temperature = 0.3}}")
+        _, found = collected(command(tmp_path / "run", "luffy", *asked, *HALF))
         assert {body["temperature"] for body in fake.requests} == {0.3}
     first = next(e for e in found if e.meta.get("demonstration") == "used").turns[0]
     assert first.origin == "demonstration"
@@ -153,8 +155,8 @@ def test_an_endpoint_that_fails_leaves_its_attempts_to_the_student(tmp_path: Pat
 
     first: list[str] = []
     with endpoint(fault=fault) as fake:
-        asked = ("--demonstrations", "openai:tiny", "--demonstrator.base-url", fake.url)
-        words = command(tmp_path / "run", "luffy", *asked, "--demonstrator.request-retries", "0")
+        asked = ("--demonstrations", "openai:tiny", f"demonstrator = {{base_url = '{fake.url}', request_retries = 0}}")
+        words = command(tmp_path / "run", "luffy", *asked)
         train.main(words)
     (row,) = read_metrics(tmp_path / "run")
     assert (row["demonstrations/used"], row["demonstrations/failed"]) == (1, 1)
@@ -224,7 +226,7 @@ def test_what_is_longer_than_the_context_is_left_out(
     trainer = build_trainer(train.parse(asked))
     assert "longer than the context" in capsys.readouterr().err
     assert trainer.identity["collect.demonstration_fits"] is True
-    build_trainer(train.parse([*asked, "--no-demonstration-fits"]))
+    build_trainer(train.parse([*asked, *with_file(tmp_path, ["demonstration_fits = false"])]))
     assert "16 of 16 demonstrations are used, for 8 of" in capsys.readouterr().err
 
 
@@ -278,8 +280,8 @@ def test_help_names_the_options_where_they_are_used() -> None:
     for algorithm, used in (("luffy", True), ("tcod", True), ("sft", True), ("grpo", False)):
         assert any(line.strip().startswith("--demonstrations") for line in help_lines(algorithm, "")) == used
     whole = [line.strip() for line in help_lines("luffy", "", whole=True)]
-    assert any(line.startswith("--demonstrator.base-url") for line in whole)
-    assert not any("--demonstrator." in line for line in help_lines("luffy", ""))
+    assert any(line.startswith("demonstrator.base_url") for line in whole)
+    assert not any("demonstrator." in line for line in help_lines("luffy", ""))
 
 
 def test_a_trace_with_a_begun_response_that_is_too_long_is_damage(tmp_path: Path, recorded: Path) -> None:

@@ -43,10 +43,10 @@ PANEL = "alfworld-generated-eval"
         ("opd", ("--distill.form", "sampled")),
         ("turnopd", ("--turnopd.weight", "turn", "--turnopd.depth.p", "0.6", "--distill.support", "student")),
         ("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
-        ("sft", ("--expert", "searching", "--noise", "0", "0.5", "--sft.weight", "turn_mean")),
-        ("sft", ("--players", "expert:.5,cycle:.5", "--sft.train-on", "both", "--sft.weight", "episode_mean")),
+        ("sft", ("--expert", "searching", "--sft.noise", "0", "0.5", "--sft.weight", "turn_mean")),
+        ("sft", ("--sft.players", "expert:.5,cycle:.5", "--sft.train-on", "both", "--sft.weight", "episode_mean")),
         ("grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")),
-        ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "--luffy.on-shape", "square_root", "--max-turns", "30")),
+        ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "luffy.on_shape = 'square_root'", "--max-turns", "30")),
         ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
@@ -181,13 +181,15 @@ def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp
         episodes = made.collect(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
-    assert collected("--players", "repeat:1", "--loop-after", "1") == [["demonstration", "policy", "policy"]] * 6
-    assert collected("--players", "cycle:1", "--loop-after", "90") == [["demonstration"] * 3] * 6
-    slipping = collected("--players", "repeat:1", "--loop-after", "1", "--loop-slips", "0.99")
+    assert (
+        collected("--sft.players", "repeat:1", "--sft.loop-after", "1") == [["demonstration", "policy", "policy"]] * 6
+    )
+    assert collected("--sft.players", "cycle:1", "--sft.loop-after", "90") == [["demonstration"] * 3] * 6
+    slipping = collected("--sft.players", "repeat:1", "--sft.loop-after", "1", "--sft.loop-slips", "0.99")
     assert slipping == [["demonstration", "noise", "noise"]] * 6
-    assert collected("--players", "noisy:1", "--noise", "1", "1") == [["noise"] * 3] * 6
+    assert collected("--sft.players", "noisy:1", "--sft.noise", "1", "1") == [["noise"] * 3] * 6
     with pytest.raises(TurngymError, match=r"players: 'cyle'; known are expert, noisy, repeat, cycle.*Did you mean"):
-        collected("--players", "cyle:1")
+        collected("--sft.players", "cyle:1")
 
 
 def test_examples_stand_in_every_prompt_of_a_run_and_in_no_saved_model(tmp_path: Path) -> None:
@@ -228,16 +230,16 @@ def test_examples_stand_in_every_prompt_of_a_run_and_in_no_saved_model(tmp_path:
 
 
 def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_path: Path) -> None:
-    shown = command(models, tmp_path / "sft", "sft", "--steps", "1", "--noise", "0", "0.5")
+    shown = command(models, tmp_path / "sft", "sft", "--steps", "1", "--sft.noise", "0", "0.5")
     train.main(shown)
     train.main([*shown, "--resume"])
     for words, said in (
-        (["--noise", "0", "0.25"], r"collect\.noise: checkpoint \[0\.0, 0\.5\], now \[0\.0, 0\.25\]"),
-        (["--mistakes", "1"], r"collect\.mistakes: checkpoint 0\.0, now 1\.0"),
-        (["--players", "repeat:1"], r"collect\.players: checkpoint '', now 'repeat:1'"),
-        (["--loop-slips", "0.5"], r"collect\.loop_slips: checkpoint 0\.0, now 0\.5"),
-        (["--loop-after", "4"], r"collect\.loop_after: checkpoint 2\.3, now 4\.0"),
-        (["--hints", "0.5"], r"collect\.hints: checkpoint 0\.0, now 0\.5"),
+        (["--sft.noise", "0", "0.25"], r"algorithm\.noise: checkpoint \[0\.0, 0\.5\], now \[0\.0, 0\.25\]"),
+        (["--sft.mistakes", "1"], r"algorithm\.mistakes: checkpoint 0\.0, now 1\.0"),
+        (["--sft.players", "repeat:1"], r"algorithm\.players: checkpoint '', now 'repeat:1'"),
+        (["--sft.loop-slips", "0.5"], r"algorithm\.loop_slips: checkpoint 0\.0, now 0\.5"),
+        (["--sft.loop-after", "4"], r"algorithm\.loop_after: checkpoint 2\.3, now 4\.0"),
+        (["--sft.hints", "0.5"], r"algorithm\.hints: checkpoint 0\.0, now 0\.5"),
         (["--expert", "searching"], r"collect\.expert: checkpoint 'expert', now 'searching'"),
         (["--traces", "shown.jsonl"], r"collect\.traces: checkpoint \[\], now \['shown\.jsonl'\]"),
         (["--dtype", "bfloat16"], r"models\.dtype: checkpoint 'float32', now 'bfloat16'"),
@@ -337,8 +339,8 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
 
 def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path) -> None:
     asked = []
-    words = command(models, tmp_path / "run", "guided-opd", "--steps", "5", "--guided-opd.start", "0.6")
-    made = build_trainer(train.parse([*words, "--guided-opd.ratio", "0.8"]))
+    asked_for = ("--steps", "5", "--guided-opd.start", "0.6", "guided_opd.ratio = 0.8")
+    made = build_trainer(train.parse(command(models, tmp_path / "run", "guided-opd", *asked_for)))
     play = made.collect
 
     def heard(request: RolloutRequest) -> Any:

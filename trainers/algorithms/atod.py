@@ -5,13 +5,14 @@ Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch
@@ -72,23 +73,23 @@ class AtodConfig:
     """Distillation annealed into reinforcement learning, turn by turn."""
 
     n: int = 8
-    """Episodes per task: one group."""
+    """Episodes per task. They are one group."""
     start: float = 0.0
-    """Share of training at which the reward begins to take over from the teacher."""
+    """Share of training with the teacher alone. Then the reward begins to take over."""
     end: float = 1.0
-    """Share of training at which the teacher has no say any more."""
-    floor: float = 0.0
+    """Share of training until the reward is alone. The teacher then has no say any more."""
+    floor: float = field(default=0.0, metadata=IN_FILE)
     """Weight of the reward before it takes over."""
-    strength: float = 1.0
+    strength: float = field(default=1.0, metadata=IN_FILE)
     """How much more a turn of most disagreement and uncertainty counts than one of none; 0: turns count alike."""
     reward: Reward = "return"
-    """What an episode is worth: its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = "std"
-    """Divide the group-relative advantage by the group's standard deviation, or not."""
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """Whether every token, every episode or every response counts the same, before turns are weighted."""
+    """What counts the same. Every token, every episode or every response, before turns are weighted."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -133,4 +134,6 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="atod", config=AtodConfig, build=build, uses=frozenset({"teacher", "reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="atod", config=AtodConfig, build=build, uses=frozenset({"teacher", "reward", "surrogate"})
+)

@@ -6,7 +6,7 @@ Read next: trainers/targets.py, trainers/losses.py, agents/playing/rollout.py.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Literal
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
@@ -199,34 +200,34 @@ class GigpoConfig:
     """Group-in-group policy optimization: attempts are compared as wholes, and turn by turn where they meet."""
 
     n: int = 8
-    """Episodes per task: one group."""
+    """Episodes per task. They are one group."""
     gamma: float = 0.95
-    """Discount per turn of the returns that turns are compared by."""
+    """Discount per turn. It is that of the returns that turns are compared by."""
     w_step: float = 1.0
-    """Weight of the step advantage beside the episode's (omega)."""
+    """Weight of the step advantage (omega). It stands beside the episode's."""
     anchor: Anchor = "observation"
-    """What two turns must have in common to be compared: the observation before them, or (ours) the exact state of the
-    environment, which tells situations apart that read alike."""
-    similarity: float = 1.0
+    """What makes two turns comparable. The observation before them, or (ours) the exact state of the environment, which
+    tells situations apart that read alike."""
+    similarity: float = field(default=1.0, metadata=IN_FILE)
     """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
     reward: Reward = "return"
-    """What is paid: the environment's rewards turn by turn, or its score or 1 for success at the last turn."""
+    """What is paid. The environment's rewards turn by turn, or its score or 1 for success at the last turn."""
     invalid_cost: float = 0.0
-    """What an invalid action costs; 0.1 in the published scripts, whose success is worth 10."""
-    scale: Literal["none", "std"] = "none"
-    """Divide both advantages by their group's standard deviation, or not."""
-    baseline: Literal["episodes", "turns"] = "episodes"
+    """What an invalid action costs. 0.1 in the published scripts, whose success is worth 10."""
+    scale: Literal["none", "std"] = field(default="none", metadata=IN_FILE)
+    """What both advantages are divided by. Their group's standard deviation, or nothing."""
+    baseline: Literal["episodes", "turns"] = field(default="episodes", metadata=IN_FILE)
     """Mean over a group's episodes, or over their turns, as the published code's default: long episodes count more."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.01
-    """Weight of the KL to the initial policy; 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Weight of the KL to the initial policy. 0 needs no copy of it."""
+    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
     """Estimator of that KL; k3 is the published code's `low_var_kl`."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """Whether every token, every episode or every response counts the same."""
+    """What counts the same. Every token, every episode or every response."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -286,4 +287,6 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="gigpo", config=GigpoConfig, build=build, uses=frozenset({"reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="gigpo", config=GigpoConfig, build=build, uses=frozenset({"reward", "reference", "surrogate"})
+)

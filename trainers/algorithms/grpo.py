@@ -5,9 +5,10 @@ Read next: trainers/targets.py, trainers/losses.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
@@ -20,32 +21,32 @@ class GrpoConfig:
     """Group-relative policy optimization with verifiable rewards."""
 
     n: int = 8
-    """Episodes per task: one group."""
+    """Episodes per task. They are one group."""
     reward: Reward = "return"
-    """What an episode is worth: its return, the environment's score, or 1 for success."""
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
-    """Divide the advantage by the group's standard deviation, or not."""
+    """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the importance ratio."""
     objective: Literal["surrogate", "weight"] = "surrogate"
-    """What is clipped: PPO's surrogate, whose clipped tokens have no gradient, or (CISPO) the weight of log p alone, so
+    """What is clipped. PPO's surrogate, whose clipped tokens have no gradient, or (CISPO) the weight of log p alone, so
     that every token keeps one; its lower bound is usually none, `clip` 1 0.28."""
     ratio: Literal["token", "turn", "episode"] = "token"
-    """What has one importance ratio: each token, or (GSPO) all tokens of a response or of an episode together. The mean
+    """What has one importance ratio. Each token, or (GSPO) all tokens of a response or of an episode together. The mean
     over many tokens hardly moves: GSPO's `clip` is 0.0003 0.0004."""
     kl_coef: float = 0.0
-    """Weight of the KL to the initial policy; 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Weight of the KL to the initial policy. 0 needs no copy of it."""
+    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
     """Estimator of that KL; k1 in the loss has no gradient in expectation on fresh rollouts."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     filter_groups: bool = True
-    """Leave out groups whose episodes are all worth the same by `reward`: nothing tells them apart."""
+    """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
     refill: int = 0
-    """Rounds in which further tasks may be played for a step whose groups were left out (DAPO's dynamic sampling); each
-    is a batch as large as the step's, and as many groups as that are trained on."""
+    """Rounds that replace groups left out. So often may further tasks be played for a step (DAPO's dynamic sampling);
+    each round is a batch as large as the step's, and as many groups as that are trained on."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "token_mean"
-    """Whether every episode, every token or every response counts the same."""
+    """What counts the same. Every episode, every token or every response."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -96,4 +97,6 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="grpo", config=GrpoConfig, build=build, uses=frozenset({"reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="grpo", config=GrpoConfig, build=build, uses=frozenset({"reward", "reference", "surrogate"})
+)

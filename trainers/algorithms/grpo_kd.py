@@ -5,9 +5,10 @@ Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.config import ConfigError, fingerprint
@@ -22,26 +23,27 @@ class GrpoKdConfig:
     """GRPO with knowledge-distillation rewards."""
 
     n: int = 8
-    """Episodes per task: one group."""
+    """Episodes per task. They are one group."""
     reward: Literal["mean", "sum"] = "mean"
-    """Teacher log-likelihood per token, or of the whole episode (literal; favors saying little)."""
+    """How the teacher's log-likelihood is pooled. Per token, or of the whole episode (literal; favors saying
+    little)."""
     student_entropy: bool = False
-    """Subtract the student's own log-likelihood: the reward is then minus the sampled reverse KL."""
+    """Subtract the student's log-likelihood. The reward is then minus the sampled reverse KL."""
     env_coef: float = 0.0
-    """Weight of the environment's return beside the teacher's reward."""
-    scale: Literal["std", "none"] = "std"
-    """Divide the advantage by the group's standard deviation, or not."""
+    """Weight of the environment's return. It stands beside the teacher's reward."""
+    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
-    """Weight of the KL to the initial policy; 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Weight of the KL to the initial policy. 0 needs no copy of it."""
+    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
     teacher_mix: float = 0.0
-    """Share of the sampled tokens that the teacher chooses, corrected for by its importance weight; MiniLLM's is 0.2.
+    """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
-    """Whether every episode, every token or every response counts the same."""
+    """What counts the same. Every episode, every token or every response."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -93,12 +95,14 @@ def _with_text(config: GrpoKdConfig, context: BuildContext) -> Algorithm:
     return build(config, context, (LmLoss.of(context),))
 
 
-ALGORITHM = AlgorithmSpec(name="grpo-kd", config=GrpoKdConfig, build=build, uses=frozenset({"teacher", "reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="grpo-kd", config=GrpoKdConfig, build=build, uses=frozenset({"teacher", "reward", "reference", "surrogate"})
+)
 WITH_TEXT = AlgorithmSpec(
     name="grpo-minillm",
     config=GrpoKdConfig,
     build=_with_text,
     section="grpo-kd",
-    uses=frozenset({"teacher", "text", "reward"}),
+    uses=frozenset({"teacher", "text", "reward", "reference", "surrogate"}),
     about="GRPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

@@ -6,13 +6,14 @@ Read next: trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
@@ -75,19 +76,19 @@ class GrpoOpdConfig:
     """A reward's group-relative advantage plus the teacher's log-ratio."""
 
     n: int = 8
-    """Episodes per task: one group."""
+    """Episodes per task. They are one group."""
     w_reward: float = 1.0
     """Weight of the group-relative advantage."""
     w_teacher: float = 1.0
-    """Weight of the teacher's log-ratio, log q - log p of the sampled token."""
+    """Weight of the teacher's log-ratio. It is log q - log p of the sampled token."""
     reward: Reward = "return"
-    """What an episode is worth: its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = "std"
-    """Divide the group-relative advantage by the group's standard deviation, or not."""
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """Whether every token, every episode or every response counts the same."""
+    """What counts the same. Every token, every episode or every response."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -125,4 +126,6 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="grpo-opd", config=GrpoOpdConfig, build=build, uses=frozenset({"teacher", "reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="grpo-opd", config=GrpoOpdConfig, build=build, uses=frozenset({"teacher", "reward", "surrogate"})
+)

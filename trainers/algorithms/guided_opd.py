@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from turngym.envs.core.episode import Episode, Origin
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -92,11 +93,11 @@ class GuidedOpdConfig:
     """On-policy distillation whose early episodes the teacher helps to play."""
 
     start: float = 1.0
-    """The teacher's share of the turns before the first step."""
-    ratio: float = 0.8
-    """Share of training after which the student plays alone."""
+    """The teacher's share of turns at first. It is that before the first step."""
+    ratio: float = field(default=0.8, metadata=IN_FILE)
+    """Share of training with a guide. After it the student plays alone."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
-    """Whether every episode, every token or every response counts the same."""
+    """What counts the same. Every episode, every token or every response."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.start <= 1.0 or not 0.0 < self.ratio <= 1.0:
@@ -136,5 +137,5 @@ ALGORITHM = AlgorithmSpec(
     name="guided-opd",
     config=GuidedOpdConfig,
     build=build,
-    uses=frozenset({"teacher", "distill"}),
+    uses=frozenset({"teacher", "distill", "surrogate"}),
 )

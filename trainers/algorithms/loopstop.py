@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, loop_end
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import fingerprint
@@ -30,15 +31,15 @@ class LoopStopConfig:
     """On-policy distillation that leaves loops."""
 
     probe_interval: int = 8
-    """While episodes leave their loops, some go on in every step that is a multiple of this."""
+    """Steps between probes. While episodes leave their loops, some go on in every step that is a multiple of this."""
     probe_share: float = 0.25
-    """Share of the episodes that go on in such a step."""
-    rho: float = 0.7
+    """Share of a probe's episodes that go on."""
+    rho: float = field(default=0.7, metadata=IN_FILE)
     """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""
-    min_loops: int = 4
+    min_loops: int = field(default=4, metadata=IN_FILE)
     """With fewer episodes that went on in a loop the ratio stays as it is."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
-    """Whether every episode, every token or every response counts the same."""
+    """What counts the same. Every episode, every token or every response."""
 
     def __post_init__(self) -> None:
         if self.probe_interval < 1 or self.min_loops < 1:
@@ -140,4 +141,6 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="loopstop", config=LoopStopConfig, build=build, uses=frozenset({"teacher", "distill"}))
+ALGORITHM = AlgorithmSpec(
+    name="loopstop", config=LoopStopConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turngym.envs.core.settings import Range
+from turngym.envs.core.settings import IN_FILE, Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
@@ -171,22 +171,24 @@ class PrefixSchedule:
     prefixed episode divides by zero in `fixed`.
     """
 
-    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = "random"
+    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = field(
+        default="random", metadata=IN_FILE
+    )
     """How ratios follow the step."""
     count: int = 1
     """Prefixed episodes per group (n_prefix)."""
     low: float = 1.0
     """Smallest ratio."""
     high: float = 1.0
-    """Largest ratio; 1.0 is the whole demonstration."""
-    steps: int = 100
+    """Largest ratio. 1.0 is the whole demonstration."""
+    steps: int = field(default=100, metadata=IN_FILE)
     """Steps over which linear strategies run (S)."""
     unit: Literal["turns", "tokens"] = "turns"
-    """What a ratio is a share of: the demonstration's turns, or the tokens of its responses (the paper's code); then a
+    """What a ratio is a share of. The demonstration's turns, or the tokens of its responses (the paper's code); then a
     prefix may end within a response, which the policy completes."""
-    share: bool = False
+    share: bool = field(default=False, metadata=IN_FILE)
     """One draw per group instead of one per prefixed episode."""
-    seed: int = 0
+    seed: int = field(default=0, metadata=IN_FILE)
     """Of the random strategies."""
 
     def __post_init__(self) -> None:
@@ -224,40 +226,42 @@ class LuffyConfig:
     prefix: PrefixSchedule = field(default_factory=PrefixSchedule)
     """Which of them begin with a demonstration, and how much of it."""
     reward: Reward = "return"
-    """What an episode is worth: its return, the environment's score, or 1 for success."""
-    advantage: Literal["grpo_split", "grpo"] = "grpo_split"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    advantage: Literal["grpo_split", "grpo"] = field(default="grpo_split", metadata=IN_FILE)
     """Baseline from the policy's own episodes, or from all of the group."""
-    scale: Literal["std", "none"] = "std"
+    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
     """Divide the advantage by the standard deviation, or not."""
-    alpha: float = 1.0
+    alpha: float = field(default=1.0, metadata=IN_FILE)
     """Factor of the advantage on demonstrated tokens."""
-    beta: float = 1.0
+    beta: float = field(default=1.0, metadata=IN_FILE)
     """Factor of the advantage on the policy's own tokens."""
     shape: Shape = "p_div_p_a"
-    """Shaping f of demonstrated tokens' probabilities."""
-    a: float = 0.1
+    """Shaping f of demonstrated probabilities. It is that of the tokens of a demonstration."""
+    a: float = field(default=0.1, metadata=IN_FILE)
     """Of p_div_p_a."""
-    w: float = 1.0
+    w: float = field(default=1.0, metadata=IN_FILE)
     """Weight of the logarithm in logp and p_logp."""
-    e: float = 0.5
+    e: float = field(default=0.5, metadata=IN_FILE)
     """Exponent of pow."""
-    off_clamp: Annotated[tuple[float | None, float | None], Range(-sys.float_info.max)] = (None, None)
+    off_clamp: Annotated[tuple[float | None, float | None], Range(-sys.float_info.max)] = field(
+        default=(None, None), metadata=IN_FILE
+    )
     """Bounds of f; None for no bound."""
-    on_shape: Shape = "no_reshape"
+    on_shape: Shape = field(default="no_reshape", metadata=IN_FILE)
     """Shaping of the policy's own ratios, with the same a, w and e."""
     clip: tuple[float, float] | None = (0.2, 0.2)
-    """Lower and upper clip of the policy's own ratios; None for no clip."""
+    """Lower and upper clip of own ratios. Those of the policy's own tokens; None for no clip."""
     entropy_coef: float = 0.001
     """Weight of the entropy bonus."""
     kl_coef: float = 0.0
-    """Weight of the KL (k3) to the initial policy in the loss; 0 needs no copy of it."""
-    kl_reward_coef: float = 0.0
+    """Weight of the KL to the initial policy. It is k3, in the loss; 0 needs no copy of the policy."""
+    kl_reward_coef: float = field(default=0.0, metadata=IN_FILE)
     """What an episode's KL (k1, summed over its tokens) to the initial policy costs in its reward, as in the published
     code, whose runs have 0. Groups are filtered by the reward without it."""
     filter_groups: bool = True
-    """Leave out groups whose episodes are all worth the same by `reward`: nothing tells them apart."""
+    """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """Whether every token, every episode or every response counts the same."""
+    """What counts the same. Every token, every episode or every response."""
 
     def __post_init__(self) -> None:
         if self.n <= self.prefix.count:
@@ -314,4 +318,9 @@ def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="luffy", config=LuffyConfig, build=build, uses=frozenset({"expert", "reward", "shown"}))
+ALGORITHM = AlgorithmSpec(
+    name="luffy",
+    config=LuffyConfig,
+    build=build,
+    uses=frozenset({"expert", "reward", "shown", "reference", "surrogate"}),
+)

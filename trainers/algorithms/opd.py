@@ -19,7 +19,7 @@ class OpdConfig:
     """Vanilla on-policy distillation."""
 
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
-    """Whether every episode, every token or every response counts the same."""
+    """What counts the same. Every episode, every token or every response."""
 
 
 def build(config: OpdConfig, context: BuildContext) -> Algorithm:
@@ -42,4 +42,6 @@ def build(config: OpdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="opd", config=OpdConfig, build=build, uses=frozenset({"teacher", "distill"}))
+ALGORITHM = AlgorithmSpec(
+    name="opd", config=OpdConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+)

@@ -5,9 +5,10 @@ Read next: trainers/judged.py, agents/judges/hints.py, trainers/algorithms/judge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLoss
 from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
 from turngym.trainers.config import ConfigError, fingerprint
@@ -22,28 +23,30 @@ class OpdHintsConfig:
     """On-policy distillation from a teacher that has read a hint."""
 
     n: int = 1
-    """Episodes per task: one group. More than one where `--judge attempts` tells one attempt what another did."""
+    """Episodes per task. They are one group; more than one where `--judge attempts` tells one attempt what another
+    did."""
     teacher: Literal["initial", "live"] = "initial"
-    """Who reads the hints where no other model teaches: the initial policy (with --reference-every K the student of up
+    """Who reads the hints. Where no other model teaches: the initial policy (with --reference-every K the student of up
     to K steps before; with --reference-rate a moving average of the student), or the student as it is."""
     w_group: float = 0.0
-    """Weight of the episode's group-relative advantage beside the log-ratio (OPID; needs `n` of 2 or more). Turns
-    without a hint then count, too."""
+    """Weight of the group-relative advantage. It is the episode's, beside the log-ratio (OPID; needs `n` of 2 or more).
+    Turns without a hint then count, too."""
     form: Literal["sampled", "topk"] = "sampled"
-    """`sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the teacher's top-K."""
+    """What is minimized. `sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the
+    teacher's top-K."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """Lower and upper clip of the surrogate (`form=sampled`)."""
+    """Lower and upper clip of the surrogate. It is read with `form=sampled`."""
     kl_coef: float = 0.02
-    """Weight of the KL (k3, cut to 10 nats) to the initial policy."""
+    """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    hint_position: Literal["last_user", "last_message"] = "last_user"
+    hint_position: Literal["last_user", "last_message"] = field(default="last_user", metadata=IN_FILE)
     """Which message gets the hint; they differ where observations are tool results."""
     reject_below: float = 0.0
-    """A response teaches up to its first token that the hinted teacher gives less than this probability: what follows
-    goes on from words that it would not have said. 0: to its end."""
+    """Probability where a response's lesson ends. It teaches up to its first token that the hinted teacher gives less
+    than this probability: what follows goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
-    """Whether every response, every episode or every token counts the same."""
+    """What counts the same. Every response, every episode or every token."""
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -109,5 +112,5 @@ ALGORITHM = AlgorithmSpec(
     name="opd-hints",
     config=OpdHintsConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "judge", "expert", "reward"}),
+    uses=frozenset({"teacher", "distill", "judge", "expert", "reward", "reference", "surrogate"}),
 )

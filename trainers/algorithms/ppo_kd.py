@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.config import ConfigError, CriticConfig, fingerprint
@@ -24,32 +25,32 @@ class PpoKdConfig:
     """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
     teacher_coef: float = 1.0
-    """Weight of the teacher's log-likelihood per token; 0 is plain PPO on the environment's reward."""
+    """Weight of the teacher's log-likelihood. It is per token; 0 is plain PPO on the environment's reward."""
     student_entropy: bool = False
-    """Subtract the student's own log-likelihood: rewards then sum to minus the sampled reverse KL."""
+    """Subtract the student's log-likelihood. Rewards then sum to minus the sampled reverse KL."""
     env_coef: float = 0.0
-    """Weight of the environment's return, paid at the episode's last token."""
+    """Weight of the environment's return. It is paid at the episode's last token."""
     advantage: Literal["gae", "minillm"] = "gae"
-    """GAE against a critic, or MiniLLM's: discounted returns divided by the number of tokens left, without a critic
-    (its paper takes them with `student_entropy` and `gamma` 0.95)."""
+    """Whose advantage. GAE against a critic, or MiniLLM's: discounted returns divided by the number of tokens left,
+    without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
     gamma: float = 1.0
     """Discount per token."""
-    lam: float = 0.95
+    lam: float = field(default=0.95, metadata=IN_FILE)
     """Lambda of GAE."""
-    bootstrap: bool = True
+    bootstrap: bool = field(default=True, metadata=IN_FILE)
     """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode that had not ended;
     else it counts as ended there."""
-    whiten: Whitening = "unbiased"
+    whiten: Whitening = field(default="unbiased", metadata=IN_FILE)
     """Advantages are centered and divided by their deviation over the batch's tokens: the unbiased one, the
     population's, or none of it."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.0
-    """Weight of the KL (k3) to the initial policy; 0 needs no copy of it."""
+    """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (c_ent)."""
     teacher_mix: float = 0.0
-    """Share of the sampled tokens that the teacher chooses, corrected for by its importance weight; MiniLLM's is 0.2.
+    """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = field(default_factory=CriticConfig)
 
@@ -125,12 +126,14 @@ def _with_text(config: PpoKdConfig, context: BuildContext) -> Algorithm:
     return build(config, context, in_reward=(LmLoss.of(context), coef))
 
 
-ALGORITHM = AlgorithmSpec(name="ppo-kd", config=PpoKdConfig, build=build, uses=frozenset({"teacher", "reward"}))
+ALGORITHM = AlgorithmSpec(
+    name="ppo-kd", config=PpoKdConfig, build=build, uses=frozenset({"teacher", "reward", "reference", "surrogate"})
+)
 WITH_TEXT = AlgorithmSpec(
     name="ppo-minillm",
     config=PpoKdConfig,
     build=_with_text,
     section="ppo-kd",
-    uses=frozenset({"teacher", "text", "reward"}),
+    uses=frozenset({"teacher", "text", "reward", "reference", "surrogate"}),
     about="PPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -76,27 +77,27 @@ class PrmOpdConfig:
     """A judge's scores and hints together."""
 
     form: Literal["sampled", "topk"] = "sampled"
-    """`sampled`: one clipped surrogate on the weighted sum of both advantages; `topk`: the weighted sum of the score's
-    surrogate and the reverse KL on the hinted teacher's top-K."""
+    """What is minimized. `sampled`: one clipped surrogate on the weighted sum of both advantages; `topk`: the weighted
+    sum of the score's surrogate and the reverse KL on the hinted teacher's top-K."""
     w_reward: float = 1.0
     """Weight of the judge's score."""
     w_hint: float = 1.0
-    """Weight of what the hinted teacher says, on turns with a hint."""
+    """Weight of the hinted teacher. It counts on turns with a hint."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
-    """Weight of the KL (k3, cut to 10 nats) to the initial policy."""
-    entropy_coef: float = 0.0
+    """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
+    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
     """Weight of the entropy bonus."""
-    mask_neutral: bool = False
-    """Also leave out turns with a score of 0 and no hint."""
-    hint_position: Literal["last_user", "last_message"] = "last_user"
+    mask_neutral: bool = field(default=False, metadata=IN_FILE)
+    """Leave out turns with score 0 and no hint."""
+    hint_position: Literal["last_user", "last_message"] = field(default="last_user", metadata=IN_FILE)
     """Which message gets the hint; they differ where observations are tool results."""
     reject_below: float = 0.0
-    """A hint teaches up to a response's first token that the hinted teacher gives less than this probability. 0: to the
-    response's end."""
+    """Probability where a hint's lesson ends. It teaches up to a response's first token that the hinted teacher gives
+    less than this probability. 0: to the response's end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
-    """Whether every response, every episode or every token counts the same."""
+    """What counts the same. Every response, every episode or every token."""
 
     def __post_init__(self) -> None:
         if min(self.w_reward, self.w_hint) < 0 or not self.w_reward + self.w_hint:
@@ -160,5 +161,5 @@ ALGORITHM = AlgorithmSpec(
     name="prm-opd",
     config=PrmOpdConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+    uses=frozenset({"teacher", "distill", "judge", "expert", "reference", "surrogate"}),
 )

@@ -5,9 +5,10 @@ Read next: trainers/judged.py, trainers/algorithms/judge_targets.py, trainers/lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.config import fingerprint
@@ -24,15 +25,15 @@ class PrmRlConfig:
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
-    """Weight of the KL (k3, cut to 10 nats) to the initial policy; 0 needs no copy of it."""
-    entropy_coef: float = 0.0
+    """Weight of the KL to the initial policy. It is k3, cut to 10 nats; 0 needs no copy of the policy."""
+    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
     """Weight of the entropy bonus."""
     mask_neutral: bool = False
     """Also leave out turns with a score of 0."""
-    exclude: Literal["none", "openclaw"] = "none"
+    exclude: Literal["none", "openclaw"] = field(default="none", metadata=IN_FILE)
     """`openclaw`: neutral turns are left out, except an episode's first judged turn, as in the published code."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
-    """Whether every response, every episode or every token counts the same."""
+    """What counts the same. Every response, every episode or every token."""
 
 
 def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
@@ -60,4 +61,6 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="prm-rl", config=PrmRlConfig, build=build, uses=frozenset({"judge", "expert"}))
+ALGORITHM = AlgorithmSpec(
+    name="prm-rl", config=PrmRlConfig, build=build, uses=frozenset({"judge", "expert", "reference", "surrogate"})
+)

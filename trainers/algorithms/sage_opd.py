@@ -6,12 +6,13 @@ Read next: trainers/judged.py, trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -90,11 +91,11 @@ class SageOpdConfig:
     """On-policy distillation of the turns that a judge found wanting."""
 
     weak: float = 0.5
-    """How much a turn counts that the judge found neither good (0) nor bad (1)."""
-    confidence: bool = True
-    """Weigh tokens by the probability of the teacher's most likely id."""
+    """How much a turn of score 0 counts. The judge found it neither good (0) nor bad (1)."""
+    confidence: bool = field(default=True, metadata=IN_FILE)
+    """Weigh tokens by the teacher's confidence. It is the probability of its most likely id."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
-    """Whether every episode, every token or every response counts the same, before turns are chosen."""
+    """What counts the same. Every episode, every token or every response, before turns are chosen."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.weak <= 1.0:

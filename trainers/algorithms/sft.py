@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from turngym.envs.core.episode import Origin
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
+from turngym.envs.core.settings import Range, Share
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.config import fingerprint
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.targets import NoTargets
@@ -22,9 +23,25 @@ class SftConfig:
     """Supervised fine-tuning on demonstrations."""
 
     weight: Literal["token_mean", "episode_mean", "turn_mean"] = "token_mean"
-    """Whether every token, every episode or every response counts the same."""
+    """What counts the same. Every token, every episode or every response."""
     train_on: Literal["demonstration", "policy", "both"] = "demonstration"
     """Whose responses are imitated; `policy` fits traces that a policy sampled. Noise never is."""
+    noise: Annotated[tuple[float, float], Range(most=1)] = (0.0, 0.0)
+    """Range of the share of random actions. Each episode draws its share from it; they are never imitated."""
+    mistakes: Share = 0.0
+    """Share of plausible mistakes among these. They are possible or not; the others are admissible actions."""
+    players: str = ""
+    """Who plays, with shares. For example expert:.35,noisy:.2,repeat:.2,cycle:.25. `noisy` is the expert among its
+    `noise`; `repeat` and `cycle` begin like it and then say their last action, or their last two or three, for ever;
+    `wander` (in the shop) goes to and fro between two pages. Their loops are turns of a policy: train_on=both. By
+    default all are noisy."""
+    loop_after: float = 2.3
+    """Mean number of turns before a loop. A player of `players` then falls into it."""
+    loop_slips: Share = 0.0
+    """Share of noise in such a loop. The loop goes on after it."""
+    hints: Share = 0.0
+    """Share of observations with a hint. It is the expert's next action, in the words of the judge `expert`. A model
+    can only teach by hints (opd-hints) what it has learned to read."""
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {
@@ -51,10 +68,17 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
         token_loss=NegativeLogLikelihood(),
         origins=tuple(TRAIN_ON[config.train_on]),
         needs_teacher=False,
-        collects="expert",
+        imitates=ExpertPlay(
+            noise=config.noise,
+            mistakes=config.mistakes,
+            players=config.players,
+            loop_after=config.loop_after,
+            loop_slips=config.loop_slips,
+            hints=config.hints,
+        ),
         cut_recorded=False,  # a demonstration is imitated to its end
         settings=fingerprint(config),
     )
 
 
-ALGORITHM = AlgorithmSpec(name="sft", config=SftConfig, build=build, uses=frozenset({"expert", "noise", "shown"}))
+ALGORITHM = AlgorithmSpec(name="sft", config=SftConfig, build=build, uses=frozenset({"expert", "shown", "imitates"}))

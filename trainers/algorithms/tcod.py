@@ -31,9 +31,9 @@ class DepthSchedule:
     k_start: int = 1
     """Turns in the first step."""
     eta: int | None = None
-    """Steps per additional turn; by default TCOD's: 6 in ALFWorld and unknown environments, 4 in WebShop and Search."""
+    """Steps per additional turn. By default TCOD's: 6 in ALFWorld and unknown environments, 4 in WebShop and Search."""
     k_max: int | None = None
-    """Greatest depth, turns; by default TCOD's: 30 in ALFWorld and unknown environments, 15 in WebShop and Search."""
+    """Greatest depth, turns. By default TCOD's: 30 in ALFWorld and unknown environments, 15 in WebShop and Search."""
 
     def __post_init__(self) -> None:
         eta, k_max = self._values(ALFWORLD)
@@ -96,7 +96,7 @@ class TcodConfig:
     """TCOD's curriculum; the defaults follow the environment."""
 
     direction: Literal["f2b", "b2f"] = "f2b"
-    """Front to back: the student plays the first k turns. Back to front: the expert plays all but the last k."""
+    """Which turns the student plays. Front to back: the first k. Back to front: the expert plays all but the last k."""
     schedule: DepthSchedule = field(default_factory=DepthSchedule)
 
 
@@ -128,5 +128,5 @@ ALGORITHM = AlgorithmSpec(
     name="tcod",
     config=TcodConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "expert", "shown"}),
+    uses=frozenset({"teacher", "distill", "expert", "shown", "surrogate"}),
 )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -46,24 +47,24 @@ class DepthConfig:
     h_min: int = 2
     """Least depth, turns."""
     h_max: int = 50
-    """Greatest depth, turns: the depth of probes, and where the controller starts."""
+    """Greatest depth, turns. It is the depth of probes, and where the controller starts."""
     warmup: int = 3
-    """The first steps are all probes."""
+    """Steps at the start that are all probes."""
     probe_interval: int = 8
-    """After warm-up every step that is a multiple of this is a probe."""
-    rho: float = 0.7
+    """Steps between probes. After warm-up every step that is a multiple of this is one."""
+    rho: float = field(default=0.7, metadata=IN_FILE)
     """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
     p: float = 0.80
-    """Share of the successful episodes that the depth must cover."""
-    min_successes: int = 8
+    """Share of successes that the depth covers. Successful episodes, that is."""
+    min_successes: int = field(default=8, metadata=IN_FILE)
     """With fewer episodes in the coverage statistic, the last covering depth is kept."""
-    cov_base: Literal[0, 1] = 0
+    cov_base: Literal[0, 1] = field(default=0, metadata=IN_FILE)
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
-    use_success: bool = True
+    use_success: bool = field(default=True, metadata=IN_FILE)
     """Coverage looks at successful episodes; False takes all of them."""
     probe_share: float = 1.0
-    """Share of a probe's episodes that play to full depth and are measured; the rest stop at the cap (an option of
-    ours: a probe needs statistics, not every episode)."""
+    """Share of a probe's episodes that measure. They play to full depth; the rest stop at the cap (an option of ours: a
+    probe needs statistics, not every episode)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.h_min <= self.h_max:
@@ -219,14 +220,15 @@ class TurnOpdConfig:
     adaptive_depth: bool = True
     """Measure how deep to roll out. Without it every rollout has full depth (ablation: blend only)."""
     weight: Literal["blend", "trajectory", "turn"] = "blend"
-    """`trajectory` is the ablation depth only, `turn` hard turn-level weights from the first step."""
-    blend_start: float = 0.0
+    """How tokens are weighted. `trajectory` is the ablation depth only, `turn` hard turn-level weights from the first
+    step."""
+    blend_start: float = field(default=0.0, metadata=IN_FILE)
     """Share of training at which weights begin to move from trajectories to turns."""
-    blend_end: float = 1.0
+    blend_end: float = field(default=1.0, metadata=IN_FILE)
     """Share of training at which they are turn-level."""
-    n_min: int = 8
+    n_min: int = field(default=8, metadata=IN_FILE)
     """A turn is reliable when this many episodes reach it ..."""
-    n_min_share: float = 0.15
+    n_min_share: float = field(default=0.15, metadata=IN_FILE)
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
 
@@ -274,4 +276,6 @@ def token_weight(config: TurnOpdConfig) -> Weight:
     return weights[config.weight]
 
 
-ALGORITHM = AlgorithmSpec(name="turnopd", config=TurnOpdConfig, build=build, uses=frozenset({"teacher", "distill"}))
+ALGORITHM = AlgorithmSpec(
+    name="turnopd", config=TurnOpdConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+)
