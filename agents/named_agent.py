@@ -16,11 +16,12 @@ from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, describe, renderer_of
+from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.servers.client import PolicyServer
 from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv
-from turngym.envs.channels import Channel, make_channel
+from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.errors import nearest
 from turngym.envs.core.plugins import find, installed
@@ -46,6 +47,10 @@ class OpenedAgent:
     """Of a model's files: two checkpoints of one name are not the same player."""
     dtype: str | None = None
     """Precision of a model that plays in this process: another one draws other episodes."""
+    memory: str | None = None
+    """What a model's prompts hold of the episode; None for agents that read none."""
+    prompts: str | None = None
+    """A hash of the templates of a model's prompts; None without any."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
     player: str | None = None
@@ -148,7 +153,7 @@ def _plain_channel(options: AgentOptions) -> str | None:
 
 def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: PolicyServer) -> OpenedAgent:
     tool = env.tool
-    settings = _settings(ChatSettings.load(folder), options)
+    settings = _settings(ChatSettings.load(folder), options, env.env_id)
     path = Path(folder).resolve()
     engine, model, tokenizer = _engine(folder, settings, options, servers)
     settings = complete_settings(settings, tokenizer, tool)
@@ -162,11 +167,11 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
     name = f"model {path.parent.name if path.name == 'model' else path.name}"
     player = ModelPlayer(engine=engine, renderer=renderer, settings=settings, tool=tool)
     return OpenedAgent(
-        agent=player.agent(options.temperature, name),
+        agent=player.agent(options.heat, name),
         channel=settings.channel,
         system=system,
         chat=describe(settings),
-        temperature=options.temperature,
+        temperature=options.heat,
         fingerprint=_fingerprint(
             folder,
             settings,
@@ -175,6 +180,8 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
             **({"examples": examples.identity} if examples.identity else {}),
         ),
         dtype=None if servers.policy_server else options.dtype,
+        memory=settings.memory,
+        prompts=_prompts(settings.remembers),
         examples=examples,
     )
 
@@ -210,8 +217,10 @@ def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAge
     own = "tool" if options.channel == "tool" else "user"
     if options.observation_role not in ("auto", own):
         raise AgentError("--observation-role is not for endpoints: results of calls are of role tool, others of user")
-    if options.channel not in ("auto", "text", "tool", "tool:hermes"):
-        raise AgentError(f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, tool")
+    if options.channel not in ("auto", "text", VERL_AGENT, "tool", "tool:hermes"):
+        raise AgentError(
+            f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, {VERL_AGENT}, tool"
+        )
     # text works with every endpoint, and its traces look the same for every agent
     channel = make_channel("text" if options.channel == "auto" else options.channel, env.tool)
     examples = _examples(options, env, channel)
@@ -224,11 +233,11 @@ def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAge
         channel,
         env.tool,
         examples=examples.episodes,
-        temperature=options.temperature,
+        temperature=options.heat,
         thinking=options.thinking,
         max_tokens=options.max_new_tokens,
         max_context=options.max_context,
-        memory=options.memory or "all",
+        memory=ChatSettings(**ChatSettings().memory_of(options.memory, options.prompts, env.env_id)).remembers,
         parallel=options.slots,
     )
     opened = _opened_endpoint(agent, system)
@@ -245,7 +254,13 @@ def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:
         system=system,
         temperature=agent.temperature,
         fingerprint=agent.fingerprint(system),
+        memory=agent.memory.name,
+        prompts=_prompts(agent.memory),
     )
+
+
+def _prompts(memory: Memory) -> str | None:
+    return None if memory.templates is None else memory.templates.sha256[:16]
 
 
 def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers: PolicyServer) -> tuple[Any, Any, Any]:
@@ -265,13 +280,13 @@ def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers:
     return engine, model, tokenizer
 
 
-def _settings(settings: ChatSettings, options: AgentOptions) -> ChatSettings:
+def _settings(settings: ChatSettings, options: AgentOptions, env_id: str) -> ChatSettings:
     """The model's own settings with those of the command line on top."""
     if options.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")
     unset: dict[str, str | None] = {"channel": "auto", "observation_role": "auto"}
-    unset |= dict.fromkeys(("system", "memory", "max_new_tokens", "max_context"))
+    unset |= dict.fromkeys(("system", "max_new_tokens", "max_context"))
     changes: dict[str, Any] = {name: given for name in unset if (given := getattr(options, name)) != unset[name]}
     if options.thinking != "auto":
         changes["thinking"] = options.thinking == "on"
-    return replace(settings, **changes)
+    return replace(settings, **changes, **settings.memory_of(options.memory, options.prompts, env_id))

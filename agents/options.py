@@ -23,6 +23,9 @@ from turngym.envs.core.settings import (
     Threads,
 )
 
+TEMPERATURE = 0.85
+"""At which a model samples where nobody says otherwise."""
+
 # Options of agents that have a name: which one plays, and how it speaks.
 
 
@@ -34,14 +37,14 @@ class AgentOptions:
     """`expert` (sees the hidden state), one of the environment's own players (ALFWorld: `searching`; WebShop:
     `first-hit`; Search: `single-shot`), `random`, `replay:TRACE`, `model:FOLDER` (a Hugging Face causal model),
     `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
-    temperature: float = 0.85
-    """Sampling temperature of a model; 0 is greedy."""
+    temperature: float | None = None
+    """Sampling temperature of a model; 0 is greedy. By default the preset's, else 0.85."""
     noise: Share = 0.0
     """Share of random actions among an expert's."""
     channel: str = "auto"
-    """How actions are written: `text` in tags, `tool` as a tool call in the words of the model's family
-    (`tool:DIALECT` names them), `none` as bare actions; auto: as the model was trained, else text, and bare actions
-    for scripted agents."""
+    """How actions are written: `text` in tags, `text:verl-agent` in tags that are read as there, `tool` as a tool call
+    in the words of the model's family (`tool:DIALECT` names them), `none` as bare actions; auto: as the model was
+    trained, else text, and bare actions for scripted agents."""
     thinking: Literal["auto", "on", "off"] = "auto"
     """Thinking switch of the chat template; auto: as the model was trained, else the template's default."""
     observation_role: Literal["auto", "user", "tool"] = "auto"
@@ -51,7 +54,11 @@ class AgentOptions:
     """System message; by default as the model was trained, else the environment's instructions."""
     memory: str | None = None
     """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
-    transcript); by default as the model was trained, else all."""
+    transcript), `verl-agent:N` (the templates of --prompts with the last N turns); by default as the model was
+    trained, else all."""
+    prompts: str | None = None
+    """Templates of --memory verl-agent:N: `own` (our words), or the folder of a checkout of verl-agent or of a fork of
+    it, whose texts are read and never run."""
     examples: str | None = None
     """File with examples (few-shots) for a model's prompt: a trace, whose successful episodes are shown, or a text."""
     examples_as: Literal["auto", "text", "turns"] = "auto"
@@ -81,6 +88,11 @@ class AgentOptions:
         endpoint = EndpointOptions(**{name: value for name, value in settings.items() if name in inner})
         return cls(**{name: value for name, value in settings.items() if name not in inner}, endpoint=endpoint)
 
+    @property
+    def heat(self) -> float:
+        """The temperature, the default one where none is given."""
+        return TEMPERATURE if self.temperature is None else self.temperature
+
     def flat(self) -> dict[str, Any]:
         """All settings as the keywords that `of` takes."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "endpoint"}
@@ -96,6 +108,7 @@ class AgentSettings(EndpointSettings, total=False):
     observation_role: Literal["auto", "user", "tool"]
     system: str | None
     memory: str | None
+    prompts: str | None
     examples: str | None
     examples_as: Literal["auto", "text", "turns"]
     examples_for: Literal["all", "category"]
@@ -121,7 +134,8 @@ def check_call(own: Callable[..., Any], settings: Mapping[str, Any], *, temperat
     """Raises TurngymError for arguments that the function `own` cannot take; of the `counts` each may be None."""
     check_keywords(own.__name__, own, settings)
     refuse_credentials("", dict(settings))
-    finite("temperature", temperature)
+    if temperature is not None:
+        finite("temperature", temperature)
     for name, value in counts.items():
         if value is not None:
             checked_int(name, value, 0 if name == "seed" else 1)

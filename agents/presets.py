@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from turngym.agents.options import AgentOptions
@@ -15,8 +15,8 @@ from turngym.envs.core.task import content_hash, plain_id
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
-CHAT = ("channel", "system", "observation_role", "memory")
-"""What a preset says of the agent; fields of `AgentOptions` and of `ChatSettings`."""
+CHAT = ("channel", "system", "observation_role", "memory", "prompts", "thinking", "max_new_tokens")
+"""What a preset says of how a model is spoken to; fields of `AgentOptions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,26 @@ class Preset:
     """Where it comes from, in a line."""
     sources: tuple[str, ...]
     """Papers, and repositories with the files."""
-    differs: str
-    """What is otherwise than published, and what is not known."""
+    differs: tuple[str, ...]
+    """What is otherwise than published, and what is not known; each stands under the tables of its results."""
+    why: str = ""
+    """Why that is so, for the page."""
     max_turns: int
     system: str | None = None
     """The system message, with `{tool}` and `{argument}`; None: the environment's instructions and the channel's."""
-    channel: Literal["text", "tool"] = "text"
+    channel: Literal["text", "text:verl-agent", "tool"] = "text"
     observation_role: Literal["user", "tool"] = "user"
     memory: str = "all"
+    prompts: str | None = None
+    """Templates of the memory `verl-agent:N`."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thinking switch of chat templates that have one; auto: as published nowhere."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; None: as published nowhere."""
+    temperature: float | None = None
+    """Of evaluations; 0 is greedy. None: as published nowhere. Everything is drawn at top_p 1."""
+    samples: int | None = None
+    """Episodes per task of an evaluation; None: as published nowhere."""
     show_admissible: bool = False
     on_invalid: OnInvalid = "reject"
     """What an action does that cannot be read or is not possible."""
@@ -48,11 +60,14 @@ class Preset:
     argument: str
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `gym.make`."""
+    train_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `gym.make` in training alone: the reward, and what a malformed response costs."""
 
     def __post_init__(self) -> None:
-        Memory(self.memory)
+        if not self.memory.startswith("verl-agent:"):
+            Memory(self.memory)
 
-    def make(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def make(self, given: Mapping[str, Any] | None = None, *, training: bool = False) -> dict[str, Any]:
         """Arguments of `gym.make`, those that are `given` on top."""
         named: dict[str, Any] = {"max_turns": self.max_turns, "on_invalid": self.on_invalid}
         named |= {"tool_name": self.tool, "tool_argument": self.argument}
@@ -60,33 +75,47 @@ class Preset:
             named["show_admissible"] = True
         if self.reading != "strict":
             named["reading"] = self.reading
-        return {**named, **self.env_kwargs, **(given or {})}
+        return {**named, **self.env_kwargs, **(self.train_kwargs if training else {}), **(given or {})}
 
     def chat(self, make: Mapping[str, Any], channel: str = "auto") -> dict[str, Any]:
-        """The fields CHAT, for an environment that is made with `make`; of another `channel`, memory alone."""
-        if channel != "auto" and channel.partition(":")[0] != self.channel:
+        """The fields CHAT that it sets, for an environment that is made with `make`; of another `channel` only those
+        that do not depend on the form of answers."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in CHAT}
+        if channel not in ("auto", self.channel) and not (channel.startswith("tool") and self.channel == "tool"):
             # its message demands a form of answers, and its role comes with it: the channel given brings its own
-            return {"memory": self.memory}
-        values = {name: getattr(self, name) for name in CHAT}
-        if self.system is not None:
+            for name in ("channel", "system", "observation_role"):
+                del values[name]
+        elif self.system is not None:
             names = {"tool": make.get("tool_name", self.tool), "argument": make.get("tool_argument", self.argument)}
             values["system"] = self.system.format(**names)
-        return {name: value for name, value in values.items() if value is not None}
+        unset: dict[str, Any] = {item.name: item.default for item in fields(AgentOptions)}
+        return {name: value for name, value in values.items() if value != unset[name]}
 
     def player(self, settings: Mapping[str, Any], make: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of `AgentOptions`: the preset's, and on top those of `settings` that are not their defaults."""
         defaults = {item.name: item.default for item in fields(AgentOptions)}
         given = {name: value for name, value in settings.items() if value != defaults.get(name)}
-        return {**settings, **self.chat(make, settings.get("channel", "auto")), **given}
+        own: dict[str, Any] = self.chat(make, settings.get("channel", "auto"))
+        if self.temperature is not None:
+            own["temperature"] = self.temperature
+        if not given.get("memory", self.memory).startswith("verl-agent:"):
+            own.pop("prompts", None)
+        return {**settings, **own, **given}
 
     def settings(self, settings: ChatSettings, make: Mapping[str, Any]) -> ChatSettings:
-        """A model's own settings with the preset's on top."""
-        return ChatSettings(**{**asdict(settings), **self.chat(make)})
+        """A model's own settings with the preset's on top; the templates are read by `ChatSettings.memory_of`."""
+        values = self.chat(make)
+        memory, prompts = values.pop("memory", "all"), values.pop("prompts", None)
+        if (thinking := values.pop("thinking", None)) is not None:
+            values["thinking"] = thinking == "on"
+        return replace(settings, **values, **settings.memory_of(memory, prompts, self.env_id))
 
     @property
     def values(self) -> dict[str, Any]:
         """Everything that it sets, JSON-able."""
-        return {"env": self.env_id, "make": self.make(), "chat": self.chat(self.make())}
+        found: dict[str, Any] = {"env": self.env_id, "make": self.make(), "chat": self.chat(self.make())}
+        found |= {"temperature": self.temperature, "samples": self.samples}
+        return found | ({"training": dict(self.train_kwargs)} if self.train_kwargs else {})
 
     @property
     def identity(self) -> dict[str, str]:
@@ -126,21 +155,6 @@ TURNOPD_SEARCH = """You answer a question that may need several facts, with the 
 Think about what you still have to know. Then either call the tool {tool} once, with a short query as its argument \
 {argument}, and read the passages that come back; or, as soon as you know enough, end with the answer alone between \
 <answer> and </answer>."""
-VERL_AGENT_ALFWORLD = """You solve household tasks in a text simulation. Each turn you are told the task, how many \
-turns you have taken, your latest observations and actions, the present observation, and the actions that are \
-admissible now.
-Reason first, step by step, between <think> and </think>. Then give one admissible action between <action> and \
-</action>."""
-VERL_AGENT_WEBSHOP = """You buy products in a web store on your own. Each turn you are told what to buy, how many \
-turns you have taken, your latest observations and actions, the present page, and the actions that are admissible on \
-it.
-Reason first, step by step, between <think> and </think>: which admissible action brings the purchase forward? Then \
-give that action between <action> and </action>."""
-VERL_AGENT_SEARCH = """You answer a question step by step. Each turn you are told the question, how many turns you \
-have taken, your latest searches and what they found.
-Reason first, between <think> and </think>. Then do one thing, not both: if you lack some knowledge, write a query \
-between <search> and </search>; if you know enough, give the answer alone between <answer> and </answer>, for example \
-<answer>Lisbon</answer>."""
 REACT_ALFWORLD = """You solve a household task by thinking and acting in turn. The message begins with the house and \
 the task, and goes on with your thoughts, your actions and what you saw after each of them.
 Write your next thought between <think> and </think>, then your next command between <action> and </action>, for \
@@ -160,32 +174,62 @@ Write your next thought between <think> and </think>, then one action: <search>q
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 _TURNOPD = "TurnOPD (arXiv:2607.05804), Table 7 and appendix A.1"
-_TURNOPD_DIFFERS = (
-    "the paper's text was not at hand: limits, lists and the name of the search tool are as described to us; that "
-    "actions are calls, the role `tool` and what a mistake does are our reading"
-)
+_TURNOPD_FORM: Any = {
+    "name": "turnopd",
+    "differs": (
+        "prompts in our own words",
+        "lengths of prompt and response, the role of observations and what a mistake does are our reading",
+    ),
+    "why": (
+        "the paper's text was not at hand: limits, lists, the name of the search tool, the temperature and the samples "
+        "are as described to us"
+    ),
+    "channel": "tool",
+    "observation_role": "tool",
+    "temperature": 0.85,
+    "samples": 4,
+}
 _VERL_AGENT = (
-    "verl-agent (github.com/langfengQ/verl-agent), read in public forks: agent_system/environments/prompts/{}.py, "
-    "agent_system/environments/env_manager.py, agent_system/memory/memory.py, examples/*_trainer/run_{}.sh"
+    "verl-agent (github.com/langfengQ/verl-agent), read in public forks: agent_system/environments/prompts/{0}.py, "
+    "env_manager.py, env_package/{0}/projection.py, agent_system/memory/memory.py, examples/*_trainer/run_{0}.sh"
 )
-_VERL_AGENT_DIFFERS = (
-    "role and form of answers stand in a system message instead of every user message; the reward of invalid actions "
-    "(a penalty of {} in training) is not part of it"
+WORDING = "prompts in our own words (--prompts CHECKOUT takes the published ones)"
+"""What differs from verl-agent as long as `--prompts` is `own`."""
+_VERL_AGENT_WHY = (
+    "their texts are theirs; a longer prompt is an error there (in Search it loses its beginning); a panel plays the "
+    "same tasks for any batch, where the harness's depend on the number of its workers. In training a win is worth 1 "
+    "and an invalid response costs {0}, there 10 and {1}: advantages that are divided by a group's standard deviation "
+    "are the same"
 )
-_FOLDED = (
-    "; there the response is lower-cased before it is read, here the letter case of tags and actions does not count "
-    "(reading folded), which is the same where actions are in lower case; there an action without a thought is played "
-    "but marked invalid, here it is valid"
-)
+_VERL_AGENT_FORM: Any = {
+    "name": "verl-agent",
+    "channel": "text:verl-agent",
+    "system": "",
+    "prompts": "own",
+    "thinking": "off",
+    "samples": 1,
+    "max_new_tokens": 512,
+    "on_invalid": "noop",
+}
 _REACT = "ReAct (arXiv:2210.03629; github.com/ysymyth/ReAct, {})"
+_REACT_FORM: Any = {
+    "name": "react",
+    "memory": "react",
+    "on_invalid": "noop",
+    "temperature": 0.0,
+    "samples": 1,
+    "max_new_tokens": 100,
+}
 _REACT_DIFFERS = (
-    "no examples in the prompt unless `--examples` gives them; a chat message instead of a text to continue; {}"
+    "prompts in our own words, without examples unless --examples gives them",
+    "a chat message instead of a text to continue",
 )
+_REACT_WHY = "chat models continue messages; the published examples are theirs"
 _ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
 _ON_WEBSHOP: Any = {"env_id": WEBSHOP, "tool": "webshop_step", "argument": "action"}
 _ON_SEARCH: Any = {"env_id": SEARCH, "tool": "search", "argument": "query"}
-_TURNOPD_FORM: Any = {"name": "turnopd", "differs": _TURNOPD_DIFFERS, "channel": "tool", "observation_role": "tool"}
-_REACT_FORM: Any = {"name": "react", "memory": "react", "on_invalid": "noop"}
+_SHOP: Any = {"strict_admissible": False, "backdoors": True}
+"""The shop's own rules: searches are possible on every page, and so are its special queries."""
 PRESETS: tuple[Preset, ...] = (
     Preset(
         **_TURNOPD_FORM,
@@ -208,64 +252,76 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         **_TURNOPD_FORM,
         env_id=SEARCH,
-        about="TurnOPD's Search: 30 turns, searches are calls of search_r1/search",
+        about="TurnOPD's Search: 30 turns, searches are calls of search_r1/search, 3 passages",
         sources=(_TURNOPD,),
         max_turns=30,
         system=TURNOPD_SEARCH,
         on_invalid="noop",
         tool="search_r1/search",
         argument="query",
+        env_kwargs={"topk": 3},
     ),
     Preset(
+        **_VERL_AGENT_FORM,
         **_ON_ALFWORLD,
-        name="verl-agent",
-        reading="folded",
         about="verl-agent's (GiGPO's) ALFWorld: 50 turns, one prompt a turn with the last 2 turns and all actions",
-        sources=(_VERL_AGENT.format("alfworld", "alfworld"),),
-        differs=_VERL_AGENT_DIFFERS.format(0.1)
-        + _FOLDED
-        + "; its list leaves out `help`; a response without tags is sent to the game there, here it is not",
+        sources=(_VERL_AGENT.format("alfworld"),),
+        differs=(
+            WORDING,
+            "each task of the panel once, there 128 draws",
+            "no limit on the prompt, there 2,048 tokens",
+        ),
+        why=_VERL_AGENT_WHY.format(0.01, 0.1),
         max_turns=50,
-        system=VERL_AGENT_ALFWORLD,
-        memory="window:2",
-        show_admissible=True,
-        on_invalid="noop",
+        memory="verl-agent:2",
+        temperature=0.4,
+        train_kwargs={"invalid_cost": 0.01},
     ),
     Preset(
+        **_VERL_AGENT_FORM,
         **_ON_WEBSHOP,
-        name="verl-agent",
-        reading="folded",
         about="verl-agent's (GiGPO's) WebShop: 15 turns, one prompt a turn with the last 2 turns and all actions",
-        sources=(_VERL_AGENT.format("webshop", "webshop"),),
-        differs=_VERL_AGENT_DIFFERS.format(0.1)
-        + _FOLDED
-        + "; pages keep their instruction, which is cut out there; its list has a click on the search button",
+        sources=(_VERL_AGENT.format("webshop"),),
+        differs=(
+            WORDING,
+            "each task of the panel once, there 128 draws",
+            "no limit on the prompt, there 4,096 tokens",
+            "goals in the order of the original's shuffle and one draw of price caps, there both depend on the worker",
+        ),
+        why=_VERL_AGENT_WHY.format(0.01, 0.1) + "; a win is a score of exactly 1, there and here",
         max_turns=15,
-        system=VERL_AGENT_WEBSHOP,
-        memory="window:2",
-        show_admissible=True,
-        on_invalid="noop",
+        memory="verl-agent:2",
+        temperature=0.4,
+        env_kwargs=_SHOP,
+        train_kwargs={"invalid_cost": 0.01, "reward": "success"},
     ),
     Preset(
+        **_VERL_AGENT_FORM,
         **_ON_SEARCH,
-        name="verl-agent",
-        reading="folded",
-        about="verl-agent's (GiGPO's) Search: 4 turns, one prompt a turn with the last 4 turns",
-        sources=(_VERL_AGENT.format("search", "search"),),
-        differs=_VERL_AGENT_DIFFERS.format(0.01)
-        + "; tags are read in any letter case, as there; a response with both a search and an answer is invalid there; "
-        "the last turn cannot search",
+        about="verl-agent's (GiGPO's) Search: 4 turns, one prompt a turn with the last 4 searches, 3 passages",
+        sources=(_VERL_AGENT.format("search"),),
+        differs=(
+            WORDING,
+            "no limit on the prompt, there 4,096 tokens",
+            "passages stand as text between the information tags, there as JSON",
+            "an invalid response is answered with Search-R1's text, there with the tool's error",
+        ),
+        why="their texts are theirs; a longer prompt loses its beginning there; JSON and the error are accidents of the "
+        "tool. In training an answer is worth 1 and an invalid response costs 0.01, there and here",
         max_turns=4,
-        system=VERL_AGENT_SEARCH,
-        memory="window:4",
-        on_invalid="noop",
+        memory="verl-agent:4",
+        temperature=0.0,
+        # the turn limit ends the episode there, whatever the last turn does
+        env_kwargs={"topk": 3, "doc_format": "skyrl", "doc_tokens": None, "reward": "em", "search_turns": 4},
+        train_kwargs={"invalid_cost": 0.01},
     ),
     Preset(
         **_REACT_FORM,
         **_ON_ALFWORLD,
         about="ReAct's ALFWorld: 49 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("alfworld.ipynb"),),
-        differs=_REACT_DIFFERS.format("there a thought is a step of its own, here thought and action are one turn"),
+        differs=(*_REACT_DIFFERS, "thought and action are one turn, there a thought is a step of its own"),
+        why=_REACT_WHY,
         max_turns=49,
         system=REACT_ALFWORLD,
     ),
@@ -274,37 +330,49 @@ PRESETS: tuple[Preset, ...] = (
         **_ON_WEBSHOP,
         about="ReAct's WebShop: 14 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("WebShop.ipynb"),),
-        differs=_REACT_DIFFERS.format(
-            "there a thought is a step of its own; pages are written otherwise, and a mistake is answered with two "
-            "words, here with the page"
+        differs=(
+            *_REACT_DIFFERS,
+            "thought and action are one turn, there a thought is a step of its own",
+            "pages are the text environment's, there written otherwise; a mistake is answered with the page",
         ),
+        why=_REACT_WHY,
         max_turns=14,
         system=REACT_WEBSHOP,
+        env_kwargs=_SHOP,
     ),
     Preset(
         **_REACT_FORM,
         **_ON_SEARCH,
         about="ReAct's questions: 7 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("hotpotqa.ipynb"),),
-        differs=_REACT_DIFFERS.format(
-            "there Wikipedia's pages are opened by title and read by look-up, here passages are searched; the last "
-            "turn cannot search"
+        differs=(
+            *_REACT_DIFFERS,
+            "3 passages are searched, there Wikipedia's pages are opened by title and read by look-up",
+            "the last turn cannot search",
         ),
+        why=_REACT_WHY,
         max_turns=7,
         system=REACT_SEARCH,
+        env_kwargs={"topk": 3},
     ),
     Preset(
         **_ON_SEARCH,
         name="search-r1",
         about="Search-R1: 4 searches of 3 passages and a last turn that can only answer",
         sources=(
-            "Search-R1 (arXiv:2503.09516; github.com/PeterGriffinJin/Search-R1, search_r1/llm_agent/generation.py)",
+            "Search-R1 (arXiv:2503.09516; github.com/PeterGriffinJin/Search-R1, search_r1/llm_agent/generation.py, "
+            "verl/trainer/ppo/ray_trainer.py, train_grpo.sh)",
         ),
         differs=(
-            "instructions stand in a system message instead of the question's; passages come in messages of their own "
-            "instead of inside the model's text"
+            "prompts in our own words, instructions in a system message instead of the question's",
+            "passages come in messages of their own instead of inside the model's text",
+            "each passage is cut at 256 words, there all of a turn's at 500 tokens",
         ),
+        why="a conversation is what chat models are trained on; passages of wiki-18 have 100 words, which neither cuts",
         max_turns=5,
+        temperature=0.0,
+        samples=1,
+        max_new_tokens=500,
         on_invalid="noop",
         env_kwargs={"topk": 3, "doc_format": "search_r1", "reward": "em"},
     ),
@@ -333,10 +401,19 @@ def find_preset(name: str | Preset | None, env_id: str) -> Preset | None:
 def preset_table() -> Table:
     """What each preset sets, one row each."""
     header = ["preset", "environment", "turns", "actions", "reading", "role", "memory", "list", "a mistake"]
-    header.append("tool(argument)")
+    header += ["temperature", "samples", "response", "thinking", "invalid cost", "tool(argument)"]
     rows = []
     for preset in PRESETS:
         cells = [preset.name, preset.env_id.rpartition("/")[2], str(preset.max_turns), preset.channel, preset.reading]
-        cells += [preset.observation_role, preset.memory, "shown" if preset.show_admissible else "-"]
-        rows.append([*cells, preset.on_invalid, f"{preset.tool}({preset.argument})"])
+        listed = preset.show_admissible or (preset.prompts is not None and preset.env_id != SEARCH)
+        cells += [preset.observation_role, preset.memory, "shown" if listed else "-", preset.on_invalid]
+        numbers: tuple[float | None, ...] = (
+            preset.temperature,
+            preset.samples,
+            preset.max_new_tokens,
+        )
+        cells += ["-" if value is None else f"{value:g}" for value in numbers]
+        cost = preset.train_kwargs.get("invalid_cost")
+        cells += ["-" if preset.thinking == "auto" else preset.thinking, "-" if cost is None else f"{cost:g}"]
+        rows.append([*cells, f"{preset.tool}({preset.argument})"])
     return header, rows

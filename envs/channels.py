@@ -4,6 +4,8 @@
     (verb tags)    <think>I need the author.</think><search>who wrote Hamlet</search>
     ToolChannel    <tool_call>{"name": "alfworld_step", "arguments": {"action": "open door 1"}}</tool_call>
 
+    VerlAgentChannel   the same tags, read as verl-agent reads them
+
 `make_channel` finds a channel by name. Reading a response never raises and takes time linear in its length.
 """
 
@@ -22,15 +24,19 @@ from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
 
+VERL_AGENT = "text:verl-agent"
+"""Name of the channel that reads as verl-agent does."""
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What was read from a response. Exactly one of `action` and `reason` is None."""
+    """What was read from a response. An action with a `reason` was read although the response has not the form."""
 
     action: str | None = None
     thought: str | None = None
     reason: str | None = None
-    """Why no action could be read, as a sentence for the agent."""
+    """Why no action could be read, or why the response has not the form, as a sentence for the agent."""
 
 
 class Channel(Protocol):
@@ -212,18 +218,102 @@ class ToolChannel:
         return (action, None) if action or may_be_empty else (None, f"the argument {wanted} is empty")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlAgentChannel:
+    """Tags as verl-agent reads them: whatever a response holds, something of it is played.
+
+    - One tag: everything is lower-cased, and the action stands between the first `<action>` and the first `</action>`.
+      Without both, the last characters of the response are the action (30; in WebShop 20, `ToolSpec.tail`). The
+      response has the form if it has both tags, `<think>` and `</think>`, and no Chinese character.
+    - Search: the response is cut at its first `</search>`, else at its first `</answer>`. The first search counts, else
+      the first answer; tags may be in any letter case. The response has the form if it has one of the two, once.
+
+    Nothing but the end of the response ends it: verl-agent stops at no text.
+    """
+
+    tool: ToolSpec
+    name: str = VERL_AGENT
+    thoughts: Thoughts = THINK
+    stop_text: tuple[str, ...] = ()
+
+    def parse(self, response: str) -> Parsed:
+        text = printable(response)
+        thought = text.partition("<think>")[2].partition("</think>")[0].strip() or None
+        if len(self.tool.tags) > 1:
+            return self._parse_verb(text, thought)
+        lower = text.lower()
+        start, end = lower.find("<action>"), lower.find("</action>")
+        if start < 0 or end < 0:
+            return Parsed(
+                action=lower[-self.tool.tail :], thought=thought, reason="the response has no <action>...</action>"
+            )
+        reason = None
+        if "<think>" not in text or "</think>" not in text:
+            reason = "the response has no <think>...</think>"
+        elif _CHINESE.search(text):
+            reason = "the response has Chinese characters"
+        return Parsed(action=lower[start + len("<action>") : end].strip(), thought=thought, reason=reason)
+
+    def _parse_verb(self, text: str, thought: str | None) -> Parsed:
+        said = _any_case(self.tool.tags).sub(lambda found: found[0].lower(), text)
+        # it is cut at tags in lower case alone
+        action = next(filter(None, (first_of(cut(text, self.tool.tags), tag) for tag in self.tool.tags)), None)
+        counts = [said.count(f"<{tag}>") for tag in self.tool.tags]
+        wanted = " or ".join(f"<{tag}>...</{tag}>" for tag in self.tool.tags)
+        if action is None:
+            return Parsed(thought=thought, reason=f"the response has no {wanted}")
+        reason = f"the response has more than one {wanted}" if sum(counts) > 1 else None
+        return Parsed(action=action, thought=thought, reason=reason)
+
+    def format(self, action: str, thought: str | None = None) -> str:
+        # an empty thought has the form, too
+        body = action.strip() if len(self.tool.tags) > 1 else tagged("action", action)
+        response = f"{THINK.write(thought or '')}{body}"
+        parsed, wanted = self.parse(response), action.strip()
+        if parsed.reason is not None or (parsed.action or "").casefold() != wanted.casefold():
+            raise TurngymError(f"the {self.name} channel cannot carry the action {action[:200]!r}")
+        return response
+
+    def instructions(self, tool: ToolSpec) -> str:
+        forms = [f"<think>your thoughts</think>{form}" for form in tool.templates] if len(tool.tags) > 1 else []
+        forms = forms or [
+            f"<think>your thoughts</think><action>{tool.examples[0] if tool.examples else '...'}</action>"
+        ]
+        return "Answer each turn with a thought and one action between tags:\n" + "\nor\n".join(forms)
+
+
+def first_of(text: str, tag: str) -> str | None:
+    """The first `<tag>...</tag>` in `text` in canonical form, whatever the letter case of its tags; None without."""
+    folded = _any_case((tag,)).sub(lambda found: found[0].lower(), text)
+    found = next(blocks(folded, tag), None)
+    return None if found is None else tagged(tag, found)
+
+
+@lru_cache(maxsize=16)
+def _any_case(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"</?(?:{'|'.join(map(re.escape, tags))})>", re.IGNORECASE)
+
+
 def make_channel(name: str, tool: ToolSpec) -> Channel:
     """The channel called `name`: `text` or `tool`, or `tool:DIALECT` for another dialect (`tool:llama`).
 
-    `text:STYLE` is for families that mark thoughts in their own way (`turngym.envs.tool_calls.STYLES`). Raises
-    TurngymError for other names.
+    `text:STYLE` is for families that mark thoughts in their own way (`turngym.envs.tool_calls.STYLES`),
+    `text:verl-agent` reads as that harness does. Raises TurngymError for other names.
     """
     kind, _, dialect = name.partition(":")
+    if name == VERL_AGENT:
+        return VerlAgentChannel(tool=tool)
     if kind == "text" and (not dialect or dialect in STYLES):
         return TextChannel(tags=tool.tags, name=name, thoughts=STYLES.get(dialect, THINK))
     if kind == "tool":
         return ToolChannel(tool=tool, dialect=find_dialect(dialect) if dialect else HERMES)
-    valid = ["text", "tool", *(f"text:{style}" for style in STYLES), *(f"tool:{known}" for known in DIALECTS)]
+    valid = [
+        "text",
+        "tool",
+        VERL_AGENT,
+        *(f"text:{style}" for style in STYLES),
+        *(f"tool:{known}" for known in DIALECTS),
+    ]
     raise TurngymError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
 
 

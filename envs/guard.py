@@ -30,7 +30,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     - `reject`: the reason, the nearest possible action and (with `list_admissible`) all of them; reward 0
     - `penalize`: the same, with reward `penalty`
-    - `noop`: the environment's own "Nothing happens."; reward 0
+    - `noop`: the environment's own "Nothing happens."; reward 0. This is the rule of ALFWorld and WebShop themselves.
+      An action that was read although the response has not the channel's form (`Parsed.reason`) is played
     - `terminate`: the reason, and the episode ends; reward 0
 
     After `max_turns` turns of the agent the episode is truncated (None: no limit). `info["turn"]` counts the agent's
@@ -38,6 +39,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     With `show_admissible`, every observation that waits for an answer ends with the list of possible actions, one a
     line; refusals then do not list them again. Environments with open actions have no such list.
+
+    `invalid_cost` is taken from the reward of every turn whose response is malformed.
 
     `reading` says how much a response is forgiven (`turngym.envs.reading`). With another one than `strict`, `info` has
     the key `reading`: by which one the action was found, None before the first turn.
@@ -53,6 +56,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         list_admissible: bool = True,
         show_admissible: bool = False,
         reading: Reading = "strict",
+        invalid_cost: float = 0.0,
     ) -> None:
         RecordConstructorArgs.__init__(
             self,
@@ -63,6 +67,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             list_admissible=list_admissible,
             show_admissible=show_admissible,
             reading=reading,
+            invalid_cost=invalid_cost,
         )
         gym.Wrapper.__init__(self, env)
         base = env.unwrapped
@@ -80,6 +85,9 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         # checked even if it is not used, so that a mistake does not wait for another policy
         penalty = finite("penalty", penalty)
         self.penalty = penalty if on_invalid == "penalize" else 0.0
+        self.invalid_cost = finite("invalid_cost", invalid_cost)
+        if self.invalid_cost < 0:
+            raise TurngymError(f"invalid_cost is {invalid_cost!r}; it is taken from a reward: 0 or more")
         self.list_admissible = list_admissible
         self.show_admissible = show_admissible
         self.reading: Reading = checked_choice("reading", reading, get_args(Reading))
@@ -107,13 +115,20 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if parsed.action is None:
             return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.", None)
         canonical = self.base.canonical(parsed.action)
+        malformed = parsed.reason is not None
+        if malformed and self.on_invalid != "noop":
+            return self._answer(Verdict.MALFORMED, canonical, f"Malformed: {parsed.reason}.", found)
         reason = self.base.check(canonical)
         if reason is not None:
-            return self._answer(Verdict.INADMISSIBLE, canonical, f"Invalid action: {reason}.", found)
+            verdict = Verdict.MALFORMED if malformed else Verdict.INADMISSIBLE
+            return self._answer(verdict, canonical, f"Invalid action: {reason}.", found)
         observation, reward, terminated, truncated, info = self.env.step(canonical)
         # float() reads numbers from text
         if isinstance(reward, str | bytes):
             raise EnvBackendError(f"the environment's reward is {reward!r:.80}; it must be a number")
+        if malformed:
+            info["verdict"] = Verdict.MALFORMED.value
+            reward = float(reward) - self.invalid_cost
         return self._count(observation, float(reward), terminated, truncated, self._noted(info, found))
 
     def close(self) -> None:
@@ -198,7 +213,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         observation = self.base.invalid_observation if self.on_invalid == "noop" else self._advice(reason, action)
         if self.base.render_mode is not None:
             self.base.show(observation, action or "")
-        return self._count(observation, self.penalty, self.on_invalid == "terminate", False, info)
+        cost = self.invalid_cost if verdict is Verdict.MALFORMED else 0.0
+        return self._count(observation, self.penalty - cost, self.on_invalid == "terminate", False, info)
 
     def _shown(self) -> str:
         """Returns `listing`, and prints it if the environment prints its frames."""

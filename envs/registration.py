@@ -56,6 +56,7 @@ def make_env(
     list_admissible: bool = True,
     show_admissible: bool = False,
     reading: Reading = "strict",
+    invalid_cost: float = 0.0,
     tool_name: str | None = None,
     tool_argument: str | None = None,
     **options: Any,
@@ -81,6 +82,7 @@ def make_env(
         list_admissible=list_admissible,
         show_admissible=show_admissible,
         reading=reading,
+        invalid_cost=invalid_cost,
     )
 
 

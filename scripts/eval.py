@@ -28,6 +28,7 @@ from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import Count, Length, Seed, json_object
 from turngym.envs.core.tables import print_table
+from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 from turngym.scripts.options import list_presets, parse, say_channel
 
@@ -53,8 +54,8 @@ class EvalOptions:
     player: Annotated[AgentOptions, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes] = field(
         default_factory=AgentOptions
     )
-    samples: Count = 4
-    """Episodes per task."""
+    samples: Count | None = None
+    """Episodes per task; by default the preset's, else 4."""
     out: Path | None = None
     """Folder for results.json, trace.jsonl and config.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: int = 0
@@ -68,6 +69,9 @@ class EvalOptions:
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     max_turns: Length | None = None
     """Turns before an episode is cut; by default the preset's limit, else the panel's, else the environment's (50)."""
+    on_invalid: OnInvalid | None = None
+    """What an invalid action does: `noop` as the environment itself, `reject` with the reason and what is possible,
+    `penalize`, `terminate`; by default the preset's, else the panel's, else the environment's."""
     show_admissible: Literal["on", "off"] | None = None
     """Whether every observation ends with the list of admissible actions; by default as the preset says, else not."""
     reading: Reading | None = None
@@ -101,6 +105,8 @@ def main(argv: Sequence[str]) -> int:
         say_channel(options.player)
     result = run(options, command=("turngym", "eval", *argv)) if options.rescore is None else again(options)
     print_table(result.table(), title=result.title)
+    if result.departs:
+        print(result.departs)
     if result.settings.get("chat"):
         print(result.settings["chat"])
     for text in result.hints():
@@ -131,7 +137,8 @@ def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
     shown: dict[str, Any] = (
         {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
     )
-    shown |= {} if options.reading is None else {"reading": options.reading}
+    for name in ("reading", "on_invalid"):
+        shown |= {} if (value := getattr(options, name)) is None else {name: value}
     result = evaluate(
         options.panel,
         options.player.agent,

@@ -154,7 +154,7 @@ def of_run(table: Mapping[str, Any]) -> PlanOptions:
         work["eval_episodes"] = 0
     elif panel := table.get("panel"):
         tasks = load_panel(panel).tasks[: table.get("eval_limit")]
-        work["eval_episodes"] = len(tasks) * table.get("eval_samples", 4)
+        work["eval_episodes"] = len(tasks) * (table.get("eval_samples") or 4)
     student, teacher = table.get("student", "1.7B"), table.get("teacher")
     return PlanOptions(student=str(student), teacher=None if teacher is None else str(teacher), work=Workload(**work))
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from turngym.agents.evaluation.play_episodes import config_beside
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.conversation import Memory, PastTurn, chat_messages, without
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.conversation import PastTurn, chat_messages, without
 from turngym.envs.channels import split_thought
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
@@ -59,6 +60,8 @@ class Prompts:
     memory: str | None = None
     """What an agent without token ids was shown of past turns (`Memory`); None: as `preset` says, else all."""
     preset: str | None = None
+    prompts: str | None = None
+    """The templates of the memory `verl-agent:N`; None: as `preset` says."""
 
     @classmethod
     def of(cls, trace: Path, tokenizer: str | None = None) -> Prompts:
@@ -69,7 +72,8 @@ class Prompts:
         if tokenizer is None and folder and (user_path(folder) / "tokenizer_config.json").is_file():
             tokenizer = str(user_path(folder))
         decode = None if tokenizer is None else load_decoder(tokenizer)
-        return cls(decode=decode, memory=settings.get("memory"), preset=settings.get("preset"))
+        named = {name: settings.get(name) for name in ("memory", "preset", "prompts")}
+        return cls(decode=decode, **named)
 
     def whole(self, episode: Episode, turn: Turn) -> str:
         """The prompt of a turn. Raises TurngymError where its ids are recorded and no tokenizer is known."""
@@ -106,6 +110,8 @@ class Prompts:
         first = episode.turns[0]
         task = without(first.observation, listed(first.admissible or ()))
         preset = find_preset(self.preset, episode.task.env_id)
-        memory = Memory(self.memory or (preset.memory if preset else "all"))
-        said = chat_messages(memory, episode.system or "", task, past, turn.observation)
+        named = self.memory or (preset.memory if preset else "all")
+        prompts = self.prompts or (preset.prompts if preset and named.startswith("verl-agent:") else None)
+        memory = ChatSettings(**ChatSettings().memory_of(named, prompts, episode.task.env_id)).remembers
+        said = chat_messages(memory, episode.system or "", task, past, turn.observation, turn.admissible)
         return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in said)

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
-from turngym.agents.evaluation.evaluate import AGENT_FACING, PanelEvaluation, check_panel, eval_note
+from turngym.agents.evaluation.evaluate import AGENT_FACING, SAMPLES, PanelEvaluation, check_panel, eval_note
+from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
@@ -28,11 +29,12 @@ from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
+from turngym.agents.options import TEMPERATURE
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
-from turngym.agents.presets import find_preset
+from turngym.agents.presets import Preset, find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe, renderer_of
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
@@ -109,7 +111,7 @@ class StudentRollouts:
         settings = ChatSettings.load(run.folder)
         if self._preset is not None:
             settings = self._preset.settings(settings, self._env_kwargs)
-        self.settings = config.chat.applied(settings)
+        self.settings = config.chat.applied(settings, play.env_id)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
@@ -209,7 +211,7 @@ class StudentRollouts:
 
     def _maker(self, **more: Any) -> MakeEnv:
         """Makes the environment that is trained on."""
-        preset = {} if self._preset is None else self._preset.make()
+        preset = {} if self._preset is None else self._preset.make(training=True)
         run: dict[str, Any] = {"max_turns": self.run.max_turns}
         if self.config.play.split is not None:
             run["split"] = self.config.play.split
@@ -255,7 +257,11 @@ class StudentRollouts:
             return None
         play, panel = self.config.play, self._panel
         kwargs = self._eval_kwargs(panel)
-        chat, temperature = self._learner.settings, play.eval_temperature
+        chat, preset = self._learner.settings, find_preset(play.preset, panel.env_id)
+        own = (None, None) if preset is None else (preset.temperature, preset.samples)
+        heats, counts = (play.eval_temperature, own[0], TEMPERATURE), (play.eval_samples, own[1], SAMPLES)
+        temperature = next(heat for heat in heats if heat is not None)
+        samples = next(count for count in counts if count is not None)
         scoring = probe(panel.env_id, {**kwargs, **self._data}).scoring
         if why := scoring.get("approximate"):
             print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
@@ -263,7 +269,7 @@ class StudentRollouts:
             panel,
             env_maker(panel.env_id, **{**kwargs, "channel": self.settings.channel, **self._data}),
             self._learner.agent(temperature),
-            samples=play.eval_samples,
+            samples=samples,
             limit=play.eval_limit,
             temperature=temperature,
             seed=self.run.seed,
@@ -271,9 +277,29 @@ class StudentRollouts:
             system=chat.system,
             # the channel as `evaluate` records it: without it nobody could play the responses again
             settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs), **scoring},
+            about=departures(
+                panel,
+                preset,
+                kwargs,
+                played=self._told(chat, preset),
+                channel=chat.channel,
+                temperature=temperature,
+                samples=samples,
+                limit=play.eval_limit,
+                scoring=scoring,
+            ),
             play=self._play,
         )
         return PanelEvaluation(evaluation, self.run.out / "eval")
+
+    def _told(self, chat: ChatSettings, preset: Preset | None) -> dict[str, Any]:
+        """How the student is spoken to, as fields of `AgentOptions`; default limits are left out."""
+        thinking = {None: "auto", True: "on", False: "off"}[chat.thinking]
+        told = {"system": chat.system, "observation_role": chat.observation_role, "memory": chat.memory}
+        prompts = self.config.chat.prompts or (None if preset is None else preset.prompts)
+        limits = {"max_new_tokens": chat.max_new_tokens, "max_context": chat.max_context}
+        short = {name: value for name, value in limits.items() if value != getattr(ChatSettings(), name)}
+        return {**told, "thinking": thinking, "prompts": prompts, "examples": self.config.few_shots.examples, **short}
 
     @property
     def _held_out(self) -> Sequence[Task]:

@@ -58,10 +58,10 @@ class PlayConfig:
     list` shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
     panel: str | None = None
     """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
-    eval_samples: Count = 4
-    """Episodes per task of an evaluation (Avg@n)."""
-    eval_temperature: float = 0.85
-    """Sampling temperature of evaluations."""
+    eval_samples: Count | None = None
+    """Episodes per task of an evaluation (Avg@n). By default the preset's, else 4."""
+    eval_temperature: float | None = None
+    """Sampling temperature of evaluations. By default the preset's, else 0.85."""
     eval_limit: Length | None = None
     """Evaluate on so many tasks. They are the first ones of the panel."""
     traces: tuple[Path, ...] = ()
@@ -90,8 +90,9 @@ class ChatConfig:
     """How the student is spoken to, where that differs from what its folder's turngym.json says."""
 
     channel: str | None = None
-    """How actions are written. `text`, in tags, or `tool`, as a tool call in the words of the model's family
-    (`tool:DIALECT` names them); by default as the student's folder says, else text."""
+    """How actions are written. `text`, in tags, `text:verl-agent`, in tags that are read as verl-agent reads them, or
+    `tool`, as a tool call in the words of the model's family (`tool:DIALECT` names them); by default as the student's
+    folder says, else text."""
     thinking: Literal["on", "off"] | None = None
     """Thinking switch of the chat template. By default as the student's folder says, else the template's default."""
     observation_role: Literal["user", "tool"] | None = None
@@ -99,7 +100,11 @@ class ChatConfig:
     more of the past for."""
     memory: str | None = None
     """What a turn's prompt holds of the episode. `all`, `window:N` (the task and the last N turns), `react` (a
-    transcript), which make every turn a segment of its own; by default as the student's folder says, else all."""
+    transcript), `verl-agent:N` (the templates of --prompts with the last N turns), which make every turn a segment of
+    its own; by default as the student's folder says, else all."""
+    prompts: str | None = None
+    """Templates of --memory verl-agent:N. `own` (our words), or the folder of a checkout of verl-agent or of a fork of
+    it, whose texts are read and never run. They are kept in the student's turngym.json."""
     max_new_tokens: Length | None = None
     """Most tokens of one response. By default as the student's folder says, else 512."""
     max_context: Length | None = None
@@ -107,12 +112,12 @@ class ChatConfig:
     system: str | None = None
     """System message. By default as the student's folder says, else the instructions of environment and channel."""
 
-    def applied(self, settings: ChatSettings) -> ChatSettings:
-        """`settings` with what is given here on top."""
+    def applied(self, settings: ChatSettings, env_id: str) -> ChatSettings:
+        """`settings` with what is given here on top, for a student that plays `env_id`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         if self.thinking is not None:
             given["thinking"] = self.thinking == "on"
-        return replace(settings, **given)
+        return replace(settings, **given | settings.memory_of(self.memory, self.prompts, env_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,7 @@ class EndpointAgent:
         thinking: Literal["auto", "on", "off"] = "auto",
         max_tokens: int | None = None,
         max_context: int | None = None,
-        memory: str = "all",
+        memory: Memory = ALL,
         parallel: int = 64,
         examples: Sequence[Example] = (),
     ) -> None:
@@ -176,7 +176,7 @@ class EndpointAgent:
         self.temperature, self.memory, self.max_context = temperature, memory, max_context
         self.max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
         self.name = f"openai {model}"
-        self._parallel, self._memory = parallel, Memory(memory)
+        self._parallel = parallel
         self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
         groups = by_category(examples)
         self._reasoning = options.reasoning_back == "send"
@@ -192,8 +192,10 @@ class EndpointAgent:
         """A hash of everything that changes answers; the endpoint's address is not part of it."""
         known = {name: getattr(self, name) for name in ("model", "temperature", "max_tokens", "max_context", "extra")}
         known |= {name: getattr(self.options, name) for name in ("send_stop", "send_seed", "reasoning_back")}
-        if self.memory != "all":
-            known["memory"] = self.memory
+        if self.memory != ALL:
+            known["memory"] = self.memory.name
+        if self.memory.templates is not None:
+            known["prompts"] = self.memory.templates.sha256
         if self._sampled_fields:
             known["sampled"] = self._sampled_fields
         return content_hash({"engine": "openai", **known, "channel": self.channel.name, "system": system})[:16]
@@ -222,7 +224,7 @@ class EndpointAgent:
                     f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
                     f"{theirs!r}: make both with the same channel"
                 )
-            transcript_of(conversation, self._memory, self._examples)
+            transcript_of(conversation, self.memory, self._examples)
         loop, client = self._open()
         together = Together(len(waiting))
         return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
@@ -333,7 +335,7 @@ class EndpointAgent:
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
         # with a limited memory the next prompt does not contain the answer, and is about as long as this one
-        grown = used.completion_tokens if self.memory == "all" else 0
+        grown = used.completion_tokens if self.memory == ALL else 0
         conversation.memory[TOKENS] = used.prompt_tokens + grown
         seen = conversation.memory.setdefault(SEEN, Seen())
         if seen.cut(used.prompt_tokens, conversation.memory[TRANSCRIPT].characters):
@@ -368,7 +370,9 @@ def transcript_of(
         transcript = Transcript(examples=of_category(examples, conversation.task.category))
         conversation.memory[TRANSCRIPT] = transcript
     if transcript.observed == conversation.turn:
-        prompt = memory.prompt(conversation.statement, conversation.past, conversation.observation)
+        prompt = memory.prompt(
+            conversation.statement, conversation.past, conversation.observation, conversation.admissible
+        )
         if prompt is not None:
             transcript.forget()
         transcript.observe(conversation.system, conversation.observation if prompt is None else prompt)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
@@ -31,6 +32,8 @@ from turngym.envs.core.task import ToolSpec
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
 
+SAMPLES = 4
+"""Episodes per task of an evaluation where nobody says otherwise."""
 AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
 """Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
 what is trained on; a panel brings its own."""
@@ -41,9 +44,9 @@ def evaluate(
     agent: str | Agent | OpenedAgent = "expert",
     *,
     preset: str | Preset | None = None,
-    samples: int = 4,
+    samples: int | None = None,
     seed: int = 0,
-    temperature: float = 0.85,
+    temperature: float | None = None,
     slots: int = 64,
     out: str | Path | None = None,
     limit: int | None = None,
@@ -65,9 +68,9 @@ def evaluate(
             `package.module:name`), or an agent object.
         preset: name of a published set-up of the panel's environment (docs/presets.md). Explicit arguments override
             its values, and its values override the panel's.
-        samples: episodes per task.
+        samples: episodes per task; by default the preset's, else 4.
         seed: the same seed gives the same episodes for any `slots` and `workers`.
-        temperature: at which a model samples; 0 is greedy.
+        temperature: at which a model samples; 0 is greedy. By default the preset's, else 0.85.
         slots: episodes played, and requests generated, at a time.
         out: folder for results.json, trace.jsonl and config.toml (the settings, which `turngym eval --config` reads);
             an interrupted evaluation is resumed if it is called again with the same folder.
@@ -104,7 +107,7 @@ def evaluate(
             workers=workers,
             servers=servers,
         )
-        opened = ready.opened
+        opened, samples = ready.opened, ready.samples(samples)
         # an evaluation that shows how its own tasks are done would measure copying
         assert_disjoint(opened.examples.tasks, panel.tasks)
         scoring = _opened(panel, env_maker(panel.env_id, **ready.kwargs)(), verify)
@@ -132,6 +135,7 @@ def evaluate(
                     **({"chat": opened.chat} if opened.chat else {}),
                     **({} if ready.preset is None else {"preset_values": ready.preset.values}),
                     **eval_overrides(panel, ready.kwargs),
+                    **ready.departs(panel, samples, limit, scoring),
                 },
                 progress=progress,
                 play=play,
@@ -147,12 +151,16 @@ class Prepared:
 
     env: str
     preset: Preset | None
+    given: Mapping[str, Any]
+    """Explicit arguments of gym.make."""
     overrides: Mapping[str, Any]
     """Explicit arguments of gym.make and those of the preset, without those of a panel."""
     kwargs: Mapping[str, Any]
     """All arguments of gym.make."""
     player: Mapping[str, Any]
     """Settings of the agent as they were given, for the configuration file."""
+    played: Mapping[str, Any]
+    """Settings of the agent with those of the preset."""
     opened: OpenedAgent
     workers: WorkerOptions
 
@@ -164,6 +172,27 @@ class Prepared:
     def workload(self, episodes: int) -> Workload:
         """What `--workers auto` decides by."""
         return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
+
+    def samples(self, given: int | None) -> int:
+        """Episodes per task: as given, else the preset's, else 4."""
+        own = None if self.preset is None else self.preset.samples
+        return next(count for count in (given, own, SAMPLES) if count is not None)
+
+    def departs(
+        self, panel: Panel, samples: int, limit: int | None, scoring: Mapping[str, str]
+    ) -> dict[str, list[str]]:
+        """What an evaluation on `panel` does otherwise than the original, as its records have it."""
+        return departures(
+            panel,
+            self.preset,
+            self.kwargs,
+            played={**self.played, "memory": self.opened.memory},
+            channel=self.opened.channel,
+            temperature=self.opened.temperature,
+            samples=samples,
+            limit=limit,
+            scoring=scoring,
+        )
 
     @property
     def preset_note(self) -> dict[str, Any]:
@@ -194,9 +223,11 @@ def prepare(
     return Prepared(
         env=env,
         preset=named,
+        given=given,
         overrides=overrides,
         kwargs=kwargs,
         player=settings,
+        played=played,
         opened=as_opened(agent, played, lambda: probe(env, kwargs), servers),
         workers=WorkerOptions.of(workers),
     )
@@ -208,6 +239,7 @@ def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any
     made = redacted({name: overrides[name] for name in sorted(overrides) if name != "data"})
     known = {"channel": opened.channel, "player": opened.player, "model": opened.fingerprint, "dtype": opened.dtype}
     known["examples"] = opened.examples.identity
+    known["prompts"] = opened.prompts
     return {"make": made, **{name: value for name, value in known.items() if value is not None}}
 
 

@@ -84,7 +84,7 @@ def play_episodes(
     samples: int = 1,
     seed: int = 0,
     depth: int | None = None,
-    temperature: float = 0.85,
+    temperature: float | None = None,
     slots: int = 64,
     out: str | Path | None = None,
     append: bool = False,
@@ -106,7 +106,7 @@ def play_episodes(
         samples: episodes per task.
         seed: the same seed gives the same episodes for any `slots` and `workers`.
         depth: end every episode after this many turns as `truncated_depth`.
-        temperature: at which a model samples; 0 is greedy.
+        temperature: at which a model samples; 0 is greedy. By default the preset's, else 0.85.
         slots: episodes played, and requests generated, at a time.
         out: trace file (JSON lines), with the settings beside it in NAME.config.toml (which `turngym rollout --config`
             reads); an existing file is refused unless `append`.

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
-from turngym.agents.evaluation.results import episode_row, results_json, write_results
+from turngym.agents.evaluation.original import departs_line
+from turngym.agents.evaluation.results import BESIDE, DEPARTS, episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
     APPROXIMATE,
     EpisodeOutcome,
@@ -187,6 +188,7 @@ class EvalResult:
         what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
         what += "" if limit is None else f", first {limit} tasks" if limit > 1 else ", first task"
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
+        what += f" but {', '.join(beside)}" if (beside := self.settings.get(BESIDE)) else ""
         own, made = self.settings.get("panel_max_turns"), self.settings.get("make", {})
         what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
         what += f", reading {made['reading']}" if "reading" in made else ""
@@ -198,13 +200,19 @@ class EvalResult:
             "" if heat is None else f", temperature {heat:g}"
         )
 
+    @property
+    def departs(self) -> str:
+        """One line that says in what this is not the original's protocol; "" where no original is known."""
+        return departs_line(self.settings.get(DEPARTS), self.settings.get("preset"))
+
     def hints(self) -> list[str]:
         """What may help where answers were cut or could not be read."""
         ended = (item for item in self.episodes if not item.status.is_error)
         return hints(self.scores, ended, self.settings.get("channel"), self.settings.get("make"))
 
     def __str__(self) -> str:
-        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.hints())
+        said = [*([self.departs] if self.departs else []), *self.hints()]
+        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in said)
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""

@@ -14,11 +14,15 @@ from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2
+DEPARTS = "departs"
+"""Setting that lists what an evaluation does otherwise than the original (`original.departures`)."""
+BESIDE = "beside"
+"""Setting that lists the part of it that was given beside a preset."""
 AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
 """Settings at the top level of every results file; the others are under `settings`."""
-ABOUT = ("chat", "preset_values", "panel_max_turns")
+ABOUT = ("chat", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
 """Names in `Episode.meta` that are recorded, but may differ between calls that play into one trace."""
 EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""

@@ -408,7 +408,7 @@ def hints(
             f"--channel {'text' if called else 'tool'}",
             *([] if made.get("reading") == "lenient" else ["--reading lenient"]),
             "--examples FILE",
-            *([] if made.get("on_invalid") == "reject" else ['--env-kwargs \'{"on_invalid": "reject"}\'']),
+            *([] if made.get("on_invalid") == "reject" else ["--on-invalid reject"]),
         ]
         said.append(
             f"{100 * malformed:.0f} % of the answers could not be read as an action. Expected is {expected}. Instead, "

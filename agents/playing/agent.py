@@ -89,7 +89,7 @@ class Conversation:
 
     def messages(self, memory: Memory = ALL) -> list[dict[str, str]]:
         """The prompt of this turn as chat messages, for agents that take text."""
-        return chat_messages(memory, self.system, self.statement, self.past, self.observation)
+        return chat_messages(memory, self.system, self.statement, self.past, self.observation, self.admissible)
 
     def rng(self, *purpose: int) -> np.random.Generator:
         """This turn's own random stream (one per `purpose`); the same whatever else is being played."""
@@ -164,7 +164,9 @@ class ResponseWriter:
         if thread is not None and thread.awaiting:
             return thread
         observation = conversation.observation
-        prompt = self.renderer.memory.prompt(conversation.statement, conversation.past, observation)
+        prompt = self.renderer.memory.prompt(
+            conversation.statement, conversation.past, observation, conversation.admissible
+        )
         if thread is None:
             first = observation if prompt is None else prompt
             conversation.thread = self.renderer.open(conversation.system, first, conversation.task.category)

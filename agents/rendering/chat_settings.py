@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, ChatTemplate, RenderError
 from turngym.agents.rendering.conversation import Example, Memory
+from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_limits import TRUSTED
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.files import FILE as SUMS
 from turngym.envs.core.settings import from_table
-from turngym.envs.core.task import ToolSpec
+from turngym.envs.core.task import ToolSpec, plain_id
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
 from turngym.retrieval.user_files import read_text
@@ -53,22 +54,49 @@ class ChatSettings:
     """`append` keeps earlier thoughts even if the template would drop them, so an episode is one segment."""
     memory: str = "all"
     """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
-    transcript). With the last two every turn is a segment of its own."""
+    transcript), `verl-agent:N` (`prompts` with the last N turns). With all but the first every turn is a segment of its
+    own."""
+    prompts: tuple[str, str, str] | None = None
+    """The templates of `verl-agent:N`: `alfworld`, `webshop` or `search`, the first turn's, and that of later ones."""
     max_new_tokens: int = 512
     """Most ids of one response."""
     max_context: int | None = None
     """Most ids of prompt and response together; by default what the model allows."""
 
     def __post_init__(self) -> None:
-        Memory(self.memory)
+        self.remembers  # noqa: B018 refuses what cannot be meant
+
+    @property
+    def remembers(self) -> Memory:
+        """`memory` with its templates."""
+        if self.prompts is None:
+            return Memory(self.memory)
+        kind, first, later = self.prompts
+        return Memory(self.memory, PromptTemplates(kind=kind, first=first, later=later))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that a run's identity records; `memory` counts only if it is not `all`."""
+        """The settings that a run's identity records; `memory` counts only if it is not `all`, `prompts` by hash."""
         values = asdict(self)
         if self.memory == "all":
             del values["memory"]
-        return values
+        del values["prompts"]
+        templates = self.remembers.templates
+        return values if templates is None else {**values, "prompts": templates.sha256[:16]}
+
+    def memory_of(self, memory: str | None, prompts: str | None, env_id: str) -> dict[str, Any]:
+        """The fields `memory` and `prompts` with what `--memory` and `--prompts` say; as they are for None.
+
+        Raises AgentError for templates of another environment than `env_id`.
+        """
+        memory = memory or self.memory
+        known = self.prompts if memory.startswith("verl-agent:") else None
+        if prompts is not None:
+            read = read_templates(prompts, env_id)
+            known = read.kind, read.first, read.later
+        elif known is not None and known[0] != NAMES.get(plain_id(env_id)):
+            raise AgentError(f"the model's prompts are of {known[0]}, it plays {env_id}: give others (--prompts own)")
+        return {"memory": memory, "prompts": known}
 
     def save(self, folder: str | Path) -> Path:
         """Write `turngym.json` into the model's folder."""
@@ -211,7 +239,7 @@ def open_renderer(
         stop_ids=stop_ids,
         dialect=channel.dialect if called else None,
         thoughts=channel.dialect.thoughts if called else channel.thoughts,
-        memory=Memory(settings.memory),
+        memory=settings.remembers,
         examples=examples,
     )
 

@@ -3,7 +3,7 @@
 - `ContentAnswers` and `StructuredAnswers`: a response becomes a message of the chat template, either as plain content
   or split into thought, content and tool call.
 - `Memory`: which part of an episode is shown at a turn; the whole conversation (`all`), or one prompt a turn that holds
-  the last N turns (`window:N`) or a transcript (`react`).
+  the last N turns (`window:N`, `verl-agent:N`) or a transcript (`react`).
 - `TokenHistory`: the token ids of one conversation, an append-only buffer per segment.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.envs.core.episode import Span, Turn
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
@@ -26,7 +27,7 @@ Message = dict[str, Any]
 T = TypeVar("T")
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Message keys under which templates look for a thought."""
-WINDOW = re.compile(r"window:[0-9]{1,6}")
+WINDOW = re.compile(r"(?:window|verl-agent):[0-9]{1,6}")
 NO_ACTION = "(no action could be read)"
 
 
@@ -174,32 +175,53 @@ class Memory:
 
     - `all`: the whole conversation, every observation and every response in a message of its own.
     - `window:N`: one user message a turn, with the task, the last N observations and their actions, and the current
-      observation. Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
+      observation.
+    - `verl-agent:N`: one user message a turn, `templates` filled with the task, the last N observations and their
+      actions, the current observation, and the actions that are admissible now.
     - `react`: one user message a turn, with the first observation, then every thought, action and observation under its
       number. The form is that of ReAct's prompts for questions (docs/presets.md).
 
-    One message a turn has no earlier lists of admissible actions; the first turn's is the first observation alone.
+    One message a turn has no earlier lists of admissible actions; with `window:N` and `react` the first turn's is the
+    first observation alone.
     """
 
     name: str
+    templates: PromptTemplates | None = None
+    """Of `verl-agent:N`."""
 
     def __post_init__(self) -> None:
         if self.name not in ("all", "react") and WINDOW.fullmatch(self.name) is None:
-            hint = did_you_mean(self.name, ("all", "window:2", "react"))
-            raise TurngymError(f"memory {self.name!r} is unknown; valid: all, window:N, react.{hint}")
+            hint = did_you_mean(self.name, ("all", "window:2", "react", "verl-agent:2"))
+            raise TurngymError(f"memory {self.name!r} is unknown; valid: all, window:N, react, verl-agent:N.{hint}")
+        if self.templated != (self.templates is not None):
+            said = "needs templates" if self.templated else "takes no templates"
+            raise TurngymError(
+                f"memory {self.name!r} {said}: --memory verl-agent:N goes with --prompts own|CHECKOUT, which "
+                "--preset verl-agent sets, too"
+            )
 
-    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+    @property
+    def templated(self) -> bool:
+        return self.name.startswith("verl-agent:")
+
+    def prompt(
+        self, task: str, past: Sequence[PastTurn], observation: str, admissible: Sequence[str] | None = None
+    ) -> str | None:
         """The only user message of this turn, or None if the conversation goes on with `observation`.
 
         `task` is the environment's statement of the task, or the first observation if it has none.
         """
         if self.name == "all":
             return None
+        length = self.name.partition(":")[2]
+        if self.templates is not None:
+            said = [(turn.bare, turn.action or "") for turn in past]
+            return self.templates.prompt(int(length), task, said, observation, admissible)
         if not past:
             return observation
         if self.name == "react":
             return _transcript(past, observation)
-        return _window(int(self.name.partition(":")[2]), task, past, observation)
+        return _window(int(length), task, past, observation)
 
 
 def _window(length: int, task: str, past: Sequence[PastTurn], observation: str) -> str:
@@ -224,11 +246,16 @@ ALL = Memory("all")
 
 
 def chat_messages(
-    memory: Memory, system: str, task: str, past: Sequence[PastTurn], observation: str
+    memory: Memory,
+    system: str,
+    task: str,
+    past: Sequence[PastTurn],
+    observation: str,
+    admissible: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
     """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text."""
     opening = [{"role": "system", "content": system}] if system else []
-    prompt = memory.prompt(task, past, observation)
+    prompt = memory.prompt(task, past, observation, admissible)
     if prompt is not None:
         return [*opening, {"role": "user", "content": prompt}]
     said = [

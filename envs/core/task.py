@@ -84,6 +84,8 @@ class ToolSpec:
     """Tags in which the text channel carries an action. With one tag, the action is what stands between the tags. With
     several, the tag is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool then
     means the first of them."""
+    tail: int = 30
+    """Characters at the end of a response without tags that verl-agent plays as the action."""
 
     @property
     def templates(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import string
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class WebShopEnv(TextEnv):
             original's model, and where a shop's are not recorded the built-in list, which is approximate.
         num_prev_obs, num_prev_actions: how many earlier observations and actions stand in front of each observation.
         show_attributes: products have the page Attributes.
+        reward: `score` pays the score of the purchase, `success` 1.0 for a purchase that scores 1.0 and else 0.0.
         oracle_query: whether `expert_action` searches for the product's title or for what the instruction says.
     """
 
@@ -86,6 +87,7 @@ class WebShopEnv(TextEnv):
         argument="action",
         argument_description="search[keywords] or click[label], for example: click[buy now]",
         examples=("search[red running shoes]", "click[b08xyz1234]", "click[buy now]"),
+        tail=20,
     )
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("first-hit", "wander", "oracle-title", "oracle-instruction")
@@ -109,6 +111,7 @@ class WebShopEnv(TextEnv):
         num_prev_obs: int = 0,
         num_prev_actions: int = 0,
         show_attributes: bool = False,
+        reward: Literal["score", "success"] = "score",
         oracle_query: OracleQuery = "title",
         render_mode: str | None = None,
     ) -> None:
@@ -116,6 +119,7 @@ class WebShopEnv(TextEnv):
         self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
         self.quirks = replace(COMPAT[checked_choice("compat", compat, COMPAT)], backdoors=backdoors)
         self.strict_admissible = strict_admissible
+        self._pays = checked_choice("reward", reward, ("score", "success"))
         self.oracle_query: OracleQuery = checked_choice("oracle_query", oracle_query, get_args(OracleQuery))
         self._history = History(num_prev_obs, num_prev_actions)
         self._goal: Goal | None = None
@@ -262,7 +266,9 @@ class WebShopEnv(TextEnv):
             return Outcome(observation=observation, verdict=Verdict.INADMISSIBLE)
         if after.kind == "done":
             marked = f"{observation}\n[WEBSHOP_FINAL_SCORE={self.score:.6f}]"
-            return Outcome(observation=marked, reward=self.score, terminated=True)
+            return Outcome(
+                observation=marked, reward=self.score if self._pays == "score" else float(self.success), terminated=True
+            )
         return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if after == before else Verdict.OK)
 
     def _refusal(self, action: str) -> str | None:

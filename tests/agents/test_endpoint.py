@@ -30,6 +30,7 @@ from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.rendering.conversation import Memory
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import AgentError, TurngymError
@@ -217,7 +218,7 @@ def test_a_window_is_one_message(serve: Any, make_doors: Any, channel: str) -> N
     call = {"id": "c", "type": "function", "function": {"name": "door", "arguments": '{"action": "open door 1"}'}}
     answer = {"content": "Hm.\n<action>open door 1"} if channel == "text" else {"content": None, "tool_calls": [call]}
     fake, make = serve(message=lambda body: answer), make_doors(channel=channel)
-    agent = agent_for(make, fake.url, channel, memory="window:1", max_context=10_000)
+    agent = agent_for(make, fake.url, channel, memory=Memory("window:1"), max_context=10_000)
     (episode,) = rollout([Job(task_id="doors/3", seed=7)], make, agent, max_turns=3)
     assert len(episode.turns) == 3
     assert [[m["role"] for m in body["messages"]] for body in fake.requests] == [["system", "user"]] * 3
@@ -302,7 +303,9 @@ def test_prompts_that_a_server_cuts_are_noticed_once(serve: Any, make_doors: Any
             for episode in rollout(batch, make, agent_for(make, counted(honest).url)):
                 assert episode.meta["usage"]["stalled"] == 0
         # a window's prompts are about as long as each other
-        rollout(batch, make, agent_for(make, counted(lambda body: min(tokens(body), 600)).url, memory="window:1"))
+        rollout(
+            batch, make, agent_for(make, counted(lambda body: min(tokens(body), 600)).url, memory=Memory("window:1"))
+        )
 
 
 def test_answers_that_are_the_models_own_fault(serve: Any, make_doors: Any) -> None:

@@ -229,7 +229,7 @@ def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
 
     with served(FakeOpenAI()) as server:
         options = EndpointOptions(base_url=server.url)
-        agent = EndpointAgent("tiny", options, TEXT, TOOL, memory="window:1", examples=(TWO,))
+        agent = EndpointAgent("tiny", options, TEXT, TOOL, memory=Memory("window:1"), examples=(TWO,))
         rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=3), agent)
     assert len(server.requests) > 1
     for request in server.requests:

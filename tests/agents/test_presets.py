@@ -14,7 +14,7 @@ from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_worl
 from turngym.agents import presets as published
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.evaluate import eval_note
-from turngym.agents.models import load_policy
+from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import probe
@@ -60,12 +60,16 @@ def test_limits_of_table_7_and_the_others() -> None:
 @pytest.mark.parametrize("row", PRESETS, ids=lambda row: f"{row.name}-{row.env_id}")
 def test_every_preset_makes_its_environment_and_says_how_to_act(row: Preset) -> None:
     chat = row.chat(row.make())
+    settings = row.settings(ChatSettings(), row.make())
     env: Any = gym.make(row.env_id, **row.make(), channel=chat["channel"])
     env.reset(seed=0)
     assert (env.max_turns, env.on_invalid, env.tool.name) == (row.max_turns, row.on_invalid, row.tool)
     assert ("\nAdmissible actions:\n- " in env.reset(seed=0)[0]) == row.show_admissible
     system = chat.get("system", env.instructions + env.channel.instructions(env.tool))
     assert "{" not in system
+    if settings.remembers.templates is not None:
+        system += settings.remembers.templates.first
+        assert chat["system"] == ""
     needed = [row.tool] if row.channel == "tool" else [f"</{tag}>" for tag in env.tool.tags]
     assert all(word in system for word in needed)
     assert row.sources
@@ -78,20 +82,28 @@ def test_the_page_has_the_table() -> None:
 
 def test_a_preset_arrives_whole(tmp_path: Path) -> None:
     row = preset("verl-agent", ALFWORLD)
-    result = evaluate(
-        "alfworld-quickstart", student(), preset="verl-agent", max_turns=4, threads=1, out=tmp_path, **FEW
-    )
+    few = {"max_turns": 4, "threads": 1, "limit": 1, "progress": False, "max_new_tokens": 16}
+    result = evaluate("alfworld-quickstart", student(), preset="verl-agent", out=tmp_path, **few)  # type: ignore[arg-type]
+    assert result.settings["samples"] == 1
     (episode,) = result.episodes
     assert episode.system == row.system
     assert len(episode.segments) == episode.depth == 4
-    assert all("\nAdmissible actions:\n- " in turn.observation for turn in episode.turns)
     made = result.settings["make"]
-    assert (made["max_turns"], made["on_invalid"], made["show_admissible"]) == (4, "noop", True)
+    assert (made["max_turns"], made["on_invalid"]) == (4, "noop")
+    assert "invalid_cost" not in made, "evaluations have no cost of form"
+    assert episode.meta["temperature"] == 0.4
+    prompt = load_tokenizer(student().partition(":")[2]).decode(episode.segments[1][: episode.turns[1].prompt_span[1]])
+    assert "You have taken 1 step(s) so far. The last 1 observations, and what you did: [Observation 1: '-=" in prompt
+    assert "These actions are admissible now: ['go to " in prompt
+    assert "<|system|>" not in prompt
     written = json.loads((tmp_path / "results.json").read_text())["settings"]
     assert (written["preset"], written["preset_values"]["make"]["max_turns"]) == ("verl-agent", 50)
-    assert written["preset_values"]["chat"]["memory"] == "window:2"
+    assert written["preset_values"]["chat"]["memory"] == "verl-agent:2"
     assert read_trace(tmp_path / "trace.jsonl")[0][0].meta["preset_sha256"] == row.identity["preset_sha256"]
-    assert "preset verl-agent, max_turns 4 instead of the panel's 24" in result.title
+    said = (
+        "preset verl-agent but 4 turns (50), max_new_tokens 16 (512), max_turns 4 instead of the panel's 24: 1 sample"
+    )
+    assert said in result.title
 
 
 def test_what_is_given_takes_the_place_of_a_value() -> None:
@@ -113,19 +125,21 @@ def test_another_channel_brings_its_own_instructions_and_role() -> None:
     text = row.player({"channel": "text", "system": None, "observation_role": "auto"}, row.make())
     assert (text["channel"], text["system"], text["observation_role"], text["memory"]) == ("text", None, "auto", "all")
     named = {"channel": "text", "system": "Be brief.", "observation_role": "tool"}
-    assert row.player(named, row.make()) == {**named, "memory": "all"}
+    assert row.player(named, row.make()) == {**named, "memory": "all", "temperature": 0.85}
     react = preset("react", ALFWORLD)
     assert react.player({"channel": "tool", "system": None}, react.make()) == {
         "channel": "tool",
         "system": None,
         "memory": "react",
+        "max_new_tokens": 100,
+        "temperature": 0.0,
     }
 
 
 def test_a_models_own_settings_stay_where_the_preset_says_nothing() -> None:
     own = ChatSettings(thinking=True, max_new_tokens=9, system="mine", channel="tool", memory="react")
     found = preset("search-r1", SEARCH).settings(own, {})
-    assert (found.thinking, found.max_new_tokens, found.system) == (True, 9, "mine")
+    assert (found.thinking, found.max_new_tokens, found.system) == (True, 500, "mine")
     assert (found.channel, found.memory) == ("text", "all")
 
 
@@ -251,9 +265,11 @@ def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: p
     result = train("opd", steps=1, preset="verl-agent", **settings)
     (episode,) = read_trace(tmp_path / "eval" / "step_000001.jsonl")[0]
     assert (episode.depth, episode.meta["preset"], episode.meta["max_turns"]) == (3, "verl-agent", 3)
-    assert "\nAdmissible actions:\n- " in episode.turns[1].observation
+    assert episode.meta["temperature"] == 0.4
     saved = ChatSettings.load(result.model)
-    assert (saved.memory, saved.system) == ("window:2", preset("verl-agent", ALFWORLD).system)
+    assert (saved.memory, saved.system, saved.channel) == ("verl-agent:2", "", "text:verl-agent")
+    assert saved.prompts is not None
+    assert saved.prompts[0] == "alfworld"
     assert "evaluations: max_turns 3 instead of alfworld-quickstart-v1's 24" in capsys.readouterr().err
     written = (tmp_path / "config.toml").read_text()
     assert 'preset = "verl-agent"' in written
@@ -274,7 +290,6 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     rollouts.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)
     assert episode.system == preset("verl-agent", ALFWORLD).system
-    assert all("\nAdmissible actions:\n- " in turn.observation for turn in episode.turns)
     assert not any(turn.observation.startswith("Nothing happens.") for turn in episode.turns)
 
 
@@ -286,8 +301,8 @@ def test_an_endpoint_plays_every_preset(name: str) -> None:
     options = AgentOptions(agent="openai:m", endpoint=endpoint, **row.chat(row.make()))
     opened = open_agent(options, lambda: probe(SEARCH, row.make()))
     assert (opened.channel, opened.system) == (row.channel, row.chat(row.make()).get("system"))
-    assert opened.agent.memory == row.memory  # type: ignore[attr-defined]
-    other = open_agent(replace(options, memory="window:3"), lambda: probe(SEARCH, row.make()))
+    assert opened.agent.memory.name == row.memory  # type: ignore[attr-defined]
+    other = open_agent(replace(options, memory="window:3", prompts=None), lambda: probe(SEARCH, row.make()))
     assert other.fingerprint != opened.fingerprint
     with pytest.raises(TurngymError, match="memory 'windw:2' is unknown; valid: all, window:N, react"):
-        open_agent(replace(options, memory="windw:2"), lambda: probe(SEARCH, row.make()))
+        open_agent(replace(options, memory="windw:2", prompts=None), lambda: probe(SEARCH, row.make()))

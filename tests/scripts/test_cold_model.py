@@ -81,7 +81,7 @@ def test_what_is_in_use_is_not_recommended() -> None:
     played = evaluate("search-quickstart", Talks(), env_kwargs={"reading": "lenient"}, **asked)
     assert played.title.endswith("first task, max_turns 1 instead of the panel's 8, reading lenient: 1 sample")
     # a search has no list of possible actions
-    other = '--env-kwargs \'{"on_invalid": "reject"}\''
+    other = "--on-invalid reject"
     assert f"What may help: --channel tool; --examples FILE; {other}. `turngym" in played.hints()[0]
     asked |= {"env_kwargs": {"show_admissible": True, "on_invalid": "reject"}}
     played = evaluate("alfworld-quickstart", Talks(), **asked)
