@@ -306,8 +306,8 @@ PRESETS: tuple[Preset, ...] = (
             "passages stand as text between the information tags, there as JSON",
             "an invalid response is answered with Search-R1's text, there with the tool's error",
         ),
-        why="their texts are theirs; a longer prompt loses its beginning there; JSON and the error are accidents of the "
-        "tool. In training an answer is worth 1 and an invalid response costs 0.01, there and here",
+        why="their texts are theirs; a longer prompt loses its beginning there; JSON and the error are accidents of "
+        "the tool. In training an answer is worth 1 and an invalid response costs 0.01, there and here",
         max_turns=4,
         memory="verl-agent:4",
         temperature=0.0,

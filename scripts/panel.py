@@ -5,6 +5,7 @@ Examples:
     turngym panel verify alfworld-valid-unseen --data ~/alfworld
     turngym panel export-prompts search-world-eval --out prompts.parquet
     turngym panel export-games alfworld-generated-unseen --out ~/generated_games
+    turngym panel search-tests ~/data/test.parquet --out ~/search_tests
     turngym panel export-prompts --env turngym/WebShop-v0 --env-kwargs '{"split": "train"}' --out shop.parquet
 """
 
@@ -29,7 +30,8 @@ from turngym.envs.core.settings import Length, Seed, json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.search.env import SearchEnv
-from turngym.envs.search.sources import PROMPT, write_prompts
+from turngym.envs.search.sources import PROMPT, SETS, write_prompts
+from turngym.envs.search.test_sets import write_test_sets
 from turngym.retrieval.user_files import read_text
 from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
@@ -98,6 +100,16 @@ def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) 
         job = Job(task_id=task_id, seed=seed, sha256=hashes.get(task_id, ""))
         said = begin(env, job, number=index, system=None, renderer=None).conversation
         yield prompt_row(said.task, said.system, said.observation, index=index, seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTests:
+    """Write the seven test sets of Search-R1 as panels, from your files; the official counts are checked."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Search-R1's test.parquet, or a file for each set as FlashRAG has them (nq/test.jsonl, ...)."""
+    out: Path
+    """Folder for the panels and their question files: the --data with which they are played."""
 
 
 _SHOWN = 20
@@ -172,6 +184,7 @@ def main(argv: Sequence[str]) -> int:
         Write: _write,
         ExportPrompts: _export_prompts,
         ExportGames: _export_games,
+        SearchTests: _search_tests,
     }
     return run_verb(verbs, argv, prog="turngym panel", description=(__doc__ or "").split("\n")[0])
 
@@ -245,6 +258,15 @@ def _export_games(command: ExportGames) -> int:
     finally:
         env.close()
     print(f"{len(games)} games in {command.out}, for example {games[0]}")
+    return 0
+
+
+def _search_tests(command: SearchTests) -> int:
+    panels = write_test_sets(command.files, command.out)
+    for panel in panels:
+        print(f"{command.out / panel.full_name}.json: {len(panel.tasks):,} questions, the official number")
+    if missing := [name for name in SETS if f"search-{name}-test" not in {panel.name for panel in panels}]:
+        print(f"not in these files: {', '.join(missing)}")
     return 0
 
 

@@ -221,7 +221,8 @@ def sections(
     if scores:
         text = "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted."
         text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
-        made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text)))
+        told = [f"{run.name}: {run.departs}." for run in runs if run.departs]
+        made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
     unlike = settings_table(runs)
     if unlike is not None:

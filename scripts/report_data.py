@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.compare import note_settings, recorded
-from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.evaluation.original import departs_line
+from turngym.agents.evaluation.results import AVERAGE, DEPARTS
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core.episode import Episode
@@ -53,6 +54,8 @@ class Run:
     """Lines that could not be read."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the run was asked for: its config.toml; empty without one."""
+    departs: str = ""
+    """In what the last evaluation was not the original's, in a line; empty if it is not known."""
     panel: str | None = None
     """What the episodes were played on; None for a bare trace."""
     averaged: float | None = None
@@ -198,6 +201,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
         "episodes": [every[place] for place in latest(every)],
         "settings": recorded(metas),
         "panel": str(panels[-1]["name"]) if panels else None,
+        "departs": departs_line(metas[-1].get(DEPARTS), metas[-1].get("preset")) if metas else "",
         "skipped": tuple(skipped),
         "trace": path,
     }

@@ -22,8 +22,10 @@ from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
+from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
+from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
@@ -65,6 +67,19 @@ class Group:
             for row, text in zip(rows, own, strict=True):
                 row.insert(header.index(PLAYED_BY) - 1, text or "-")
         return header, rows
+
+    def originals(self) -> list[str]:
+        """A line for results that differ from the original in the same way: in what, and which results they are."""
+        found: dict[str, list[str]] = {}
+        for name, result in self.results.items():
+            departs = result.settings.get(DEPARTS)
+            # a file that calls itself the original is believed as far as its other settings say so, too
+            if departs == []:
+                departs = [text for part in deviations(result.settings) for text in part]
+            if line := departs_line(departs, result.settings.get("preset")):
+                found.setdefault(line, []).append(name)
+        every = len(found) == 1 and len(next(iter(found.values()))) == len(self.results)
+        return [line if every else f"{', '.join(names)}: {line}" for line, names in found.items()]
 
     @property
     def methods(self) -> dict[str, dict[int, PackedResult]]:
@@ -279,6 +294,7 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
         if (methods := group.by_method()) is not None:
             body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods)}<h3>Every run</h3>")
         body.append(_html(group.table(), folder))
+        body += [f"<p>{markup(line, 'html')}</p>" for line in group.originals()]
         if (pairs := group.paired()) is not None:
             table, notes = pairs
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
@@ -348,6 +364,7 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
             f"{level} {markup(group.title, 'markdown')}",
             *([] if methods is None else [markdown(methods)]),
             markdown(group.table()),
+            *(markup(line, "markdown") for line in group.originals()),
         ]
         if (pairs := group.paired()) is not None:
             parts += [markdown(pairs[0]), *(markup(note, "markdown") for note in pairs[1])]

@@ -41,6 +41,10 @@ def check_settings(settings: Any) -> None:
         value = settings.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"its setting {name} is {value!r:.80}")
+    for name in (DEPARTS, BESIDE):
+        said = settings.get(name, [])
+        if not isinstance(said, list) or len(said) > 100 or not all(isinstance(text, str) for text in said):
+            raise ValueError(f"its setting {name} is {said!r:.80}")
     # panel.tasks[:-5] would leave out the last ones
     for name in ("tasks", "samples", "limit", "max_turns"):
         if (value := settings.get(name)) is not None and value < 1:

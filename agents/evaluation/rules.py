@@ -21,7 +21,9 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import Panel, PanelError, shipped_panel
 from turngym.envs.registration import make_env
 
-TOLD = frozenset({"max_turns", "on_invalid", "penalty", "list_admissible", "show_admissible", "reading"})
+TOLD = frozenset(
+    {"max_turns", "on_invalid", "penalty", "invalid_cost", "list_admissible", "show_admissible", "reading"}
+)
 TOLD |= {"channel", "tool_name", "tool_argument"}
 """Arguments of every environment's guard, as `TextEnv.told_by`."""
 MISSING = object()

@@ -62,8 +62,8 @@ class WebShopEnv(TextEnv):
         profile: `embedded` (generated, needs no data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`.
         split: which goals are listed, `train` or `eval`; None is `train`, or `eval` in a shop too small for training
             goals (`1k-human`). Goals of other splits can be chosen by id.
-        splits: `turnopd`, `products` (evaluation asks for products that training never asks for) or, for human goals,
-            `papers` (with `test` and `dev`); None: `turnopd` for real shops.
+        splits: `turnopd`, `products` (evaluation asks for products that training never asks for) or `papers` (real
+            shops, with `test` and `dev`); None: `turnopd` for real shops.
         compat: `webshop` keeps the original's faults, `repaired` does not (see `actions.Quirks`).
         price_seed: draws prices and price caps as the original does after `random.seed(price_seed)`.
         data: folder of the original's files; None takes `$WEBSHOP_DATA`.
@@ -92,7 +92,7 @@ class WebShopEnv(TextEnv):
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("first-hit", "wander", "oracle-title", "oracle-instruction")
     told_by = frozenset({"observation_mode", "num_prev_obs", "num_prev_actions", "show_attributes", "oracle_query"})
-    scored_by = frozenset({"compat", "backdoors", "strict_admissible"})
+    scored_by = frozenset({"compat", "backdoors", "strict_admissible", "reward"})
 
     def __init__(
         self,

@@ -203,7 +203,8 @@ TRAIN = "train"
 EVALUATION_GOALS = 200
 TRAINING_GOALS = 3000
 PAPERS = {"test": (0, 500), "dev": (500, 1500), TRAIN: (1500, None)}
-"""First goal and end of each split that papers report on human goals."""
+"""First goal and end of each split that papers report on, for the human goals of the full shop and for those of 1,000
+products."""
 PRODUCTS = "products"
 HELD_OUT = 4
 """One product in so many is for evaluation alone, by the hash of its asin, with the scheme `products`."""
@@ -232,7 +233,7 @@ class Splits:
 def make_splits(
     goals: Goals, profile: Profile, scheme: str | None = None, *, part_of: Callable[[str], str] | None = None
 ) -> Splits:
-    """`turnopd` (goals 0-199 evaluate, the next 3,000 train), `papers` (human goals: test 0-499, dev 500-1499, train
+    """`turnopd` (goals 0-199 evaluate, the next 3,000 train), `papers` (real shops: test 0-499, dev 500-1499, train
     1500 on), `products` (200 goals of products that no training goal asks for), `generated` (as the generator planned,
     by product too); None: `generated` for generated shops, else `turnopd`.
 
@@ -242,7 +243,7 @@ def make_splits(
     if chosen == "turnopd":
         last = EVALUATION_GOALS + TRAINING_GOALS
         parts = _cut(len(goals), {"eval": (0, EVALUATION_GOALS), TRAIN: (EVALUATION_GOALS, last)})
-    elif chosen == "papers" and profile.kind == "human":
+    elif chosen == "papers" and part_of is None:
         parts = _cut(len(goals), PAPERS)
     elif chosen == PRODUCTS and part_of is None:
         parts = _by_product([goal.asin for goal in goals])
@@ -251,10 +252,10 @@ def make_splits(
         parts = {split: tuple(i for i, name in enumerate(names) if name == split) for split in ("eval", TRAIN)}
     else:
         own = ["generated"] if part_of else [PRODUCTS]
-        valid = ["turnopd", *(["papers"] if profile.kind == "human" else []), *own]
+        valid = ["turnopd", *([] if part_of else ["papers"]), *own]
         raise ShopDataError(
             f"splits is {scheme!r}; for profile {profile.name!r} valid: {', '.join(valid)}"
-            " ('papers' needs human goals, 'generated' a generated shop, which has its products apart already)"
+            " ('papers' needs a real shop, 'generated' a generated one, which has its products apart already)"
         )
     # no training goal may ask for the same as an evaluation goal in the same words
     texts = {_plain(goals[goal].request) for name, numbers in parts.items() if name != TRAIN for goal in numbers}

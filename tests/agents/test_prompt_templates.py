@@ -261,6 +261,14 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert command.main(["eval", "--rescore", str(tmp_path / "a")]) == 0
     assert line in capsys.readouterr().out
+    # the packed result, its table and the report say it, too
+    assert command.main(["result", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "r" / "shop.result.xz")]) == 0
+    assert command.main(["result", "table", str(tmp_path / "r"), "--out", str(tmp_path / "table")]) == 0
+    assert line.partition("(")[0] in capsys.readouterr().out
+    assert "Not as the original: 20 turns (12)" in (tmp_path / "table" / "index.html").read_text()
+    assert command.main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
+    assert "Not as the original: 20 turns (12)" in (tmp_path / "report" / "report.md").read_text()
+    capsys.readouterr()
     words = ["eval", "--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--on-invalid", "terminate"]
     assert command.main(words) == 0
     assert "on_invalid terminate (noop)" in capsys.readouterr().out

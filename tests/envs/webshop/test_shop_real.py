@@ -70,6 +70,20 @@ def test_evaluation_by_product_shares_no_product_with_training(shops: dict[int, 
     assert shared == {"turnopd": (193, 200, 2997), "products": (0, 200, 2997)}
 
 
+def test_the_papers_test_goals_are_the_first_500(webshop_data: Path) -> None:
+    panel = load_panel("webshop-papers-test")
+    assert panel.task_ids == tuple(f"1k-synthetic/{number}" for number in range(500))
+    env: Any = panel.make_env(data=webshop_data)
+    assert verify_panel(panel, env) == []
+    assert (env.max_turns, env.on_invalid, env.unwrapped.strict_admissible) == (15, "noop", False)
+    # the original's rules: what is not understood shows the page again, and a search works on every page
+    page, _ = env.reset(options={"task": panel.task_ids[0]})
+    assert env.step("dance")[0] == page
+    env.step("search[mug]")
+    assert "Page 1 (Total results" in env.step("search[red mug]")[0]
+    env.close()
+
+
 def test_the_panel_by_product_is_the_split(webshop_data: Path) -> None:
     panel = load_panel("webshop-1k-products-eval")
     env = panel.make_env(data=webshop_data)
