@@ -191,7 +191,8 @@ _TURNOPD_FORM: Any = {
 }
 _VERL_AGENT = (
     "verl-agent (github.com/langfengQ/verl-agent), read in public forks: agent_system/environments/prompts/{0}.py, "
-    "env_manager.py, env_package/{0}/projection.py, agent_system/memory/memory.py, examples/*_trainer/run_{0}.sh"
+    "agent_system/environments/env_package/{0}/projection.py, agent_system/environments/env_manager.py, "
+    "agent_system/memory/memory.py, examples/*_trainer/run_{0}.sh"
 )
 WORDING = "prompts in our own words (--prompts CHECKOUT takes the published ones)"
 """What differs from verl-agent as long as `--prompts` is `own`."""
