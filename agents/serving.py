@@ -19,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import multiprocessing
+import os
 import resource
 import signal
 import socket
@@ -33,6 +35,7 @@ from turngym.agents.access import Access
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.retrieval.server import RetrievalService
+from turngym.retrieval.supervised import SupervisedThread
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -133,6 +136,38 @@ STEP = 0.02
 """Seconds between two looks at what is left at the end."""
 
 
+LAST_SECONDS = 5.0
+"""Seconds that a second signal leaves for what is under way."""
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM, SIGINT and SIGHUP call `stop`; the second one ends this process and its children in any case.
+
+    Whatever waits for whom then (a child that was stopped, a disk that hangs): who asks twice means it.
+    """
+    asked = False
+
+    def on_signal(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            threading.Thread(target=_end_at_last, args=(number,), name="server-last", daemon=True).start()
+        asked = True
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # nohup: a terminal that closes shall change nothing
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+
+
+def _end_at_last(number: int) -> None:
+    time.sleep(LAST_SECONDS)
+    for child in multiprocessing.active_children():
+        child.kill()
+    os.write(2, f"ended by a second signal; {LAST_SECONDS:g} s later not all was done\n".encode())
+    os._exit(128 + number)
+
+
 class DrainingServer:
     """Listens from construction on (port 0: a free one); `run` answers until `stop`."""
 
@@ -159,7 +194,7 @@ class DrainingServer:
     def run(self) -> None:
         """Answer requests until `stop`. What is behind the application stays open: its owner closes it."""
         over = threading.Event()
-        sweeping = threading.Thread(target=self._sweep, args=(over,), name="server-sweep", daemon=True)
+        sweeping = SupervisedThread(lambda: self._sweep(over), "server-sweep")
         threading.Thread(target=self._end, name="server-end", daemon=True).start()
         sweeping.start()
         try:
@@ -179,9 +214,8 @@ class DrainingServer:
         self._wishes.put("stop")
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT stop this server; a second one at once. Call in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop())
+        """SIGTERM, SIGINT and SIGHUP stop this server; a second one at once. Call in the main thread."""
+        stop_on_signals(self.stop)
 
     def _loop(self) -> None:
         """The loop of waitress, which looks at every connection each time it wakes.

@@ -91,8 +91,10 @@ class AsgiServer:
             self._server.run(sockets=[self._listener])
 
     def stop_on_signals(self) -> None:
-        """SIGTERM, too, stops this server and lets the caller go on after `run`. Call in the main thread."""
+        """SIGTERM and SIGHUP, too, stop this server and let the caller go on after `run`. Call in the main thread."""
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, _interrupt)
 
     def stop(self) -> None:
         """Stop listening, answer what was accepted, return from `run`; safe in any thread."""

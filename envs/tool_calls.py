@@ -192,8 +192,8 @@ class _Headed:
         return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
 
 
-_GEMMA_HEAD = re.compile(r"\s*call:\s*(?P<name>[^{\s]+)\s*\{")
-_GEMMA_KEY = re.compile(r"\s*,?\s*(?P<key>[^:{}\s]{1,80})\s*:\s*")
+_GEMMA_HEAD = re.compile(r"\s*+call:\s*+(?P<name>[^{\s]++)\s*+\{")
+_GEMMA_KEY = re.compile(r"\s*+,?\s*+(?P<key>[^:{}\s]{1,80}+)\s*+:\s*+")
 _GEMMA_BARE = re.compile(r"[^,}]*")
 MOST_ARGUMENTS = 32
 
@@ -345,7 +345,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-_PYTHONIC_HEAD = re.compile(r"\s*\[?\s*(?P<name>[A-Za-z_][\w./-]{0,80})\s*\(")
+_PYTHONIC_HEAD = re.compile(r"\s*+\[?\s*+(?P<name>[A-Za-z_][\w./-]{0,80}+)\s*+\(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any
 from turngym.retrieval.child_process import ChildProcess
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.cores import threads_each
+from turngym.retrieval.supervised import SupervisedThread
 
 Found = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
@@ -91,7 +92,7 @@ class MicroBatcher:
             while len(self._threads) < self._workers:
                 name = f"retrieval-{len(self._threads)}"
                 # daemons, because a search that hangs must not keep the process from ending
-                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads.append(SupervisedThread(self._work, name))
                 self._threads[-1].start()
             # a worker that waits for more queries sleeps until the batch is complete
             if self._complete() or len(self._queue) == len(added):
@@ -122,6 +123,11 @@ class MicroBatcher:
             self._running[me] = self._clock()
             try:
                 self._answer(batch)
+            except BaseException as error:
+                _fail(
+                    [one for one in batch if not one.answer.done()], RetrieverUnavailable(f"the search failed: {error}")
+                )
+                raise
             finally:
                 del self._running[me]
 

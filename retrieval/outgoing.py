@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import time
 import zlib
@@ -18,6 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -74,27 +75,22 @@ def read_json(body: bytes) -> Any:
         raise BadReply(f"the answer is not JSON: {body[:100]!r}") from error
 
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-
-
-def too_many_values(text: str, most: int) -> bool:
+def too_many_values(body: bytes, most: int) -> bool:
     """Whether JSON holds more than `most` values, told before they are made: `[]` takes 27 times its bytes.
 
-    Each value but the first has a bracket or a comma before it; those in texts, which may be code, do not count.
+    Each value but the first has a bracket or a comma before it; those in texts, which may be code, do not count. The
+    time is that of a few passes over the bytes, whatever they are: 0.1 s for 8 MB.
     """
-    if _marks(text) <= most:
+    if sum(map(body.count, MARKS)) <= most:
         return False
-    count = end = 0
-    for found in _STRING.finditer(text):
-        count += _marks(text[end : found.start()])
-        end = found.end()
-        if count > most:
-            return True
-    return count + _marks(text[end:]) > most
+    # what is left has quotes only where texts begin and end: an even number of backslashes escapes nothing
+    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    inside = np.bitwise_xor.accumulate((plain == ord('"')).view(np.uint8))
+    marks = np.logical_or.reduce([plain == ord(mark) for mark in MARKS])
+    return int(np.count_nonzero(marks & (inside == 0))) > most
 
 
-def _marks(text: str) -> int:
-    return text.count(",") + text.count("[") + text.count("{")
+MARKS = (b",", b"[", b"{")
 
 
 def retry_after(headers: Any) -> float | None:

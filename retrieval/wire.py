@@ -101,7 +101,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
     """
     try:
         text = body.decode("utf-8")
-        if len(text) > LARGE and too_many_values(text, settings.max_queries + 8):
+        if len(body) > LARGE and too_many_values(body, settings.max_queries + 8):
             valid = f"at most {settings.max_queries} queries, which are strings"
             raise BadRequest("the body has too many values", field="queries", valid=valid)
         fields = json.loads(text)
@@ -136,7 +136,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
 
 
 LARGE = 1 << 20
-"""Characters from which a body's values are counted before they are made."""
+"""Bytes from which a body's values are counted before they are made."""
 
 
 def _queries(fields: dict[str, Any], settings: ServerSettings) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     Raises:
         WireError: not JSON, another number of lists, an entry without document, contents or a finite score.
     """
-    if len(body) > LARGE and too_many_values(body.decode("utf-8", "replace"), MOST_VALUES):
+    if len(body) > LARGE and too_many_values(body, MOST_VALUES):
         raise WireError(f"the answer has more than {MOST_VALUES:,} values")
     try:
         reply = json.loads(body)

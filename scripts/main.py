@@ -226,9 +226,15 @@ class Terminated(KeyboardInterrupt):
 
 
 def end_on_sigterm() -> None:
-    """Makes SIGTERM raise Terminated, even if the parent process ignored it. Verbs that serve or train replace this."""
+    """Makes SIGTERM and SIGHUP raise Terminated, SIGTERM even if the parent process ignored it.
+
+    Verbs that serve or train replace this.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
+        # a terminal that was closed; nohup has said that it shall change nothing
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, _terminated)
 
 
 @contextlib.contextmanager

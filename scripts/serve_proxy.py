@@ -25,6 +25,7 @@ from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.supervised import SupervisedThread
 from turngym.scripts.options import read
 
 if TYPE_CHECKING:
@@ -165,6 +166,6 @@ def every_minute(
             say(status_line(now, before))
             before = now
 
-    thread = threading.Thread(target=run, name="proxy-minute", daemon=True)
+    thread = SupervisedThread(run, "proxy-minute")
     thread.start()
     return thread

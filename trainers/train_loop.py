@@ -446,7 +446,7 @@ class TrainLoop:
 
 
 class Interrupts:
-    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.
+    """While entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt: at once, or at the end of a `protected` block.
 
     In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
     the others are still computing.
@@ -461,8 +461,9 @@ class Interrupts:
     def __enter__(self) -> Self:
         # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                # a job in the background keeps ignoring Ctrl-C; SIGTERM is meant for it, whatever it inherited
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # a job in the background keeps ignoring Ctrl-C, one of nohup SIGHUP; SIGTERM is meant for it, whatever
+                # it inherited
                 if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._handle)
         return self

@@ -257,7 +257,9 @@ def error_in(body: Any) -> Any:
 _REFUSED = re.compile(
     r"unsupported|not supported|unknown|unexpected|not permitted|not allowed|unrecognized|extra|invalid"
 )
-_ORDER = re.compile(r"roles? must alternate|alternat\w+ .*roles?|(unexpected|expected).*\brole\b|after role")
+_ORDER = re.compile(
+    r"roles? must alternate|alternat\w{1,9} .{0,200}?roles?|(unexpected|expected).{0,200}?\brole\b|after role"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from turngym.agents.proxy.conversation import Delta
 from turngym.agents.proxy.openai_api import read_feedback, read_json, read_messages, read_request, read_session
 from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.turn_records import TurnRecord
+from turngym.envs.core.errors import is_disk_full
 from turngym.envs.core.plugins import need
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ ROUTES = (
 
 def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
     """The answer to a request of `method` and `path` that ended in `error`."""
+    if is_disk_full(error):
+        error = ApiError(503, "no room is left for records; ask again later", code="disk_full", retry_after=5)
     if not isinstance(error, ApiError):
         # exceptions of werkzeug (no such route, a body too large) carry their status
         status = getattr(error, "code", None)
@@ -315,13 +318,18 @@ def create_app(
     def health() -> dict[str, Any]:
         return {**service.health(), **({} if more_health is None else more_health())}
 
+    def shown_health() -> dict[str, Any]:
+        """What everybody may know: with keys, no name that a client has chosen, and nothing of another client."""
+        found = health()
+        return found if keys is None else {name: value for name, value in found.items() if name not in LABELED}
+
     @app.get("/healthz")
     def healthz() -> Response:
-        return json_response(health(), 503 if service.stopping else 200)
+        return json_response(shown_health(), 503 if service.stopping else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
-        return Response(prometheus(health()).encode(), content_type="text/plain; version=0.0.4")
+        return Response(prometheus(shown_health()).encode(), content_type="text/plain; version=0.0.4")
 
     @app.get("/watch")
     def watch() -> Response:

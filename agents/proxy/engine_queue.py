@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from turngym.agents.local_engine.model import EngineError
 from turngym.agents.proxy.config import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
@@ -24,6 +25,7 @@ from turngym.envs.core.protocols import (
     Policy,
     StreamingPolicy,
 )
+from turngym.retrieval.supervised import SupervisedThread
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +110,10 @@ class PendingRequest:
 STOPPING = "the server is stopping"
 
 
+STOPS_WITHIN = 20.0
+"""Seconds that an engine which was interrupted may take for the token that it draws."""
+
+
 class EngineQueue:
     """Calls `policy` in a thread of its own, with all requests that wait at that time; at once when idle.
 
@@ -144,7 +150,7 @@ class EngineQueue:
         """Answers that were cancelled before their end, because the client had disconnected."""
         self.broken_off = 0
         """Answers that were interrupted while the weights changed, and continued by the new ones."""
-        self._thread = threading.Thread(target=self._work, name="proxy-engine", daemon=True)
+        self._thread = SupervisedThread(self._work, "proxy-engine")
         self._thread.start()
 
     @property
@@ -184,13 +190,23 @@ class EngineQueue:
 
         After `patience` seconds an engine that streams is interrupted and continues its responses after `resume`; other
         engines finish them. None waits until all are finished.
+
+        Raises EngineError where an engine that was interrupted has not stopped `STOPS_WITHIN` seconds later: its
+        process stands still, and whoever waited for it could not be ended either. The pause is taken back.
         """
         with self._changed:
             self._pauses += 1
-            if not self._changed.wait_for(lambda: self._running is None, patience):
-                for pending in self._running or ():
-                    pending.interrupt()
-                self._changed.wait_for(lambda: self._running is None)
+            if self._changed.wait_for(lambda: self._running is None, patience):
+                return
+            for pending in self._running or ():
+                pending.interrupt()
+            # an engine that does not stream ends its answers, whose length it limits itself
+            limit = STOPS_WITHIN if self.streams else None
+            self._changed.wait_for(lambda: self._running is None or self._closed, limit)
+            if self._running is not None:
+                self._pauses = max(0, self._pauses - 1)
+                why = "the server is stopping" if self._closed else f"it has not stopped within {STOPS_WITHIN:g} s"
+                raise EngineError(f"the engine was asked to pause for new weights: {why}")
 
     def resume(self) -> None:
         """Take back one pause; without one it does nothing."""
@@ -219,6 +235,11 @@ class EngineQueue:
                     self.batches += 1
                     self.largest = max(self.largest, len(batch))
                     self._generate(batch)
+            except BaseException as error:
+                for pending in batch:
+                    if not pending.answer.done():
+                        _fail(pending, _engine_failed(error))
+                raise
             finally:
                 with self._changed:
                     self._running = None

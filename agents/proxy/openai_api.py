@@ -94,8 +94,29 @@ def _call(call: Any, where: str) -> ToolCall:
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not name or not isinstance(arguments, str):
         raise invalid(f'{where} is {shown(call)}; it must have function: {{"name", "arguments" as JSON text}}', where)
+    arguments = _clean(arguments, where)
+    _check_arguments(arguments, f"{where}.function.arguments")
     identity = call.get("id", "")
-    return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=_clean(arguments, where))
+    return ToolCall(id=identity if isinstance(identity, str) else "", name=_clean(name, where), arguments=arguments)
+
+
+def _check_arguments(arguments: str, where: str) -> None:
+    """Raises ApiError for JSON in a text that the body itself could not hold: half a surrogate pair, a deep nest.
+
+    Text that is no JSON stays text, as models write it.
+    """
+    if arguments.lstrip()[:1] not in ("{", "[", '"'):
+        return
+    try:
+        strict_json(arguments.encode())
+    except JsonError as error:
+        try:
+            json.loads(arguments)
+        except ValueError:
+            return
+        except RecursionError:
+            pass
+        raise invalid(f"{where}: {str(error).removeprefix('the body ')}", where) from None
 
 
 SESSION = "X-Session-Id"
@@ -356,7 +377,14 @@ def _stop(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(text, str) and text for text in stops):
         raise invalid(f"stop is {shown(stop)}; it must be a text or a list of at most 4 texts, none empty", "stop")
-    return tuple(stops)
+    # every beginning of a stop text is looked for at the end of an answer
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP:
+        raise invalid(f"stop has a text of {longest} letters; at most {MAX_STOP} are read", "stop")
+    return tuple(_clean(text, "stop") for text in stops)
+
+
+MAX_STOP = 500
+"""Letters of a stop text."""
 
 
 def _integer(fields: Mapping[str, Any], name: str, low: int, high: int = 2**31) -> int | None:

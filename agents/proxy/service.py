@@ -7,11 +7,12 @@ not know; and a session's next request begins only when the one before it is ove
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -37,6 +38,7 @@ from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.envs.core.task import task_number
+from turngym.retrieval.supervised import failures_of_threads
 
 
 class InflightRequest:
@@ -250,6 +252,8 @@ class ProxyService:
         self._numbers = count(1)
         self._share = share(self.settings.max_waiting)
         self.heard = HeardFeedback()
+        self._gone: deque[tuple[ProxySession, str]] = deque()
+        """Sessions that are over, with the reason, until it is written down."""
         self.engine = EngineQueue(
             policy,
             max_batch=self.settings.max_batch,
@@ -340,11 +344,15 @@ class ProxyService:
     ) -> FeedbackStatus:
         """Take in a client's feedback on a turn, named by session and number (None: the last) or by its answer's id.
 
-        Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known.
+        Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known, 429 and 503 as `begin`.
         """
-        place = self.heard.place(client, session_id, turn, answer)
-        is_open = any(session.key == place[0] for session in self.sessions.all())
-        status = self.heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
+        self._admit(client)
+        try:
+            place = self.heard.place(client, session_id, turn, answer)
+            is_open = any(session.key == place[0] for session in self.sessions.all())
+            status = self.heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
+        finally:
+            self.closed(client, None, "")
         self.tally.add(f"feedback_{status}")
         return status
 
@@ -358,11 +366,20 @@ class ProxyService:
         return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:
-        """End sessions that were idle for too long; returns how many."""
+        """End sessions that were idle for too long; returns how many. What fails is done by the next sweep."""
         gone = self.sessions.expired()
-        for session in gone:
-            self._finish(session, "idle")
+        self._gone += [(session, "idle") for session in gone]
+        self._finish_gone()
         return len(gone)
+
+    def _finish_gone(self) -> None:
+        while self._gone:
+            session, why = self._gone.popleft()
+            try:
+                self._finish(session, why)
+            except BaseException:
+                self._gone.appendleft((session, why))
+                raise
 
     def health(self) -> dict[str, Any]:
         counts, shown = self.tally.as_json()
@@ -373,6 +390,7 @@ class ProxyService:
             "sessions": {"open": len(self.sessions), "ended": counts["sessions_ended"]},
             "underway": counts["underway"],
             "engine": self.engine.as_json(),
+            **({"threads": failures} if (failures := failures_of_threads()) else {}),
             **shown,
         }
 
@@ -448,8 +466,10 @@ class ProxyService:
 
     def _enter(self, name: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.acquire(name, deadline)
-        for other in gone:
-            self._finish(other, "room")
+        self._gone += [(other, "room") for other in gone]
+        # a full disk is told by this request's own record; the sweep ends the others
+        with contextlib.suppress(OSError):
+            self._finish_gone()
         return session
 
     def _enter_unnamed(self, request: ChatRequest, deadline: float) -> ProxySession:

@@ -365,6 +365,10 @@ class Feedback:
     """The user's comment."""
 
 
+MOST_CHANGES = 20
+"""Times that a user may change a mind about one turn: each is a record on disk."""
+
+
 class HeardFeedback:
     """Finds the turn that feedback is about, and remembers the feedback. Safe for several threads.
 
@@ -379,6 +383,7 @@ class HeardFeedback:
         self._parts: OrderedDict[str, list[tuple[int, str, int]]] = OrderedDict()
         self._answers: OrderedDict[str, Place] = OrderedDict()
         self._said: OrderedDict[Place, Feedback] = OrderedDict()
+        self._changes: OrderedDict[Place, int] = OrderedDict()
 
     def restore(self, said: Mapping[Place, Feedback], begun: Sequence[ProxySession], ended: Sequence[Episode]) -> None:
         """Take over an earlier process's feedback, and its sessions: those that go on, and those that have ended."""
@@ -428,12 +433,15 @@ class HeardFeedback:
         """Take in feedback. The same feedback twice changes nothing; another one replaces it."""
         with self._lock:
             if self._said.get(place) != feedback:
+                if self._changes.get(place, 0) >= MOST_CHANGES:
+                    raise busy(f"this turn has had {MOST_CHANGES} different feedbacks, which is all that are taken")
                 # written before it counts, so that a restarted server knows it, too
                 key, turn = place
                 write(
                     {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
                 )
                 _keep(self._said, place, feedback)
+                _keep(self._changes, place, self._changes.get(place, 0) + 1)
         return self.tell(place, feedback, is_open)
 
     def _note(self, name: str, first: int, key: str, turns: int) -> None:

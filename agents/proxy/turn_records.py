@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.proxy.config import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
+from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.trace import add_checksum, check_checksum
 from turngym.envs.tool_calls import STYLES, THINK
 
@@ -262,7 +263,7 @@ class TurnRecord:
 
 
 class Recorder:
-    """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
+    """Appends records to `folder/records.jsonl`, each whole or not at all. Safe for several threads.
 
     Every record has the time when it was written as `at`, in seconds since 1970, and its number in the file as `n`.
 
@@ -279,28 +280,26 @@ class Recorder:
             self._held.enter_context(locked_file(self.path))
         except FolderInUseError as error:
             raise ProxyError(str(error)) from None
-        self._file = self.path.open("a+b")
-        if rest := _last_line(self._file):
+        self._lines = LineFile(self.path)
+        if rest := _last_line(self._lines.file):
             # a torn line of a killed process stays one, instead of spoiling the next
-            self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
-            self._file.flush()
+            self._lines.file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
         numbers = (found["n"] for found in iter_records(folder) if not isinstance(found, RecordProblem))
         self._next = max(numbers, default=-1) + 1
 
     def write(self, record: Mapping[str, Any]) -> float:
-        """Append a record; returns the time that it got."""
+        """Append a record; returns the time that it got. Raises OSError; nothing of the record is in the file then."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
         with self._lock:
             content["n"] = self._next
             line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
-            self._file.write(line)
-            self._file.flush()
+            self._lines.append(line)
             self._next += 1
         return float(content["at"])
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            self._lines.close()
             self._held.close()
 
 

@@ -141,8 +141,8 @@ class Problem:
 
 
 _FACT = re.compile(r"\(([^()]*)\)")
-_FACTS_ONLY = re.compile(r"(?:\s*\([^()]*\))*\s*\)\s*")
-_TYPED = re.compile(r"(\S+)\s+-\s+(\S+)")
+_FACTS_ONLY = re.compile(r"(?:\s*+\([^()]*+\))*+\s*+\)\s*+")
+_TYPED = re.compile(r"(?<!\S)(\S++)\s++-\s++(\S++)")
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
 _ABILITIES = ("cleanable", "heatable", "coolable", "sliceable", "pickupable")

@@ -542,12 +542,12 @@ def strict_json(body: bytes) -> Any:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise JsonError(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
-    # a caller that keeps no name of it lets go of its memory here, before the value is made
-    del body
     if not text.strip():
         raise JsonError("the body is empty")
-    if too_many_values(text, MAX_VALUES):
+    if too_many_values(body, MAX_VALUES):
         raise JsonError(f"the body has too many values; at most {MAX_VALUES} are read")
+    # a caller that keeps no name of it lets go of its memory here, before the value is made
+    del body
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_integer)
     # what json raises for deep nesting

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, EpisodeError, Span, Status, TopK, Turn, check_numbers
 from turngym.envs.core.errors import TurngymError, is_disk_full
+from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.task import Task, Verdict
 from turngym.retrieval.core import Closes
 
@@ -275,8 +276,7 @@ class TraceWriter(Closes):
         self.path = Path(path)
         with trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # no buffer: after a failure it would hold half a line, and write it when the next one is
-            self._file: Any = self.path.open("a+b", buffering=0)
+            self._lines = LineFile(self.path)
 
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
@@ -285,25 +285,12 @@ class TraceWriter(Closes):
         the file then, and later ones may be written when there is room.
         """
         line = episode_to_json(episode).encode("ascii") + b"\n"
-        with trace_errors(self.path, "the episodes before it are in the file, whole"), _write_lock(self._file):
-            end = self._file.seek(0, 2)
-            begins = end
-            if end:
-                self._file.seek(-1, 2)
-                if self._file.read(1) != b"\n":
-                    line, begins = b"\n" + line, end + 1
-            try:
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-            except BaseException:
-                # half a line would stay for good
-                self._file.truncate(end)
-                raise
-        return begins
+        said = "the episodes before it are in the file, whole"
+        with trace_errors(self.path, said), _write_lock(self._lines.file):
+            return self._lines.append(line)
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:

@@ -21,7 +21,7 @@ _DATE = re.compile(
 )
 _NUMBER = re.compile(r"\b\d[\d,.]*\b")
 _YES_NO = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will)\b", re.IGNORECASE)
-_CHOICE = re.compile(r"([^,?]+?),?\s+or\s+([^,?]+)\?*$")
+_CHOICE = re.compile(r"([^,?]{1,200}?),?\s{1,9}or\s{1,9}([^,?]{1,200})\?*$")
 _COMMON = frozenset(
     _WORD.findall(
         "a an and are as at by did do does for from had has have how in is it of on or that the their this to was were "

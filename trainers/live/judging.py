@@ -24,6 +24,7 @@ from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, joined, separate
+from turngym.retrieval.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judged import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.config import ServeProxy
@@ -143,6 +144,8 @@ def _no_env() -> Any:
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
 """Seconds before a turn whose votes all failed is judged again: doubled each time, up to the longest."""
+AFTER_FAILURE = 10.0
+"""Seconds until a turn is judged again whose votes could not be written."""
 GIVE_UP = 8
 """Failures after which a turn is given up. Only those count during which other turns were judged: if all fail, the
 judge is down, and nothing is given up."""
@@ -199,10 +202,7 @@ class TurnJudging:
         self.counts: Counter[str] = Counter()
         self.error = ""
         """The judge's last error."""
-        self._threads = [
-            threading.Thread(target=self._work, name=f"proxy-judge-{number}", daemon=True)
-            for number in range(judge.workers)
-        ]
+        self._threads = [SupervisedThread(self._work, f"proxy-judge-{number}") for number in range(judge.workers)]
         for thread in self._threads:
             thread.start()
 
@@ -272,8 +272,17 @@ class TurnJudging:
                     raise JudgeError(f"the judge answered {len(found)} of {len(jobs)} requests")
             except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
                 found = [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
-            for job, judgment in zip(jobs, found, strict=True):
-                self._record_or_ask_again(job, judgment)
+            for place, (job, judgment) in enumerate(zip(jobs, found, strict=True)):
+                try:
+                    self._record_or_ask_again(job, judgment)
+                except BaseException:
+                    # votes that could not be written down are asked for again, once there may be room
+                    with self._changed:
+                        for late in jobs[place:]:
+                            self._asking.discard(late.place)
+                            late.due = self._clock() + AFTER_FAILURE
+                            self._jobs.append(late)
+                    raise
 
     def _next(self) -> list[_Job] | None:
         """The next turns to ask about, oldest first; None once closed."""
