@@ -79,7 +79,7 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
     import torch
     from transformers import StoppingCriteriaList
 
-    lengths, width = torch.tensor(limits), ids.shape[1]
+    lengths, width = torch.tensor(limits, device=ids.device), ids.shape[1]
 
     def long_enough(so_far: Any, scores: Any, **kwargs: Any) -> Any:
         return so_far.shape[1] - width >= lengths
@@ -100,7 +100,7 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
 
 def new_ids(out: Any, width: int, limits: Sequence[int]) -> list[Ids]:
     """Cuts the new ids of each row out of a batch."""
-    return [row[width : width + limit].numpy().astype(np.int32) for row, limit in zip(out, limits, strict=True)]
+    return [row[width : width + limit].cpu().numpy().astype(np.int32) for row, limit in zip(out, limits, strict=True)]
 
 
 class KeptCache:
@@ -117,7 +117,7 @@ class KeptCache:
 
         self._model, self._rows = model, rows
         self._cache: Any = DynamicCache()
-        self._ids = torch.zeros(rows, 0, dtype=torch.int64)
+        self._ids = torch.zeros(rows, 0, dtype=torch.int64, device=model.device)
         self._mask = torch.zeros_like(self._ids)
 
     def begin(self, system: Ids) -> None:
@@ -125,7 +125,7 @@ class KeptCache:
         import torch
         from transformers import DynamicCache
 
-        ids, once = torch.from_numpy(system.astype(np.int64))[None], DynamicCache()
+        ids, once = torch.from_numpy(system.astype(np.int64))[None].to(self._model.device), DynamicCache()
         with torch.inference_mode():
             self._model(ids, past_key_values=once, use_cache=True, logits_to_keep=1)
             layers: list[Any] = once.layers
@@ -139,12 +139,12 @@ class KeptCache:
         """Answers each row after its `new` ids."""
         import torch
 
-        ids, mask = left_padded(new)
+        ids, mask = (part.to(self._model.device) for part in left_padded(new))
         ids, mask = torch.cat((self._ids, ids), 1), torch.cat((self._mask, mask), 1)
         width = ids.shape[1]
         out = generate(self._model, ids, mask, limits, self._cache)
         drawn = torch.arange(out.shape[1] - width)[None] < torch.tensor(limits)[:, None]
-        self._ids, self._mask = out, torch.cat((mask, drawn.long()), 1)
+        self._ids, self._mask = out, torch.cat((mask, drawn.long().to(mask.device)), 1)
         self._pack()
         return new_ids(out, width, limits)
 
@@ -158,7 +158,7 @@ class KeptCache:
         order = order[:, fewest:]
         self._ids, self._mask = self._ids.gather(1, order), self._mask.gather(1, order)
         # the last column was drawn but never fed, so the cache ends one column earlier
-        rows = torch.arange(len(order))[:, None]
+        rows = torch.arange(len(order), device=order.device)[:, None]
         for layer in self._cache.layers:
             held = layer.keys.shape[2]
             index = order[:, :-1].clamp(max=held - 1)
