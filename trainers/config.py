@@ -60,9 +60,12 @@ class DistillConfig:
     """Mass outside the support. One more bin, ignored, or both sides renormalized over the support."""
     support: Literal["teacher", "student"] = "teacher"
     """Whose K most likely ids are compared."""
-    form: Literal["topk", "forward", "sampled"] = "topk"
+    form: Literal["topk", "forward", "jsd", "mixed", "sampled"] = "topk"
     """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
-    student never does; `sampled` a clipped surrogate with advantage log q - log p."""
+    student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum;
+    `sampled` a clipped surrogate with advantage log q - log p."""
+    beta: float = 0.5
+    """From forward to reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
     temperature: float = 1.0
     """Temperature of student and teacher alike. Both distributions are compared at it."""
     importance: tuple[float, float] = field(default=(0.1, 10.0), metadata=IN_FILE)
@@ -78,6 +81,8 @@ class DistillConfig:
         _at_least("top_k", self.top_k, 1)
         if not self.temperature > 0:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
+        if not 0.0 <= self.beta <= 1.0:
+            raise ConfigError(f"distill beta is {self.beta}; valid: 0 to 1")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:
             raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
 

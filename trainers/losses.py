@@ -88,6 +88,51 @@ def bin_forward_kl(
     return (teacher.exp() * (teacher - student)).sum(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class JensenShannon:
+    """Generalized Jensen-Shannon divergence over the K ids and one bin for all others: [N], nats, at least 0.
+
+    l_i = beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p, p student, q teacher (detached). However
+    far apart p and q are, it stays below log 2, where both KLs grow without bound. A beta of 0 or 1 would make it 0 for
+    all p and q; they stand for what l_i / beta and l_i / (1 - beta) tend to: the forward KL and the reverse KL.
+    Source: [gkd] section 2; docs/algorithms.md#between-forward-and-reverse.
+    """
+
+    beta: float
+
+    def __call__(
+        self,
+        student_topk_logp_NK: Tensor,
+        teacher_topk_logp_NK: Tensor,
+        student_tail_N: Tensor | None = None,
+        teacher_tail_N: Tensor | None = None,
+    ) -> Tensor:
+        if self.beta in (0.0, 1.0):
+            kl = bin_forward_kl if self.beta == 0.0 else bin_reverse_kl
+            return kl(student_topk_logp_NK, teacher_topk_logp_NK, student_tail_N, teacher_tail_N)
+        teacher = _finite(with_tail(teacher_topk_logp_NK, teacher_tail_N).detach())
+        student = _finite(with_tail(student_topk_logp_NK, student_tail_N))
+        mixture = torch.logaddexp(student + math.log1p(-self.beta), teacher + math.log(self.beta))
+        of_teacher, of_student = teacher.exp() * (teacher - mixture), student.exp() * (student - mixture)
+        return (self.beta * of_teacher + (1.0 - self.beta) * of_student).sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedKL:
+    """Weighted sum of both directions over the K ids and one bin for all others: [N], nats, at least 0.
+
+    l_i = (1 - beta) KL(q || p) + beta KL(p || q), p student, q teacher (detached).
+    Source: docs/algorithms.md#between-forward-and-reverse.
+    """
+
+    beta: float
+
+    def __call__(self, student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, *tails: Tensor | None) -> Tensor:
+        forward = bin_forward_kl(student_topk_logp_NK, teacher_topk_logp_NK, *tails)
+        reverse = bin_reverse_kl(student_topk_logp_NK, teacher_topk_logp_NK, *tails)
+        return (1.0 - self.beta) * forward + self.beta * reverse
+
+
 TAILS: Mapping[str, TokenKL] = MappingProxyType(
     {"bin": bin_reverse_kl, "raw": raw_reverse_kl, "renorm": renorm_reverse_kl}
 )
@@ -106,7 +151,7 @@ def topk_reverse_kl(
 
     Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
     likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`,
-    or `bin_forward_kl` for the other direction.
+    or `bin_forward_kl`, a `JensenShannon` or a `MixedKL` for another divergence.
     Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
     there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
     Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
@@ -357,7 +402,8 @@ class NegativeLogLikelihood:
 class SupportKL:
     """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behavior is unknown).
 
-    `kl` may also be the forward KL, KL_S(q || p). 0 where the targets say that a token does not count.
+    `kl` may also be another divergence, such as the forward KL, KL_S(q || p). 0 where the targets say that a token does
+    not count.
 
     Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
     Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.

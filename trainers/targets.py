@@ -26,7 +26,16 @@ from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig
-from turngym.trainers.losses import SEQUENCE, TAILS, ClippedAdvantage, SupportKL, bin_forward_kl, sampled_advantage
+from turngym.trainers.losses import (
+    SEQUENCE,
+    TAILS,
+    ClippedAdvantage,
+    JensenShannon,
+    MixedKL,
+    SupportKL,
+    bin_forward_kl,
+    sampled_advantage,
+)
 
 FloatE = NDArray[np.float64]
 GROUP_EPS = 1e-6
@@ -299,8 +308,8 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
     """The signal and the token loss that opd, turnopd and tcod share.
 
     Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached
-    importance ratio; or the forward KL, sum_{S + tail} q (log q - log p); or, in a sampled form, the clipped surrogate
-    with A_i = log q - log p at the sampled id.
+    importance ratio; or the forward KL, sum_{S + tail} q (log q - log p), or a divergence between the two; or, in a
+    sampled form, the clipped surrogate with A_i = log q - log p at the sampled id.
     Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
     """
     if config.form == "sampled":
@@ -311,11 +320,11 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
 
 def support_kl(config: DistillConfig) -> SupportKL:
-    """The KL on the support that the settings name, reverse or forward; ConfigError for a tail that forward lacks."""
-    if config.form == "forward" and config.tail != "bin":
-        raise ConfigError(f"distill tail is {config.tail} with form forward; valid: bin")
-    kl = bin_forward_kl if config.form == "forward" else TAILS[config.tail]
-    return SupportKL(kl=kl, importance=config.importance)
+    """The divergence on the support that the settings name; ConfigError for a tail that only the reverse KL has."""
+    others = {"forward": bin_forward_kl, "jsd": JensenShannon(config.beta), "mixed": MixedKL(config.beta)}
+    if config.form in others and config.tail != "bin":
+        raise ConfigError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
+    return SupportKL(kl=others.get(config.form, TAILS[config.tail]), importance=config.importance)
 
 
 def is_trainable(turn: Turn) -> bool:

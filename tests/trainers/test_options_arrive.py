@@ -49,6 +49,8 @@ from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, Lm
 from turngym.trainers.judged import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
     ClippedAdvantage,
+    JensenShannon,
+    MixedKL,
     PolicyGradient,
     SupportKL,
     bin_forward_kl,
@@ -123,6 +125,10 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (OPD, "support", "student", "target_fn", StudentTopK(50)),
     (OPD, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (OPD, "form", "forward", "token_loss", SupportKL(kl=bin_forward_kl, importance=(0.1, 10.0))),
+    (OPD, "form", "jsd", "token_loss.kl", JensenShannon(0.5)),
+    (OPD, "form", "mixed", "token_loss.kl", MixedKL(0.5)),
+    (lambda **more: OPD(form="jsd", **more), "beta", 0.2, "token_loss.kl", JensenShannon(0.2)),
+    (lambda **more: OPD(form="mixed", **more), "beta", 0.2, "token_loss.kl", MixedKL(0.2)),
     (OPD, "form", "sampled", "target_fn", SampledAdvantage()),
     (OPD, "form", "sampled", "token_loss", ClippedAdvantage(eps_low=0.2, eps_high=0.28)),
     (OPD, "tail", "bin", "token_loss.kl", bin_reverse_kl),

@@ -18,12 +18,15 @@ from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
     ClippedAdvantage,
+    JensenShannon,
+    MixedKL,
     NegativeLogLikelihood,
     PolicyGradient,
     Regularized,
     SupportKL,
     TruncatedImportance,
     bin_forward_kl,
+    bin_reverse_kl,
     bounded,
     clipped_weight,
     kl_k1,
@@ -114,6 +117,61 @@ def test_support_kl_may_be_the_forward_kl_and_logs_the_reverse() -> None:
     # student (1/2, 1/4 | 1/4), teacher (1/8, 1/4 | 5/8)
     close(found.loss_n, [-LN2 / 4 + 0.625 * log(2.5)])
     close(found.diagnostics["kl_bin"], [LN2 + 0.25 * log(0.4)])
+
+
+# m is (7/16, 1/4 | 5/16) at 1/4, (3/8, 1/4 | 3/8) at 1/2, (5/16, 1/4 | 7/16) at 3/4
+JSD = {
+    0.25: 0.25 * (0.25 * log(4 / 7) + 0.5 * log(8 / 5)) + 0.75 * (0.5 * log(8 / 7) + 0.25 * log(4 / 5)),
+    0.5: 0.25 * log(2 / 3) + 0.5 * log(4 / 3),
+    0.75: 0.75 * (0.25 * log(4 / 5) + 0.5 * log(8 / 7)) + 0.25 * (0.5 * log(8 / 5) + 0.25 * log(4 / 7)),
+}
+
+
+@pytest.mark.parametrize("beta", JSD)
+def test_the_jensen_shannon_divergence_by_hand(beta: float) -> None:
+    found = JensenShannon(beta)(STUDENT[None], TEACHER[None])
+    close(found, [JSD[beta]])
+    # with tails of their own: the same, as both have what the K ids leave of 1
+    close(
+        JensenShannon(beta)(STUDENT[None], TEACHER[None], torch.tensor([0.25]).log(), torch.tensor([0.5]).log()), found
+    )
+    # ids that one of them cannot say
+    minus = torch.tensor([[0.0, 1.0]]).log()
+    for one, other in ((STUDENT[None], minus), (minus, TEACHER[None])):
+        assert 0 < float(JensenShannon(beta)(one, other)) < LN2
+    # other divergences of other directions: student and teacher change places with the weight
+    close(JensenShannon(1.0 - beta)(TEACHER[None], STUDENT[None]), found)
+
+
+def test_the_jensen_shannon_divergence_goes_to_both_kls() -> None:
+    student, teacher = torch.tensor([[0.5, 0.2]]).double().log(), torch.tensor([[0.1, 0.3]]).double().log()
+    forward, reverse = bin_forward_kl(student, teacher), bin_reverse_kl(student, teacher)
+    assert torch.equal(JensenShannon(0.0)(student, teacher), forward)
+    assert torch.equal(JensenShannon(1.0)(student, teacher), reverse)
+    torch.testing.assert_close(JensenShannon(1e-6)(student, teacher) / 1e-6, forward, rtol=1e-4, atol=0)
+    torch.testing.assert_close(JensenShannon(1 - 1e-6)(student, teacher) / 1e-6, reverse, rtol=1e-4, atol=0)
+
+
+def test_the_mixed_kl_by_hand() -> None:
+    student, teacher = STUDENT[None], torch.tensor([[0.125, 0.25]]).log()
+    forward, reverse = -LN2 / 4 + 0.625 * log(2.5), LN2 + 0.25 * log(0.4)
+    for beta in (0.0, 0.25, 1.0):
+        close(MixedKL(beta)(student, teacher), [(1 - beta) * forward + beta * reverse])
+    # with tails of 1/2 and 1/8: 1/8 ln 1/4 and 1/2 ln 4 for the bin
+    tails = torch.tensor([0.5]).log(), torch.tensor([0.125]).log()
+    forward, reverse = 0.125 * log(0.25) + 0.125 * log(0.25), 0.5 * log(4) + 0.5 * log(4)
+    close(MixedKL(0.25)(student, teacher, *tails), [0.75 * forward + 0.25 * reverse])
+
+
+@pytest.mark.parametrize("kl", [JensenShannon(0.3), MixedKL(0.3)])
+def test_divergences_between_have_their_gradient_through_the_student_alone(kl: Any) -> None:
+    student, teacher = (values[None].clone().requires_grad_() for values in (STUDENT, TEACHER))
+    kl(student, teacher).sum().backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+    same = STUDENT[None].clone().requires_grad_()
+    kl(same, STUDENT[None]).sum().backward()
+    torch.testing.assert_close(same.grad, torch.zeros(1, 2), atol=1e-6, rtol=0)
 
 
 def test_clipped_advantage_by_hand() -> None:
