@@ -33,6 +33,7 @@ from turngym.trainers.losses import (
     JensenShannon,
     MixedKL,
     SupportKL,
+    TokenKL,
     bin_forward_kl,
     sampled_advantage,
 )
@@ -321,7 +322,11 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
 def support_kl(config: DistillConfig) -> SupportKL:
     """The divergence on the support that the settings name; ConfigError for a tail that only the reverse KL has."""
-    others = {"forward": bin_forward_kl, "jsd": JensenShannon(config.beta), "mixed": MixedKL(config.beta)}
+    others: dict[str, TokenKL] = {
+        "forward": bin_forward_kl,
+        "jsd": JensenShannon(config.beta),
+        "mixed": MixedKL(config.beta),
+    }
     if config.form in others and config.tail != "bin":
         raise ConfigError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
     return SupportKL(kl=others.get(config.form, TAILS[config.tail]), importance=config.importance)
