@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, me
 from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.retrieval.hub import HubError, model_folder
 from turngym.retrieval.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -33,7 +33,17 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/c
 """
 MOST_ADAPTERS = 8
 """On top of each other; more is a circle, or a file that wants to be one."""
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def hub_folder(named: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model: a path as it is, `ORG/NAME[@REVISION]` of the hub from its cache, fetched if need be.
+
+    Raises ModelError for a name of the hub that cannot be had.
+    """
+    try:
+        return model_folder(named, weights=weights)
+    except HubError as error:
+        raise ModelError(str(error)) from None
 
 
 def set_torch_variables() -> None:
@@ -49,13 +59,13 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
 
 def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a model folder; of an adapter without one, that of its base. Raises ModelError."""
-    path = user_path(folder)
+    path = hub_folder(folder, weights=False)
     if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
         return load_tokenizer(base)
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(library_path(path))
+        return AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
 
@@ -110,7 +120,7 @@ def _first_line(error: Exception) -> str:
 
 def find_model(folder: str | Path) -> Path:
     """The model folder, with the home directory filled in. Raises ModelError, with the remedy, where it is none."""
-    path = user_path(folder)
+    path = hub_folder(folder)
     if (path / "config.json").is_file() or (path / ADAPTER).is_file():
         return path
     if path.suffix == ".gguf" and path.is_file():
@@ -129,12 +139,6 @@ def find_model(folder: str | Path) -> Path:
         raise ModelError(f"{folder} holds no model{near}")
     if path.exists():
         raise ModelError(f"{folder} is a file; a model is a folder with config.json, model.safetensors and a tokenizer")
-    # OWNER/NAME without a folder OWNER was meant as a name on the hub
-    if HUB_NAME.fullmatch(str(folder)) and not path.parent.is_dir():
-        raise ModelError(
-            f"there is no folder {folder}. If that is a model on the Hugging Face hub, get it first: "
-            f"`hf download {folder} --local-dir {path.name}`, and name the folder {path.name}"
-        )
     found = path.parent.iterdir() if path.parent.is_dir() else ()
     beside = [one.name for one in found if one.suffix == ".gguf" or (one.is_dir() and not one.name.startswith("."))]
     near = did_you_mean(path.name, beside, 1, cutoff=0.6)

@@ -11,7 +11,7 @@ from typing import Any
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
-from turngym.agents.models import file_hashes, load_policy, load_tokenizer, trained_on
+from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
@@ -27,6 +27,7 @@ from turngym.envs.core.errors import nearest
 from turngym.envs.core.plugins import find, installed
 from turngym.envs.core.task import content_hash
 from turngym.envs.core.trace import read_episodes
+from turngym.retrieval.hub import pinned
 from turngym.retrieval.user_files import user_path
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
@@ -47,6 +48,8 @@ class OpenedAgent:
     """Of a model's files: two checkpoints of one name are not the same player."""
     dtype: str | None = None
     """Precision of a model that plays in this process: another one draws other episodes."""
+    origin: str | None = None
+    """`ORG/NAME@COMMIT` of a model from the hub."""
     memory: str | None = None
     """What a model's prompts hold of the episode; None for agents that read none."""
     prompts: str | None = None
@@ -152,7 +155,7 @@ def _plain_channel(options: AgentOptions) -> str | None:
 
 
 def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: PolicyServer) -> OpenedAgent:
-    tool = env.tool
+    tool, folder = env.tool, str(hub_folder(folder))
     settings = _settings(ChatSettings.load(folder), options, env.env_id)
     path = Path(folder).resolve()
     engine, model, tokenizer = _engine(folder, settings, options, servers)
@@ -164,7 +167,11 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
     if examples.text:
         system = examples.in_system(system_message(env, channel, renderer) if system is None else system)
     # weights often lie in a folder `model` of their checkpoint, whose name tells more
+    origin = pinned(path)
     name = f"model {path.parent.name if path.name == 'model' else path.name}"
+    if origin is not None:
+        # of a commit the first letters tell enough in a name; the whole of it is in the settings
+        name = f"model {origin.partition('@')[0]}@{path.name[:8]}"
     player = ModelPlayer(engine=engine, renderer=renderer, settings=settings, tool=tool)
     return OpenedAgent(
         agent=player.agent(options.heat, name),
@@ -180,6 +187,7 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
             **({"examples": examples.identity} if examples.identity else {}),
         ),
         dtype=None if servers.policy_server else options.dtype,
+        origin=origin,
         memory=settings.memory,
         prompts=_prompts(settings.remembers),
         examples=examples,

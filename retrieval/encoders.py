@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.hub import model_folder
 from turngym.retrieval.named_module import import_named
 from turngym.retrieval.user_files import library_path, user_path
 
@@ -409,8 +410,8 @@ def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
     except ImportError as error:
         raise RetrievalError(f"encoding with {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
-        files = str(library_path(user_path(model_files(name))))
-        tokenizer = AutoTokenizer.from_pretrained(files)
+        files = str(library_path(model_folder(model_files(name))))
+        tokenizer = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
         load: Any = AutoModel.from_pretrained
         model, loading = load(files, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:

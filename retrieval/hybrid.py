@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, check_request
 from turngym.retrieval.encoders import refuse_random, weights_digest
+from turngym.retrieval.hub import model_folder
 from turngym.retrieval.lucene_text import analyze
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.retrieval.user_files import library_path
 
 DEPTH = 50
 """Hits that every part is asked for: a passage that one part ranks 40th can still win if another ranks it first."""
@@ -174,8 +175,8 @@ class CrossEncoderReranker:
                 f"reranking with {model!r} needs transformers: pip install 'turngym[train]'"
             ) from error
         try:
-            files = str(library_path(user_path(model)))
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(files)
+            files = str(library_path(model_folder(model)))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
             load: Any = AutoModelForSequenceClassification.from_pretrained
             loaded, loading = load(files, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError) as error:

@@ -22,7 +22,8 @@ from turngym.agents.serving_asgi import AsgiServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import Count
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.retrieval.hub import model_folder
+from turngym.retrieval.user_files import library_path
 from turngym.scripts.options import Listen, read
 from turngym.trainers.adapters.openenv import app
 
@@ -61,7 +62,8 @@ def open_sessions(config: ServeOpenEnv) -> SessionPool:
         return SessionPool.of(config.world.env, None, ChatSettings(), **make)
     transformers = need("transformers", "--model", "train")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(user_path(config.model)))
+        folder = model_folder(config.model, weights=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
-    return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)
+    return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(folder), **make)

@@ -20,6 +20,7 @@ from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
 from turngym.envs.guard import listed
+from turngym.retrieval.hub import model_folder
 from turngym.retrieval.user_files import library_path, user_path
 
 Decode = Callable[[Sequence[int]], str]
@@ -33,7 +34,9 @@ def load_decoder(folder: str | Path) -> Decode:
     except ImportError as error:
         raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(library_path(user_path(folder)))
+        tokenizer = AutoTokenizer.from_pretrained(
+            library_path(model_folder(folder, weights=False)), trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise TurngymError(f"no tokenizer can be loaded from {str(folder)!r}: {error}") from error
     return lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))

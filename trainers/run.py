@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from turngym.agents.models import hub_folder
 from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
@@ -262,9 +263,12 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
 
 def _with_recorded(config: TrainConfig) -> TrainConfig:
-    """`config` with what --traces say of the run, where it does not say it itself; the whole run goes by it."""
-    rollouts = config.rollouts
-    return replace(config, rollouts=replace(rollouts, play=with_recorded(rollouts.play)))
+    """`config` with what --traces say of the run, where it does not say it itself, and with the folders of models that
+    are named as on the hub; the whole run goes by it."""
+    rollouts, models = config.rollouts, config.models
+    teacher = None if models.teacher is None else hub_folder(models.teacher)
+    models = replace(models, student=hub_folder(models.student), teacher=teacher)
+    return replace(config, models=models, rollouts=replace(rollouts, play=with_recorded(rollouts.play)))
 
 
 def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel | None]:

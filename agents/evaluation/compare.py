@@ -41,7 +41,7 @@ from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import shipped_panel
 from turngym.retrieval.user_files import user_path
 
-OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "prompts", "seed")
+OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "prompts", "origin", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
 AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
 """Settings of how much was played, which may differ here: the tasks themselves are compared."""

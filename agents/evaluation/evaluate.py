@@ -117,7 +117,9 @@ def evaluate(
             call: dict[str, Any] = {"panel": named, **preset_name(ready.preset), "samples": samples, "out": str(out)}
             call |= {"limit": limit, "seed": seed, "data": data}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
-            keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.workers, command)
+            keep_settings(
+                trace.with_name(FILE), call, ready.named or agent, ready.player, servers, ready.workers, command
+            )
         with open_workers(ready.workers, ready.workload(len(panel.tasks[:limit]) * samples)) as play:
             result = TaskEvaluation(
                 panel,
@@ -163,6 +165,11 @@ class Prepared:
     """Settings of the agent with those of the preset."""
     opened: OpenedAgent
     workers: WorkerOptions
+
+    @property
+    def named(self) -> str | None:
+        """A model of the hub by the commit that was played; None for other agents."""
+        return None if self.opened.origin is None else f"model:{self.opened.origin}"
 
     @property
     def make_env(self) -> MakeEnv:
@@ -240,6 +247,7 @@ def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any
     known = {"channel": opened.channel, "player": opened.player, "model": opened.fingerprint, "dtype": opened.dtype}
     known["examples"] = opened.examples.identity
     known["prompts"] = opened.prompts
+    known["origin"] = opened.origin
     return {"make": made, **{name: value for name, value in known.items() if value is not None}}
 
 

@@ -143,7 +143,7 @@ def play_episodes(
             many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
             call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
             call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
-            keep_settings(config_beside(out), call, agent, ready.player, servers, ready.workers, command)
+            keep_settings(config_beside(out), call, ready.named or agent, ready.player, servers, ready.workers, command)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=seed)
             for sample in range(samples)

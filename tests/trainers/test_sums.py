@@ -132,7 +132,7 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
         ("runs/stduent", r"there is no folder runs/stduent\. Did you mean 'student'\?$"),
         (
             "Qwen/Qwen3-0.6B",
-            r"`hf download Qwen/Qwen3-0\.6B --local-dir Qwen3-0\.6B`, and name the folder Qwen3-0\.6B$",
+            r"\$TURNGYM_OFFLINE is set: .*`hf download Qwen/Qwen3-0\.6B --local-dir FOLDER`\) and name the folder$",
         ),
         ("m.gguf", r"`turngym model import m\.gguf --out FOLDER` makes a model folder .*llama\.cpp"),
         ("none.gguf", r"there is no folder none\.gguf\. Did you mean 'm\.gguf'\?$"),

@@ -1,0 +1,132 @@
+"""Models by name: from the hub's cache, else from an endpoint; the commit in the identity, and nothing asked unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_hub import COMMIT, fake_hub
+
+from turngym.agents import load_world
+from turngym.retrieval.hub import is_hub_name, model_folder, pinned
+from turngym.retrieval.user_files import user_path
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Any]:
+    folder = tmp_path / "served"
+    shutil.copytree(load_world("alfworld").checkpoint("student"), folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    (folder / "modeling_own.py").write_text("raise SystemExit('code of a stranger was run')")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text("{}")
+    (bare / "pytorch_model.bin").write_bytes(b"a pickle")
+    with fake_hub({"some-org/tiny": folder, "some-org/pickled": bare}) as server:
+        yield server
+
+
+def run(tmp_path: Path, url: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+    env = {name: value for name, value in env.items() if "OFFLINE" not in name} | more
+    command = [sys.executable, "-m", "turngym", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
+
+
+EVAL = ["--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--max-turns", "2", "--threads", "1"]
+
+
+def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) -> None:
+    out = tmp_path / "a"
+    done = run(tmp_path, hub.url, "eval", "--agent", "model:some-org/tiny", *EVAL, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stderr.splitlines() if "fetching" in line)
+    assert f"fetching some-org/tiny@{COMMIT}" in line
+    assert " MB, from http://127.0.0.1" in line
+    assert not [path for path in hub.asked if path.endswith((".bin", ".py"))]
+    written = json.loads((out / "results.json").read_text())
+    assert written["settings"]["origin"] == f"some-org/tiny@{COMMIT}"
+    assert written["agent"] == f"model some-org/tiny@{COMMIT[:8]}"
+    assert f'agent = "model:some-org/tiny@{COMMIT}"' in (out / "config.toml").read_text()
+    snapshot = tmp_path / "hf" / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT
+    assert pinned(snapshot) == f"some-org/tiny@{COMMIT}"
+
+    # the cache has it now: by its branch, and by the commit, nobody is asked, with or without a network
+    asked = len(hub.asked)
+    for name in ("some-org/tiny", f"some-org/tiny@{COMMIT}"):
+        for more in ({}, {"TURNGYM_OFFLINE": "1"}):
+            again = run(tmp_path, hub.url, "eval", "--agent", f"model:{name}", *EVAL, "--out", str(out), **more)
+            assert again.returncode == 0, again.stderr
+            assert f"turngym: some-org/tiny@{COMMIT} from the cache" in again.stderr
+    assert len(hub.asked) == asked
+
+    # another name of the commit is looked up, what is there already is not fetched again
+    tagged = run(tmp_path, hub.url, "eval", "--agent", "model:some-org/tiny@v1", *EVAL, "--out", str(out))
+    assert tagged.returncode == 0, tagged.stderr
+    # half a model is none
+    (snapshot / "model.safetensors").unlink()
+    cut = run(tmp_path, hub.url, "eval", "--agent", "model:some-org/tiny", *EVAL, TURNGYM_OFFLINE="1")
+    assert (cut.returncode, "not whole in the hub's cache, and $TURNGYM_OFFLINE is set" in cut.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("some-org/nothing", {}, "the hub gives no such model"),
+        ("some-org/tiny@v9", {}, "the hub gives no such model"),
+        ("some-org/pickled", {}, "no weights of it as safetensors"),
+        ("some-org/tiny", {"TURNGYM_OFFLINE": "1"}, "$TURNGYM_OFFLINE is set: get it where there is a network"),
+        ("some-org/tiny", {"HF_HUB_OFFLINE": "1"}, "$HF_HUB_OFFLINE is set"),
+        ("some-org/tiny", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "get it where there is a network (`hf download"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(tmp_path: Path, hub: Any, name: str, more: dict[str, str], said: str) -> None:
+    done = run(tmp_path, hub.url, "eval", "--agent", f"model:{name}", *EVAL, **more)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 2
+    assert said in lines[-1]
+    assert "Traceback" not in done.stderr
+    if "OFFLINE" in str(more):
+        assert hub.asked == []
+
+
+def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path, hub: Any) -> None:
+    off = {"TURNGYM_OFFLINE": "1"}
+    words = ["train", "sft", "--student", "some-org/tiny", "--steps", "1", "--episodes", "1", "--no-tensorboard"]
+    words += ["--threads", "1", "--max-turns", "3", "--out", str(tmp_path / "run"), "--no-progress"]
+    (tmp_path / "t.jsonl").write_text("")
+    for command in (
+        words[:-1],
+        ["serve", "proxy", "--student", "some-org/tiny", "--out", str(tmp_path / "p")],
+        ["rollout", "--env", "turngym/Search-v0", "--env-kwargs", '{"rerank": "hf:some-org/tiny", "config": "tiny"}'],
+        ["index", "build", "--corpus", str(tmp_path / "t.jsonl"), "--encoder", "hf:some-org/tiny", "--out", "i"],
+    ):
+        done = run(tmp_path, hub.url, *command, **off)
+        assert done.returncode != 0, command
+        assert "Traceback" not in done.stderr
+    assert hub.asked == []
+    trained = run(tmp_path, hub.url, *words[:-1])
+    assert trained.returncode == 0, trained.stderr
+    assert f"snapshots/{COMMIT}" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for path in ("runs/studnt", "/a/b", "./a/b", "a/b/c", "name", "~/x", "a/b@", "../a", "-x/y", "a b/c"):
+        assert not is_hub_name(path), path
+        assert model_folder(path) == user_path(path)
+    assert is_hub_name("Qwen/Qwen3-0.6B")
+    assert is_hub_name("Qwen/Qwen3-0.6B@refs/pr/1")
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert not is_hub_name("Qwen/Qwen3-0.6B")
+    assert pinned(tmp_path) is None
