@@ -35,8 +35,9 @@ class AgentOptions:
 
     agent: str = "expert"
     """`expert` (sees the hidden state), one of the environment's own players (ALFWorld: `searching`; WebShop:
-    `first-hit`; Search: `single-shot`), `random`, `replay:TRACE`, `model:FOLDER` (a Hugging Face causal model; `model:ORG/NAME[@REVISION]` one of the hub),
-    `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
+    `first-hit`; Search: `single-shot`), `random`, `replay:TRACE`, `model:FOLDER` (a Hugging Face causal model;
+    `model:ORG/NAME[@REVISION]` is one of the hub), `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or
+    an agent of yours as `package.module:name`."""
     temperature: float | None = None
     """Sampling temperature of a model; 0 is greedy. By default the preset's, else 0.85."""
     noise: Share = 0.0

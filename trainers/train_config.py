@@ -157,10 +157,11 @@ class ModelConfig:
     """Which models take part, where the run is kept, and what it computes on."""
 
     student: Path
-    """Folder of the model to train, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). The tokenizer lies
-    in the folder, too, and its `turngym.json`, if it has one."""
+    """Folder of the model to train, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). The tokenizer
+    lies in the folder, too, and its `turngym.json`, if it has one."""
     teacher: Path | None = field(default=None, metadata=read_by("teacher"))
-    """Folder of the teacher, or ORG/NAME[@REVISION]. opd-hints and prm-opd need none: there the student before training teaches."""
+    """Folder of the teacher, or ORG/NAME[@REVISION]. opd-hints and prm-opd need none: there the student before training
+    teaches."""
     out: Path
     """Folder of the run. It gets checkpoints, metrics.jsonl, tensorboard, evaluation traces."""
     resume: bool = False

@@ -1,4 +1,4 @@
-"""Models by name: from the hub's cache, else from an endpoint; the commit in the identity, and nothing asked unasked."""
+"""Models by name: from the hub's cache, else from an endpoint; the commit in the identity; nothing asked unasked."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ RETRIEVAL_MAY_USE = {
     "transformers",
     "flask",
     "httpx",
+    "huggingface_hub",
     "rich",
 }
 
