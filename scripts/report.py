@@ -3,7 +3,7 @@
 Examples:
     turngym report runs/student/eval
     turngym report before=runs/a/eval after=runs/b/eval --out report
-    turngym report opd=runs/opd turnopd=runs/turnopd --out report
+    turngym report 'opd=runs/opd-*' 'mine=runs/mine-*' --out report --latex    # runs that differ in their seed
 """
 
 from __future__ import annotations
@@ -24,117 +24,140 @@ from turngym.agents.evaluation.compare import decisive, describe, differing
 from turngym.agents.evaluation.scores import (
     Scores,
     behavior_table,
-    compare,
-    compare_scores,
-    score,
+    check_hashes,
+    score_means,
+    score_seeds,
     success_table,
     task_means,
 )
-from turngym.agents.evaluation.seeds import seed_spread
-from turngym.agents.evaluation.statistics import ScoreError, last_points, least_time, same_step
+from turngym.agents.evaluation.seeds import Difference, in_family, rise
+from turngym.agents.evaluation.statistics import ScoreError
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.options import pop_option, read
-from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
-from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page
-from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures, draw_summary
+from turngym.scripts.report_data import (
+    TRAINING,
+    Diagnosed,
+    Method,
+    diagnosed,
+    methods_of,
+    records_of,
+    short,
+    trace_curves_of,
+    unlike,
+)
+from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page, write_table
+from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, depth_of, draw_summary
 from turngym.scripts.report_turns import episode_figures
+from turngym.scripts.result_table import scripted
 
-# Tables: success, behavior, paired differences, training, and Tables 1 and 6 of the TurnOPD paper.
-
-
-def training_table(runs: Sequence[Run]) -> Table:
-    """One row per training run: first and last evaluation, Same-Step, Least-Time, depth, and the highest evaluation."""
-    lines = curves(runs)
-    steps, times = same_step(lines), least_time(lines)
-    budget = min(max(point.seconds for point in points) for points in lines.values())
-    step = min(max(point.step for point in points) for points in lines.values())
-    header = ["run", "steps", "seconds", "start", "last", f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)"]
-    averaged = any(run.averaged is not None for run in runs)
-    header += [*(["averaged weights"] if averaged else []), "depth", "highest, chosen on these tasks"]
-    rows = []
-    for run in runs:
-        if run.points:
-            last, values = max(run.points, key=lambda point: point.step), [point.value for point in run.points]
-            depth = "full" if not run.depth else f"{run.depth[-1][2]:.1f}"
-            cells = [str(last.step), f"{last.seconds:.0f}", percent(values[0]), percent(last.value)]
-            cells += [percent(steps[run.name]), percent(times[run.name])]
-            # the highest of many evaluations is high by chance, too
-            best = f"{percent(max(values))} of {len(values)}"
-            rows.append([run.name, *cells, *([percent(run.averaged)] if averaged else []), depth, best])
-    return header, rows
+# Tables: paired differences, settings, training, and Tables 1 and 6 of the TurnOPD paper.
 
 
-def seeds_table(runs: Sequence[Run]) -> Table | None:
-    """One row per method that was trained with several seeds: its mean at the last evaluation, over the last four, and
-    with averaged weights, and how far the seeds lie apart at the last, chance taken out. None if no two runs differ in
-    their seed alone."""
-    same: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.points and "seed" in run.config:
-            settings = {name: value for name, value in run.config.items() if name not in ("seed", "out", "provenance")}
-            same.setdefault(repr(sorted(settings.items())), []).append(run)
-    rows = []
-    for found in same.values():
-        if len(found) > 1:
-            cells = [[last_points(run.points, count) for run in found] for count in (1, 4)]
-            cells.append([run.averaged for run in found if run.averaged is not None])
-            means = [percent(fmean(values)) if len(values) == len(found) else "-" for values in cells]
-            ends = [task_means(run.episodes) for run in found]
-            spread = seed_spread(ends) if ends[0] and all(end.keys() == ends[0].keys() for end in ends) else None
-            rows.append([f"{found[0].name} ... {found[-1].name}", str(len(found)), *means, percent(spread)])
-    header = ["runs", "seeds", "last evaluation", "mean of the last four", "averaged weights", "std of seeds"]
-    return (header, rows) if rows else None
-
-
-def settings_table(runs: Sequence[Run]) -> Table | None:
-    """Returns a row for every setting in which the evaluations differ, or None if they all agree."""
-    played = [run for run in runs if run.episodes]
-    names = dict.fromkeys(name for run in played[1:] for name in differing(played[0].settings, run.settings))
-    if not names:
-        return None
-    rows = [[name, *(_shown(run.settings.get(name)) for run in played)] for name in names]
-    return ["setting", *(run.name for run in played)], rows
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """(base, other) of all comparisons: first what was trained side by side, then everything against the first run,
+def pairs(methods: Sequence[Method]) -> list[tuple[Method, Method]]:
+    """(base, other) of all comparisons: first what was trained side by side, then everything against the first method,
     what was trained before the rest."""
-    played = [run for run in runs if run.episodes]
-    trained = [run for run in played if run.training]
-    rest = sorted(played[1:], key=lambda run: not run.training)
-    found = [(trained[0], run) for run in trained[1:]] + [(played[0], run) for run in rest]
-    return list({(base.name, run.name): (base, run) for base, run in found}.values())
+    played = [one for one in methods if one.first.episodes]
+    trained = [one for one in played if one.first.training]
+    rest = sorted(played[1:], key=lambda one: not one.first.training)
+    found = [(trained[0], one) for one in trained[1:]] + [(played[0], one) for one in rest]
+    return list({(base.name, one.name): (base, one) for base, one in found}.values())
 
 
-def paired_table(runs: Sequence[Run], *, different_settings: bool = False) -> Table | None:
-    """Differences of evaluations, paired by task (`pairs`); None with fewer than two.
+def paired_table(methods: Sequence[Method], *, different_settings: bool = False) -> Table | None:
+    """Differences of last evaluations, paired by task (`pairs`), one family; None with fewer than two methods.
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
-    rows = []
-    for base, run in pairs(runs):
-        name, other = f"{run.name} minus {base.name}", decisive(differing(base.settings, run.settings))
+    found, refused = dict[str, Difference](), dict[str, str]()
+    for base, method in pairs(methods):
+        name = f"{method.name} minus {base.name}"
+        other = decisive(differing(base.first.settings, method.first.settings))
         if other and not different_settings:
-            said = f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
-            rows.append([name, "-", "-", "-", said])
+            refused[name] = (
+                f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
+            )
             continue
         try:
-            found = compare(base.episodes, run.episodes)
+            found |= _differences(name, base, method)
         except ScoreError as error:
-            rows.append([name, "-", "-", "-", str(error)])
-            continue
-        rows.append([name, str(found), str(found.tasks), f"{100 * found.better:.0f}", "one run each"])
-        if (graded := compare_scores(base.episodes, run.episodes)) is not None:
-            rows.append(
-                [f"{name}, score", str(graded), str(graded.tasks), f"{100 * graded.better:.0f}", "one run each"]
-            )
-    return (["comparison", "points [95 %]", "tasks", "better %", "holds for"], rows) if rows else None
+            refused[name] = str(error)
+    rows = [[name, "-", "-", "-", "-", said] for name, said in refused.items()]
+    for name, one in in_family(found).items():
+        cells = [str(one), str(one.tasks), "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}"]
+        rows.append([name, *cells, one.told])
+    order = [f"{method.name} minus {base.name}" for base, method in pairs(methods)]
+    rows.sort(key=lambda row: order.index(row[0].removesuffix(", score")))
+    return (["comparison", "points [95 %]", "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
+
+
+def _differences(name: str, base: Method, method: Method) -> dict[str, Difference]:
+    """Of success, and of the graded score where that is more. Raises ScoreError where other tasks were played."""
+    sides = [[[one for one in run.episodes if not one.status.is_error] for run in side.runs] for side in (base, method)]
+    for played in sides[1]:
+        check_hashes(*({one.task.task_id: one.task.sha256 for one in each} for each in (sides[0][0], played)))
+    players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
+    fixed = any(scripted({"agent": "model", **run.settings}) for run in players)
+    pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
+
+    def minus(ways: Sequence[Sequence[Mapping[str, float]]]) -> Difference:
+        return rise(*ways, fixed=fixed, pair=pair, p=True)
+
+    found = {name: minus([[task_means(played) for played in side] for side in sides])}
+    graded = [[score_means(played) for played in side] for side in sides]
+    if any(means for side in graded for means in side):
+        # a run whose every score is success is still on the same scale
+        ways = [[m or task_means(p) for m, p in zip(*both, strict=True)] for both in zip(graded, sides, strict=True)]
+        found[f"{name}, score"] = minus(ways)
+    return found
+
+
+def settings_table(methods: Sequence[Method]) -> Table | None:
+    """A row for every setting in which methods differ, first those that matter; None if they all agree."""
+    differ = unlike([method.first for method in methods])
+    rows = [[name, *map(_shown, values)] for name, values in differ.items()]
+    return (["setting", *(method.name for method in methods)], rows) if rows else None
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def training_table(methods: Sequence[Method]) -> Table:
+    """One row per method: what its runs took, first and last evaluation, depth where it was controlled, and the highest
+    evaluation; means over seeds."""
+    trained = [method for method in methods if method.records]
+    depth = any(map(depth_of, trained))
+    header = ["method", "seeds", "steps", "seconds", "start", "last", *(["depth"] if depth else [])]
+    rows = []
+    for method in trained:
+        steps = "-".join(str(n) for n in sorted({max(_steps(method, n)) for n in range(len(method.records))}))
+        values = mean_curve(method)
+        cells = [
+            method.name,
+            str(len(method.records)),
+            steps,
+            f"{fmean(one.total.seconds for one in method.records):.0f}",
+        ]
+        cells += [percent(values[0]), percent(values[-1])] if values else ["-", "-"]
+        if depth:
+            found = depth_of(method)
+            cells.append(f"{found:.1f}" if found else "full")
+        # the highest of many evaluations is high by chance, too
+        rows.append([*cells, f"{percent(max(values))} of {len(values)}" if values else "-"])
+    return [*header, "highest, chosen on these tasks"], rows
+
+
+def _steps(method: Method, number: int) -> list[int]:
+    record = method.records[number]
+    return [0, *(point.step for point in record.evaluations), *(int(step["step"]) for step in record.steps[-1:])]
+
+
+def mean_curve(method: Method) -> list[float]:
+    """Mean success at the steps that all seeds were evaluated after, in order."""
+    curves = [{p.step: fmean(p.tasks.values()) for p in record.evaluations} for record in method.records]
+    return [fmean(curve[step] for curve in curves) for step in sorted(set.intersection(*map(set, curves)))]
 
 
 def regime_table(runs: Sequence[Diagnosed]) -> Table:
@@ -194,8 +217,10 @@ def percent(share: float | None) -> str:
 Part = str | tuple[str, Table] | Figure
 """A paragraph, a table with its stem for CSV, or a figure."""
 PAIRED = """\
-Of success, by task, 95 %: for these two runs and new tasks; other training seeds may differ (`turngym result table`
-compares several). Better: how often the one does better in a task than the other, equal counting half."""
+Of success at the last evaluation, by task, 95 %, for new tasks and, where both sides have several, new training seeds,
+which are crossed. One run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not
+say how far seeds lie apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a
+task than one of the other, equal counting half."""
 REGIME = """\
 Full-depth steps; shallow and deep turns are the first and last third of full depth, KL is the raw reverse KL in nats
 per token, G that of failed less that of successful episodes; the rest in percent. Signs that depth can pay: deep /
@@ -212,48 +237,53 @@ class Section:
 
 
 def sections(
-    runs: Sequence[Run], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Table | None
+    methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Table | None
 ) -> list[Section]:
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all."""
     made = []
     if paired is not None:
         made.append(Section(title="Paired difference", parts=(("paired", paired), PAIRED)))
     if scores:
-        text = "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted."
-        text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
-        told = [f"{run.name}: {run.departs}." for run in runs if run.departs]
+        text = "Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes that ended in errors are "
+        text += "not counted." + "".join(f" ~ is approximate: {why}." for why in approximate(scores))
+        told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
         made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
-    unlike = settings_table(runs)
-    if unlike is not None:
-        made.append(Section(title="Settings that differ", parts=(("settings", unlike),)))
-    if curves(runs):
-        text = (
-            "Percent. Same-Step: mean of the last four evaluations up to this step. Least-Time: at this wall clock, on "
-            "straight lines between evaluations. The highest of k evaluations was chosen on the tasks that it is "
-            "measured on, and is too high by chance: by 2 points of 5, by 3.5 of 20, where nothing but chance differs."
-        )
-        parts: tuple[Part, ...] = (("training", training_table(runs)), text)
-        if (seeds := seeds_table(runs)) is not None:
-            parts += (
-                ("seeds", seeds),
-                (
-                    "Runs that differ in their seed alone, percent; the standard deviation of seeds is that at the "
-                    "last evaluation, less what chance alone gives."
-                ),
-            )
-        parts += (*accuracy_figures(runs),)
-        made.append(Section(title="Training", parts=parts))
+    differ = settings_table(methods)
+    if differ is not None:
+        made.append(Section(title="Settings that differ", parts=(("settings", differ),)))
+    if any(method.records for method in methods):
+        made.append(Section(title="Training", parts=tuple(_training(methods))))
     made += _diagnostics(found)
-    traces = {run.name: item for run in runs if (item := trace_curves_of(run)) is not None and item.turns}
+    traces = {method.name: item for method in methods if (item := trace_curves_of(method)) is not None and item.turns}
     if traces:
-        made.append(
-            Section(title="Episodes", parts=tuple(episode_figures(traces, {run.name: run.place for run in runs})))
-        )
-    skipped = [line for run in runs for line in run.skipped]
+        places = {method.name: method.place for method in methods}
+        made.append(Section(title="Episodes", parts=tuple(episode_figures(traces, places))))
+    skipped = [line for method in methods for run in method.runs for line in run.skipped]
     if skipped:
         made.append(Section(title="Skipped", parts=("\n".join(f"- {line}" for line in skipped),)))
     return made
+
+
+def _training(methods: Sequence[Method]) -> list[Part]:
+    """What the runs took, and the tables of a study of them."""
+    parts: list[Part] = [
+        ("training", training_table(methods)),
+        "Percent, means over seeds. The highest of k evaluations was chosen on the tasks that it is measured on, and "
+        "is too high by chance: by 2 points of 5, by 3.5 of 20, where nothing but chance differs.",
+    ]
+    study, notes = records_of(methods)
+    # brings what only training needs
+    from turngym.trainers.study.tables import TABLES, tables_of
+
+    for title, table in tables_of(study).items():
+        world, _, name = title.rpartition(": ")
+        # as the files of a study are called
+        parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
+        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {TABLES[name].about}"]
+    parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
+    places = {method.name: method.place for method in methods}
+    return [*parts, *(accuracy_figure(world, rows, places) for world, rows in study.worlds.items())]
 
 
 def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
@@ -272,7 +302,8 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
     variants: tuple[Part, ...] = (
         (("variants", variant_table(found)),) if any(r.diagnosis.variants for r in found) else ()
     )
-    depth = (*notes, ("budget", budget_table(found)), *others[1:2], controller, *others[:1], *variants, *others[2:])
+    controlled = (controller,) if controller.panels else ()
+    depth = (*notes, ("budget", budget_table(found)), *others[1:2], *controlled, *others[:1], *variants, *others[2:])
     return [
         Section(title="Along an episode", parts=turns_parts),
         Section(title="Depth and weights", parts=depth),
@@ -295,45 +326,47 @@ class Head:
 
 
 def head(
-    runs: Sequence[Run], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
+    methods: Sequence[Method], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
 ) -> Head:
-    """The head of a report that `command` makes; `title` overrides the one that the runs give."""
+    """The head of a report that `command` makes; `title` overrides the one that the methods give."""
+    runs = [run for method in methods for run in method.runs]
     envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     panels = dict.fromkeys(run.panel for run in runs if run.panel)
-    names = [run.name for run in runs if run.training] or [run.name for run in runs]
+    names = [one.label for one in methods if one.records] or [one.label for one in methods]
     where = ", ".join(panels or envs) + (", scores approximate" if approximate(scores) else "")
-    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(run) for run in runs]
+    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(one) for one in methods]
     return Head(
         title=title or " and ".join(names) + (f": {where}" if where else ""),
-        summary=" ".join([*_outcome(paired), *_levels(scores), *_costs(runs)]),
+        summary=" ".join([*_outcome(paired), *_levels(scores), *_costs(methods)]),
         facts=(*filter(None, facts), command),
     )
 
 
-def _origin(run: Run) -> str:
-    """`opd: opd, student A, teacher B, 2026-11-25`; empty if nothing is known."""
-    own, about = run.config, run.config.get("provenance", {})
+def _origin(method: Method) -> str:
+    """`opd: opd, student A, teacher B, seeds 0, 1, 2026-11-25`; empty if nothing is known."""
+    own = method.first.config
     parts = [str(own["algorithm"])] if "algorithm" in own else []
-    parts += [f"{role} {_short(own[role])}" for role in ("student", "teacher", "agent") if own.get(role)]
-    parts += [str(about["started"])[:10]] if "started" in about else []
-    return f"{run.name}: {', '.join(parts)}" if parts else ""
-
-
-def _short(path: object) -> str:
-    """The last two names of a path: where a machine keeps its models says nothing to others."""
-    kind, colon, rest = str(path).partition(":")
-    return f"{kind}:{_short(rest)}" if colon else "/".join(Path(kind).parts[-2:])
+    for role in ("student", "teacher", "agent"):
+        found = dict.fromkeys(short(run.config[role]) for run in method.runs if run.config.get(role))
+        parts += [f"{role} {', '.join(found)}"] if found else []
+    seeds = [str(run.seed) for run in method.runs if run.seed is not None]
+    parts += [f"seeds {', '.join(seeds)}"] if len(seeds) > 1 else []
+    started = [str(run.config["provenance"]["started"])[:10] for run in method.runs if "provenance" in run.config]
+    parts += [" to ".join(dict.fromkeys((min(started), max(started))))] if started else []
+    return f"{method.name}: {', '.join(parts)}" if parts else ""
 
 
 def _outcome(paired: Table | None) -> list[str]:
     """The first comparison in a sentence."""
     if paired is None:
         return []
-    name, difference, tasks, _, holds = paired[1][0]
+    name, difference, tasks, seeds, _, told = paired[1][0]
     if difference == "-":
-        return [f"{name}: {holds}."]
-    return [f"{name}: {difference} points of success on {tasks} shared tasks, {holds}."]
+        return [f"{name}: {told}."]
+    said = {"yes": f"{seeds} seeds, clear of zero", "no": f"{seeds} seeds, not told from zero"}
+    alone = "one run each, which says nothing about other seeds"
+    return [f"{name}: {difference} points of success on {tasks} shared tasks, {said.get(told, alone)}."]
 
 
 def approximate(scores: Mapping[str, Scores]) -> list[str]:
@@ -346,9 +379,9 @@ def _levels(scores: Mapping[str, Scores]) -> list[str]:
     return [f"Success: {found}."] if found else []
 
 
-def _costs(runs: Sequence[Run]) -> list[str]:
-    last = {run.name: max(run.points, key=lambda point: point.step) for run in runs if run.points}
-    found = ", ".join(f"{name} {point.seconds:.0f} s for {point.step} steps" for name, point in last.items())
+def _costs(methods: Sequence[Method]) -> list[str]:
+    table = training_table(methods)[1]
+    found = ", ".join(f"{name} {seconds} s for {steps} steps" for name, _, steps, seconds, *_ in table)
     return [f"Training took {found}."] if found else []
 
 
@@ -450,10 +483,13 @@ class Options:
     """Which runs are reported."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """PATH or NAME=PATH of a trace, of an evaluation's folder or of a training run's; all are compared to the first."""
+    """PATH or NAME=PATH of a trace, of an evaluation's folder or of a training run's; NAME=PATTERN ('opd=runs/opd-*')
+    and a repeated NAME are runs of one method that differ in their seed alone. All are compared to the first."""
     out: Path | None = None
-    """Folder for report.html, report.md, report.png, figures/ (PNG and SVG) and data/ (CSV); by default the report is
-    only printed."""
+    """Folder for report.html, report.md, report.png, figures/ (PNG, SVG and PDF) and data/ (CSV); by default the report
+    is only printed."""
+    latex: bool = False
+    """Also write each table as LaTeX (booktabs) into OUT/tables."""
     figure: bool = True
     """Draw figures (needs matplotlib)."""
     diagnostics: bool = True
@@ -470,15 +506,16 @@ def main(argv: Sequence[str]) -> int:
     options = read(Options, argv, prog="turngym report", description=(__doc__ or "").split("\n")[0])
     if not options.runs:
         raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
-    runs = [load_run(spec, place) for place, spec in enumerate(options.runs)]
-    unique_names(runs)
-    scores = {run.name: score(run.episodes) for run in runs if run.episodes}
-    found = diagnosed(runs) if options.diagnostics else []
-    paired = paired_table(runs, different_settings=options.different_settings)
-    made = sections(runs, scores, found, paired)
+    if options.latex and options.out is None:
+        raise TurngymError("--latex writes files: give --out, too")
+    methods = methods_of(options.runs)
+    scores = {one.name: score_seeds([run.episodes for run in one.runs]) for one in methods if one.first.episodes}
+    found = diagnosed([run for one in methods for run in one.runs]) if options.diagnostics else []
+    paired = paired_table(methods, different_settings=options.different_settings)
+    made = sections(methods, scores, found, paired)
     # where the report is written to says nothing of it
     command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
-    top = head(runs, scores, paired, options.title, command)
+    top = head(methods, scores, paired, options.title, command)
     print(as_markdown(top, made, drawn=False))
     if options.out is None:
         return 0
@@ -487,7 +524,7 @@ def main(argv: Sequence[str]) -> int:
     summary = options.figure
     if options.figure:
         try:
-            draw_summary(runs, scores, options.out / "report.png")
+            draw_summary(methods, records_of(methods)[0], scores, options.out / "report.png")
         except TurngymError as error:
             summary = False
             failed.append(str(error))
@@ -507,7 +544,9 @@ def _write(options: Options, top: Head, made: Sequence[Section], *, summary: boo
 
     def written(part: Part) -> Part:
         if isinstance(part, tuple):
-            write_page(folder / "data" / f"{part[0]}.csv", csv_text(part[1]))
+            write_table(part[1], folder / "data" / f"{part[0]}.csv")
+            if options.latex:
+                write_table(part[1], folder / "tables" / f"{part[0]}.tex")
         elif isinstance(part, Figure):
             try:
                 drawn[part.name] = write_figure(part, folder, draw=options.figure)

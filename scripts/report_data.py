@@ -1,49 +1,50 @@
-"""What `turngym report` reads: evaluations (traces) and training runs (metrics), streamed line by line."""
+"""What `turngym report` reads: evaluations (traces) and training runs (metrics), streamed line by line.
+
+Runs of one method that differ in their seed alone are one `Method`: what they say is put together (`methods_of`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import glob
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.compare import note_settings, recorded
 from turngym.agents.evaluation.original import departs_line
-from turngym.agents.evaluation.results import AVERAGE, DEPARTS
-from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
-from turngym.agents.evaluation.statistics import CurvePoint
+from turngym.agents.evaluation.results import DEPARTS
+from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, read_toml
 from turngym.envs.core.task import Task
-from turngym.envs.core.trace import iter_episodes, iter_trace
+from turngym.envs.core.trace import iter_trace
 from turngym.retrieval.user_files import named_path
+from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, make_record, read_record
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
     from turngym.trainers.diagnostics.trace_curves import TraceCurves
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
-CATEGORY = "eval/category/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run as the report shows it: an evaluation, a training run, or both."""
+    """One run: an evaluation, a training run, or both."""
 
     name: str
+    path: Path
     place: int = 0
-    """Position among the runs of the report; it fixes the color."""
+    """Position of its method in the report; it fixes the color."""
+    seed: int | None = None
+    """None where neither config.toml nor the episodes of an evaluation say it."""
     episodes: Sequence[EpisodeOutcome] = ()
     """Return, success and status of every episode."""
-    points: tuple[CurvePoint, ...] = ()
-    """Evaluations during training."""
-    bands: tuple[tuple[float, float], ...] = ()
-    """95 % intervals of these evaluations."""
-    categories: tuple[Mapping[str, float], ...] = ()
-    """Success by category in these evaluations."""
-    depth: tuple[tuple[int, float, float], ...] = ()
-    """(step, cap, smoothed horizon) where training chose a depth; of a long run every other, fourth, ... step."""
     training: Path | None = None
     """Folder with metrics.jsonl."""
     trace: Path | None = None
@@ -58,8 +59,26 @@ class Run:
     """In what the last evaluation was not the original's, in a line; empty if it is not known."""
     panel: str | None = None
     """What the episodes were played on; None for a bare trace."""
-    averaged: float | None = None
-    """Success of the averaged weights, where `turngym model average` has let them play."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A row of the report: one run, or several that differ in their seed alone, in the order of their seeds."""
+
+    name: str
+    place: int
+    runs: tuple[Run, ...]
+    records: tuple[Record, ...] = ()
+    """What each training run says; empty for evaluations."""
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def label(self) -> str:
+        """The name, with the number of seeds where there are several."""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +94,56 @@ class Diagnosed:
     """Settings of the run that are not known."""
 
 
-def load_run(spec: str, place: int = 0) -> Run:
-    """Read `PATH` or `NAME=PATH`: a trace file, or a folder with trace.jsonl and/or metrics.jsonl.
+# --- Reading
 
-    Raises:
-        TurngymError: nothing to report there.
+
+def expanded(spec: str) -> list[tuple[str, Path]]:
+    """The name and path of `PATH` or `NAME=PATH`, whose path may be a pattern: `opd=runs/opd-*`.
+
+    The name is "" where none is given.
+
+    A pattern takes folders, and files only where it matches no folder. Raises TurngymError where it matches nothing.
     """
     name, path = named_path(spec)
+    if path.exists() or not glob.has_magic(str(path)):
+        return [(name, path)]
+    found = [Path(one) for one in sorted(glob.glob(str(path)))]
+    if not found:
+        raise TurngymError(f"no run matches the pattern {path} ({spec})")
+    return [(name, one) for one in [one for one in found if one.is_dir()] or found]
+
+
+def load_run(spec: str, place: int = 0) -> Run:
+    """Reads `PATH` or `NAME=PATH`: a trace file, or a folder with trace.jsonl and/or metrics.jsonl.
+
+    Raises TurngymError where there is nothing to report.
+    """
+    return _load(*named_path(spec), place)
+
+
+def _load(name: str, path: Path, place: int) -> Run:
     # shown in tables and figures, which know no bytes that are no text
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
+    folder = path.parent if path.is_file() else path
+    config = read_toml(folder / FILE, provenance=True) if (folder / FILE).is_file() else {}
+    about = Run(name=name, path=path, place=place, config=config)
     if path.is_file():
-        return Run(name=name, place=place, config=_config(path.parent), **_nonempty(path, _evaluation(path)))
+        return _seeded(replace(about, **_nonempty(path, _evaluation(path))))
     found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
     traces = [trace for hits in found for trace in hits]
     values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
     if (path / "metrics.jsonl").is_file():
-        values |= _training(path)
+        values["training"] = path
     elif traces:
         _nonempty(traces[0], values)
     if not values:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
-    return Run(name=name, place=place, config=_config(path), **values)
+    return _seeded(replace(about, **values))
+
+
+def _seeded(run: Run) -> Run:
+    seed = run.config.get("seed", None if run.training else run.settings.get("seed"))
+    return replace(run, seed=seed if isinstance(seed, int) else None)
 
 
 def name_of_run(path: Path) -> str:
@@ -106,10 +154,6 @@ def name_of_run(path: Path) -> str:
     return place.name.removesuffix(".jsonl") or str(place)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return read_toml(folder / FILE, provenance=True) if (folder / FILE).is_file() else {}
-
-
 def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     """`values` of a trace; TurngymError where it holds no episode."""
     if values["episodes"]:
@@ -117,72 +161,6 @@ def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     lines = values["skipped"]
     why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
     raise TurngymError(f"{path}: no episode to report: {why}")
-
-
-def unique_names(runs: Sequence[Run]) -> None:
-    """Raise TurngymError if two runs have one name."""
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
-            raise TurngymError(f"two runs are called {name!r}; tell them apart with NAME=PATH")
-
-
-def curves(runs: Sequence[Run]) -> Mapping[str, Sequence[CurvePoint]]:
-    """Training curves by name, of the runs that have one."""
-    return {run.name: run.points for run in runs if run.points}
-
-
-def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
-    """The diagnostics of those runs that trained by turn; empty without torch, which the controller's code needs."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return []
-    from turngym.trainers.diagnostics.depth import run_controls
-    from turngym.trainers.diagnostics.diagnose import diagnose
-    from turngym.trainers.metrics import iter_metrics
-
-    found = []
-    for run in runs:
-        folder = run.training
-        if folder is None or not run.depth:
-            continue
-        known = run_controls(folder)
-        diagnosis = diagnose(
-            lambda folder=folder: iter_metrics(folder),  # type: ignore[misc]
-            depth=known.depth,
-            controlled=known.depth is not None,
-            alpha=known.alpha,
-        )
-        if diagnosis.shape.turns:
-            found.append(
-                Diagnosed(
-                    name=run.name,
-                    place=run.place,
-                    diagnosis=diagnosis,
-                    controlled=known.depth is not None,
-                    note=known.note,
-                )
-            )
-    return found
-
-
-def trace_curves_of(run: Run) -> TraceCurves | None:
-    """What the episodes of a run say by turn, read once more; None without a trace."""
-    from turngym.trainers.diagnostics.trace_curves import trace_curves
-
-    if run.trace is None:
-        return None
-    return trace_curves(item for item in iter_trace(run.trace) if isinstance(item, Episode))
-
-
-def _thinned(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float, float], ...]:
-    """At most 2,000 points of a curve, evenly spread, and its last one."""
-    stride = 1
-    while len(points) > 2000 * stride:
-        stride *= 2
-    kept = points[::stride]
-    return tuple(kept) if kept[-1:] == points[-1:] else (*kept, points[-1])
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
@@ -207,24 +185,287 @@ def _evaluation(path: Path) -> dict[str, Any]:
     }
 
 
-def _training(path: Path) -> dict[str, Any]:
+# --- Methods: which runs are seeds of one, and which settings differ
+
+OUTSIDE = ("seed", "out", "resume", "provenance")
+"""Keys of config.toml that are no settings of a method."""
+IDLE: tuple[str, ...] = (
+    "threads",
+    "workers",
+    "executor",
+    "worker_cpus",
+    "worker_gpus",
+    "retries",
+    "slots",
+    "device",
+    "checkpoint_every",
+)
+IDLE += (
+    "keep_checkpoints",
+    "keep_rollouts",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "log_project",
+    "gradient_checkpointing",
+)
+IDLE += ("step_timeout", "worker_timeout", "process_timeout", "judge_timeout", "server_parallel", "server_deadline")
+IDLE += ("judge_parallel", "engine_python", "engine_memory", "weight_address", "policy_server", "teacher_server")
+"""Settings of how a run is computed and what is kept of it: seeds of a method may differ in them."""
+MODELS = ("student", "teacher", "agent", "model", "panel")
+"""Settings with a path, which lies elsewhere on another machine: its last two names count."""
+PLAYED = ("env_kwargs", "max_turns", "split", "temperature")
+"""Settings of an evaluation whose own record says what became of them (`make.max_turns`)."""
+MATTER = ("algorithm", "optimizer", "student", "teacher", "agent", "model", "steps", "episodes", "env", "panel")
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Everything that was set in a run but its seed, flat (`optimizer.lr`): its config.toml, and how its evaluation was
+    played; a name that both have is, of training, `NAME (training)`."""
+    played = {name: value for name, value in run.settings.items() if name not in OUTSIDE}
+    asked = {name: value for name, value in run.config.items() if name not in OUTSIDE}
+    if run.training is None:
+        # the episodes say it
+        asked = {name: value for name, value in asked.items() if name not in (*PLAYED, *played)}
+    # who was trained is who plays
+    played = {name: value for name, value in played.items() if run.training is None or name not in ("agent", "model")}
+    found = {f"{name} (training)" if name in played else name: value for name, value in _flat(asked)} | played
+    return {name: short(value) if name in MODELS and value else value for name, value in found.items()}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def short(path: object) -> str:
+    """The last two names of a path: where a machine keeps its models says nothing to others."""
+    kind, colon, rest = str(path).partition(":")
+    return f"{kind}:{short(rest)}" if colon else "/".join(Path(kind).parts[-2:])
+
+
+def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Name -> its value in each run, of the settings that differ, first those that matter most."""
+    every = [settings_of(run) for run in runs]
+    # the settings of an algorithm are a table of its name
+    own = tuple(str(settings.get("algorithm", "")) for settings in every)
+
+    def rank(name: str) -> int:
+        head = name.partition(".")[0].removesuffix(" (training)")
+        order = (MATTER[:1], own, MATTER[1:])
+        return next((n for n, names in enumerate(order) if head in names), 4 if head in IDLE else 3)
+
+    names = dict.fromkeys(name for settings in every for name in settings)
+    differ = [name for name in names if any(one.get(name) != every[0].get(name) for one in every)]
+    return {name: [one.get(name) for one in every] for name in sorted(differ, key=rank)}
+
+
+def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
+    """The first setting in which two runs differ that are no seeds of one method, with both values."""
+    for name, (one, other) in unlike([first, run]).items():
+        # the model that a seed was trained to is its own
+        seeds = name in ("agent", "model") and first.training is None and "model:" in f"{one}{other}"
+        if not seeds and name.removesuffix(" (training)") not in IDLE:
+            return name, one, other
+    return None
+
+
+def methods_of(specs: Sequence[str]) -> list[Method]:
+    """The methods of the runs that `specs` name.
+
+    Runs under one given name are seeds of it; others are seeds of one method where they differ in their seed alone.
+
+    Raises TurngymError for runs under one name that differ in more, or have the same seed, and for two of one name that
+    nobody gave them.
+    """
+    named = [one for spec in specs for one in expanded(spec)]
+    runs = [_load(name, path, 0) for name, path in named]
+    given = [run.name for run, (name, _) in zip(runs, named, strict=True) if name]
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    for name, group in groups.items():
+        if len(group) > given.count(name) and len(group) > 1:
+            raise TurngymError(f"two runs are called {name!r}; tell them apart with NAME=PATH")
+        for run in group[1:]:
+            if found := _other_method(group[0], run):
+                raise TurngymError(
+                    f"runs called {name!r} differ in more than their seed: {found[0]} is {found[1]!r} in "
+                    f"{group[0].path} and {found[2]!r} in {run.path}; give them different names"
+                )
+        # evaluations of two models may have been sampled with one seed
+        known = Counter((run.seed, None if run.training else run.settings.get("agent")) for run in group)
+        if ((seed := known.most_common(1)[0])[1] > 1 and seed[0][0] is not None) or len(
+            {run.path for run in group}
+        ) < len(group):
+            said = f"the seed {seed[0][0]}" if seed[0][0] is not None else "one path"
+            raise TurngymError(f"two runs are called {name!r} and have {said}; tell them apart with NAME=PATH")
+    return [_method(name, place, group) for place, (name, group) in enumerate(_alike(groups))]
+
+
+def _alike(groups: Mapping[str, list[Run]]) -> list[tuple[str, list[Run]]]:
+    """The groups with their names; those of one training run each, which differ in their seed alone, are one."""
+    found: list[list[Run]] = []
+    for group in groups.values():
+        run = group[0]
+        same = [others for others in found if len(group) == 1 and _only_seeds_differ([*others, run])]
+        same[0].append(run) if same else found.append(list(group))
+    return [(_common_name([run.name for run in group], groups), group) for group in found]
+
+
+def _only_seeds_differ(runs: Sequence[Run]) -> bool:
+    seeds = {run.seed for run in runs if run.training is not None and run.seed is not None}
+    return len(seeds) == len(runs) and _other_method(runs[0], runs[-1]) is None
+
+
+def _common_name(names: Sequence[str], taken: Mapping[str, object]) -> str:
+    """`opd` for opd-seed0 and opd-seed1."""
+    if len(set(names)) == 1:
+        return names[0]
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in same).rstrip("0123456789-_. ").removesuffix("seed").rstrip("-_. ")
+    return common if common and common not in taken else f"{names[0]} ... {names[-1]}"
+
+
+def _method(name: str, place: int, group: Sequence[Run]) -> Method:
+    runs = sorted(group, key=lambda run: (run.seed is None, run.seed or 0))
+    tasks = [{one.task.task_id for one in run.episodes if not one.status.is_error} for run in runs]
+    every = set[str].intersection(*tasks)
+    if every and (missing := set[str].union(*tasks) - every):
+        # a mean over seeds is over tasks that all of them played
+        note = f"{name}: {len(missing)} tasks left out that not every seed has an episode of, as {min(missing)}"
+        kept = [[one for one in run.episodes if one.task.task_id in every] for run in runs]
+        runs = [replace(run, episodes=episodes) for run, episodes in zip(runs, kept, strict=True)]
+        runs[0] = replace(runs[0], skipped=(*runs[0].skipped, note))
+    one = len(runs) == 1
+    labels = [
+        name if one else f"{name} seed {place if run.seed is None else run.seed}" for place, run in enumerate(runs)
+    ]
+    runs = [replace(run, name=label, place=place) for run, label in zip(runs, labels, strict=True)]
+    return Method(name=name, place=place, runs=tuple(runs), records=tuple(_records(name, runs)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A training run as the one cell of a study."""
+
+    method: str
+    seed: int
+    folder: Path
+    world: str = ""
+    group: str = "main"
+    about: str = ""
+    verb: str = "train"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
+    """The records of training runs, as studies have them; a finished cell of a study has its own."""
+    for number, run in enumerate(runs):
+        if run.training is None:
+            continue
+        seed = number if run.seed is None else run.seed
+        if (run.training / RECORD).is_file():
+            yield replace(read_record(run.training), world="", method=name, group="main", seed=seed)
+        else:
+            yield make_record(Folder(method=name, seed=seed, folder=run.training), strict=False)
+
+
+TRAINING = "training"
+"""The one world of a report's study, where all methods were evaluated on the same tasks."""
+
+
+def records_of(methods: Sequence[Method]) -> tuple[Records, list[str]]:
+    """The training runs as a study, of which methods that were evaluated on the same tasks are one world; and notes.
+
+    Tasks count that all evaluations of a world have episodes of.
+    """
+    known = [method for method in methods if method.records and all(one.evaluations for one in method.records)]
+    worlds: list[tuple[set[str], list[Method]]] = []
+    notes = []
+    for method in known:
+        points = [point for record in method.records for point in record.evaluations]
+        tasks = set[str].intersection(*(set(point.tasks) for point in points))
+        if not tasks or WHOLE in tasks:
+            tasks = {WHOLE}
+            notes.append(
+                f"{method.name}: not every evaluation has a trace, so that their means count as of a single task"
+            )
+        elif left_out := len(set[str].union(*(set(point.tasks) for point in points)) - tasks):
+            notes.append(f"{method.name}: {left_out} tasks left out that not every evaluation has an episode of")
+        for place, (others, group) in enumerate(worlds):
+            if 2 * len(tasks & others) > max(len(tasks), len(others)):
+                worlds[place] = tasks & others, [*group, method]
+                break
+        else:
+            worlds.append((tasks, [method]))
+    found = []
+    for number, (tasks, group) in enumerate(worlds, 1):
+        world = TRAINING if len(worlds) == 1 else f"tasks {number}: {', '.join(method.name for method in group)}"
+        found += [_cut(replace(record, world=world), tasks) for method in group for record in method.records]
+    several = any(len(method.records) > 1 or method.records[0].averaged for method in known)
+    tables = ["overview", "accuracy", *(["averages"] if several else []), "cost"]
+    tables += ["categories"] if any(record.categories for record in found) else []
+    # a single method is compared with nobody
+    base = found[0].method if len(known) > 1 else None
+    return Records(title="", records=found, baseline=base, tables=tuple(tables)), notes
+
+
+def _cut(record: Record, tasks: set[str]) -> Record:
+    """The record as if these were all of its tasks; only means, of a single task, where they are `WHOLE`."""
+
+    def cut(means: Mapping[str, float]) -> dict[str, float]:
+        return {WHOLE: fmean(means.values())} if WHOLE in tasks else {task: means[task] for task in sorted(tasks)}
+
+    averaged = record.averaged
+    return replace(
+        record,
+        evaluations=tuple(replace(point, tasks=cut(point.tasks)) for point in record.evaluations),
+        categories={task: kind for task, kind in record.categories.items() if task in tasks},
+        averaged=cut(averaged) if averaged and (WHOLE in tasks or tasks <= averaged.keys()) else None,
+    )
+
+
+# --- What is read once more, where it is asked for
+
+
+def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
+    """The diagnostics of those runs that trained by turn; empty without torch, which the controller's code needs."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return []
+    from turngym.trainers.diagnostics.depth import run_controls
+    from turngym.trainers.diagnostics.diagnose import diagnose
     from turngym.trainers.metrics import iter_metrics
 
-    seconds, points, bands, categories = 0.0, [], [], []
-    depth: list[tuple[int, float, float]] = []
-    for row in iter_metrics(path):
-        if row["kind"] == "train":
-            seconds = row.get("time/train_s") or seconds
-            if row.get("depth/cap") is not None:
-                depth.append((row["step"], float(row["depth/cap"]), float(row.get("depth/hbar") or row["depth/cap"])))
-        elif row.get("eval/avg") is not None:
-            at = row.get("time/train_s")
-            points.append(CurvePoint(step=row["step"], seconds=seconds if at is None else at, value=row["eval/avg"]))
-            bands.append((row.get("eval/low") or 0.0, row.get("eval/high") or 0.0))
-            found = {name.removeprefix(CATEGORY): value for name, value in row.items() if name.startswith(CATEGORY)}
-            categories.append({name: value for name, value in found.items() if value is not None})
-    values: dict[str, Any] = {"points": tuple(points), "bands": tuple(bands), "categories": tuple(categories)}
-    played = path / AVERAGE / "trace.jsonl"
-    if played.is_file():
-        values["averaged"] = score([EpisodeOutcome.of(one) for one in iter_episodes(played)]).overall.avg.mean
-    return {**values, "depth": _thinned(depth), "training": path}
+    found = []
+    for run in runs:
+        folder = run.training
+        if folder is None or not any(row.get("depth/cap") is not None for row in iter_metrics(folder)):
+            continue
+        known = run_controls(folder)
+        controlled = known.depth is not None
+        diagnosis = diagnose(
+            lambda folder=folder: iter_metrics(folder),  # type: ignore[misc]
+            depth=known.depth,
+            controlled=controlled,
+            alpha=known.alpha,
+        )
+        if diagnosis.shape.turns:
+            about = {"name": run.name, "place": run.place, "note": known.note}
+            found.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))  # type: ignore[arg-type]
+    return found
+
+
+def trace_curves_of(method: Method) -> TraceCurves | None:
+    """What the episodes of a method's runs say by turn, read once more; None without a trace."""
+    from turngym.trainers.diagnostics.trace_curves import trace_curves
+
+    paths = [run.trace for run in method.runs if run.trace is not None]
+    if not paths:
+        return None
+    return trace_curves(item for item in chain(*map(iter_trace, paths)) if isinstance(item, Episode))

@@ -9,14 +9,16 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table
+from turngym.envs.core.tables import Table, latex
+from turngym.trainers.study.results import Rows, curve
 
 # A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.
 
@@ -46,6 +48,8 @@ RC: Any = {
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
     "svg.hashsalt": "turngym",
+    # letters of a PDF stay letters
+    "pdf.fonttype": 42,
     "font.family": "sans-serif",
     # a dollar sign in the name of a run is no formula
     "text.parse_math": False,
@@ -84,6 +88,15 @@ def color(place: int) -> dict[str, Any]:
     return {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}
 
 
+def legend(axis: Any, *, thick: str = "", thin: str = "") -> None:
+    """A legend of all that is drawn; with `thick` and `thin` also of what these lines mean, whatever their color."""
+    for label, width in ((thick, 2.0), (thin, 0.7)):
+        if label and axis.get_legend_handles_labels()[0]:
+            axis.plot([], [], color=COLORS[6], linewidth=width, label=label)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend()
+
+
 def number(value: Any) -> str:
     """A cell of a CSV file: empty for what is not known."""
     if isinstance(value, str):
@@ -104,6 +117,12 @@ def csv_text(table: Table) -> str:
     writer.writerow(table[0])
     writer.writerows(table[1])
     return page.getvalue()
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Writes a table as CSV, or as LaTeX where `path` ends in .tex: the same cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_page(path, latex(table) if path.suffix == ".tex" else csv_text(table))
 
 
 @contextmanager
@@ -154,32 +173,56 @@ def _first_line(error: Exception) -> str:
 
 
 def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str]:
-    """Write `data/NAME.csv`, and with `draw` `figures/NAME.png` and `.svg`; returns each panel as inline SVG.
+    """Write `data/NAME.csv`, and with `draw` `figures/NAME.png`, `.svg` and `.pdf`; returns each panel as inline SVG.
 
     Raises TurngymError where a panel cannot be drawn; the numbers are written then.
     """
-    for name in ("figures", "data") if draw else ("data",):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    write_page(folder / "data" / f"{figure.name}.csv", csv_text(figure.table))
+    write_table(figure.table, folder / "data" / f"{figure.name}.csv")
     if not figure.panels or not draw:
         return []
-    save_panels(figure.panels, *(folder / "figures" / f"{figure.name}{suffix}" for suffix in (".png", ".svg")))
+    (folder / "figures").mkdir(exist_ok=True)
+    ends = save_panels(figure.panels, *(folder / "figures" / f"{figure.name}.{kind}" for kind in ("png", "svg", "pdf")))
     with plotting(figure.title):
-        return [_inline(panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
+        parts = zip(figure.panels, ends, strict=True)
+        return [_inline(panel, end, f"{figure.name}-{place}") for place, (panel, end) in enumerate(parts)]
 
 
-def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> None:
-    """Draws panels in `columns` and writes them to PNG and SVG files. Raises TurngymError as `plotting` does.
+def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> list[Ends]:
+    """Draws panels in `columns` and writes them to PNG, SVG and PDF files; returns the ends of their axes. Raises
+    TurngymError as `plotting` does.
 
-    A single panel leaves half of the width empty: so letters are of one size in all figures of a page.
+    A single panel leaves half of the width empty: so letters are of one size in all figures of a page. Panels whose
+    axes have one label share them, so that they can be compared.
     """
     with plotting(paths[0].name):
-        drawn = _draw(panels, columns)
+        drawn, ends = _draw(panels, columns)
         for path in paths:
             drawn.savefig(path, dpi=140, metadata=_metadata(path.suffix))
+    return ends
 
 
-def _draw(panels: Sequence[Panel], columns: int) -> Any:
+Ends = Mapping[str, tuple[float, float]]
+"""`x` and `y`, each from where to where."""
+
+
+def _share(axes: Any) -> list[Ends]:
+    """Gives axes of one label one range."""
+    found: list[dict[str, tuple[float, float]]] = [{} for _ in axes]
+    for name in "xy":
+        labels = [getattr(axis, f"get_{name}label")() for axis in axes]
+        for place, axis in enumerate(axes):
+            alike = [axes[n] for n in range(len(axes)) if n == place or (labels[n] and labels[n] == labels[place])]
+            ranges = [getattr(one, f"get_{name}lim")() for one in alike]
+            # an axis that points down stays so
+            low, high = min(map(min, ranges)), max(map(max, ranges))
+            own = getattr(axis, f"get_{name}lim")()
+            found[place][name] = (low, high) if own[0] <= own[1] else (high, low)
+    for axis, ends in zip(axes, found, strict=True):
+        axis.set(xlim=ends["x"], ylim=ends["y"])
+    return [*found]
+
+
+def _draw(panels: Sequence[Panel], columns: int, ends: Ends | None = None) -> tuple[Any, list[Ends]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
@@ -193,16 +236,19 @@ def _draw(panels: Sequence[Panel], columns: int) -> Any:
         axis.set_title(panel.title, loc="left")
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
+    shared = _share(axes.flat[: len(panels)])
+    if ends is not None:
+        axes.flat[0].set(xlim=ends["x"], ylim=ends["y"])
     # once: every saving would find the same places again, which takes longer than to draw
     engine: Any = figure.get_layout_engine()
     engine.execute(figure)
     figure.set_layout_engine(None)
-    return figure
+    return figure, shared
 
 
-def _inline(panel: Panel, prefix: str) -> str:
+def _inline(panel: Panel, ends: Ends, prefix: str) -> str:
     """One panel as an SVG element for a page: ids of its own, colors of the page's theme."""
-    drawn, page = _draw([panel], columns=1), io.StringIO()
+    (drawn, _), page = _draw([panel], columns=1, ends=ends), io.StringIO()
     drawn.savefig(page, format="svg", metadata=_metadata(".svg"))
     text = page.getvalue()
     text = text[text.index("<svg") :]
@@ -224,3 +270,33 @@ def _metadata(suffix: str) -> dict[str, Any]:
     if suffix == ".pdf":
         return {"CreationDate": None}
     return {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
+
+
+# Curves of training, as studies and reports draw them.
+
+AXES = {"step": "training step", "seconds": "training time (s)", "cpu": "CPU time of training (s)"}
+
+
+def curve_panels(
+    rows: Rows, across: Sequence[Literal["step", "seconds", "cpu"]], places: Mapping[str, int] | None = None
+) -> tuple[Panel, ...]:
+    """A panel for each of `across`: success of every method against it; `places` fix their colors."""
+    where = places or {name: place for place, name in enumerate(rows)}
+    return tuple(Panel(f"success by {AXES[by]}", partial(_curves, rows=rows, by=by, places=where)) for by in across)
+
+
+def _curves(axis: Any, rows: Rows, by: str, places: Mapping[str, int]) -> None:
+    for name, seeds in rows.items():
+        points, look = curve(seeds), color(places[name])
+        where, label = (
+            [getattr(point, by) for point in points],
+            name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
+        )
+        values = [point.value for point in points]
+        axis.plot(where, [100 * one.mean for one in values], marker="o", markersize=3, label=label, **look)
+        # of a single task nothing is known
+        if points and values[0].tasks > 1:
+            low, high = ([100 * getattr(one, end) for one in values] for end in ("low", "high"))
+            axis.fill_between(where, low, high, color=look["color"], alpha=0.12, linewidth=0)
+    axis.set(xlabel=AXES[by], ylabel="success (%)", ylim=(0, None))
+    axis.legend()

@@ -8,15 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from turngym.agents.evaluation.scores import Scores
-from turngym.agents.evaluation.statistics import CurvePoint, Interval, at_seconds, least_time
-from turngym.scripts.report_data import Diagnosed, Run, curves
-from turngym.scripts.report_figures import COLORS, MARKERS, Figure, Panel, color, number, save_panels
+from turngym.scripts.report_data import TRAINING, Diagnosed, Method
+from turngym.scripts.report_figures import (
+    COLORS,
+    INK,
+    PAPER,
+    Figure,
+    Panel,
+    color,
+    curve_panels,
+    legend,
+    number,
+    save_panels,
+)
 from turngym.trainers.diagnostics.curves import smooth
+from turngym.trainers.study.records import Records
+from turngym.trainers.study.results import Rows, curve
 
 CONTROLS = {"depth/cap": "cap", "depth/hbar": "smoothed horizon", "depth/h_eff": "H_eff", "depth/h_cov": "H_cov"}
 
@@ -164,7 +177,7 @@ def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, scal
         axis.plot(steps, smooth(value_B, 2 * (len(steps) // 40) + 3), label=run.name, **color(run.place))
     axis.set(xlabel="training step", ylabel=what)
     axis.set_ylim(bottom=0)
-    axis.legend()
+    legend(axis, thick="moving mean", thin="as measured")
 
 
 def _horizon(runs: Sequence[Diagnosed]) -> Figure:
@@ -208,7 +221,7 @@ def _rho(axis: Any, runs: Sequence[Diagnosed]) -> None:
         turns = np.arange(1, len(found.rho_H) + 1)
         axis.plot(turns, found.rho_H, label=f"{run.name}: H* = {found.best}", **color(run.place))
         axis.plot(found.best, found.rho_H[found.best - 1], marker="o", markersize=6, color=color(run.place)["color"])
-    axis.axhline(1, color="#8C8C8C", linewidth=0.9)
+    axis.axhline(1, color="#8C8C8C", linewidth=0.9, label="full depth")
     axis.set(xlabel="horizon H (turns)", ylabel="rho(H)")
     axis.set_ylim(bottom=0)
     axis.legend()
@@ -225,16 +238,33 @@ def _covered(axis: Any, runs: Sequence[Diagnosed]) -> None:
     axis.legend()
 
 
-# Figures of whole runs: accuracy over steps and time, categories, seconds, gap between trainer and engine.
+# Figures of whole runs: accuracy over steps and time, seconds, gap between trainer and engine.
 
 HATCHES = ("", "//", "..", "xx")
 PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
 
 
-def accuracy_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Accuracy over steps and time, and by category at Least-Time; empty without evaluations during training."""
-    known = [run for run in runs if run.points]
-    return [_accuracy(known), _categories(known)] if known else []
+def accuracy_figure(world: str, rows: Rows, places: Mapping[str, int]) -> Figure:
+    """Success over steps and over time; `world` names the methods that are in it where not all are."""
+    table = [
+        [name, str(point.step), *(number(100 * x) for x in (one.mean, one.low, one.high)), number(point.seconds)]
+        for name, seeds in rows.items()
+        for point in curve(seeds)
+        if (one := point.value)
+    ]
+    counts = "; ".join(f"{name} {len(curve(seeds))} evaluations, {len(seeds)} seeds" for name, seeds in rows.items())
+    caption = (
+        "Success in evaluations during training, percent, means over seeds with 95 % intervals for new tasks and new "
+        "seeds (of a single run: for this run and new tasks): after equal steps, and after equal seconds of training, "
+        f"evaluations not counted. n: {counts}."
+    )
+    return Figure(
+        name="accuracy" if world == TRAINING else f"accuracy-{world.split(':')[0].replace(' ', '-')}",
+        title="Accuracy at equal steps and equal time",
+        caption=caption,
+        table=(["run", "step", "success", "low", "high", "train_seconds"], table),
+        panels=curve_panels(rows, ("step", "seconds"), places),
+    )
 
 
 def cost_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
@@ -242,110 +272,29 @@ def cost_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
     return [_seconds(runs), _gap(runs)]
 
 
-def _accuracy(runs: Sequence[Run]) -> Figure:
-    rows = [
-        [run.name, str(point.step), *(number(100 * x) for x in (point.value, *band)), number(point.seconds)]
-        for run in runs
-        for point, band in zip(run.points, run.bands, strict=True)
-    ]
-    budget = min(max(point.seconds for point in run.points) for run in runs)
-    caption = (
-        "Success in evaluations during training, percent, with 95 % intervals clustered by task: at equal steps, and "
-        f"at equal seconds of training (evaluations not counted); the vertical line is Least-Time, {budget:.0f} s. n: "
-        f"{'; '.join(f'{run.name} {len(run.points)} evaluations' for run in runs)}."
-    )
-    return Figure(
-        name="accuracy",
-        title="Accuracy at equal steps and equal time",
-        caption=caption,
-        table=(["run", "step", "success", "low", "high", "train_seconds"], rows),
-        panels=(
-            Panel("equal steps", partial(_curve, runs=runs, seconds=False, budget=None)),
-            Panel("equal time", partial(_curve, runs=runs, seconds=True, budget=budget)),
-        ),
-    )
-
-
-def _curve(axis: Any, runs: Sequence[Run], seconds: bool, budget: float | None) -> None:
-    for run in runs:
-        where = [point.seconds if seconds else point.step for point in run.points]
-        look = color(run.place)
-        values = [100 * point.value for point in run.points]
-        axis.plot(where, values, marker=MARKERS[run.place % 7], markersize=4, label=run.name, **look)
-        low, high = zip(*run.bands, strict=True)
-        if any(high):
-            axis.fill_between(where, [100 * x for x in low], [100 * x for x in high], alpha=0.12, color=look["color"])
-    if budget is not None:
-        axis.axvline(budget, color="#8C8C8C", linewidth=0.9, linestyle=":")
-    axis.set(xlabel="training time (s)" if seconds else "training step", ylabel="success (%)")
-    axis.legend()
-
-
-def _categories(runs: Sequence[Run]) -> Figure:
-    budget = min(max(point.seconds for point in run.points) for run in runs)
-    names = list(dict.fromkeys(name for run in runs for row in run.categories for name in row))
-    places = {run.name: run.place for run in runs}
-    cells = {run.name: {name: _at_budget(run, name, budget) for name in names} for run in runs}
-    overall = least_time(curves(runs))
-    for run in runs:
-        cells[run.name]["all"] = (overall[run.name], 0.0, 0.0)
-    rows = [
-        [run, name, number(100 * bar[0])]
-        for run, found in cells.items()
-        for name, bar in found.items()
-        if bar is not None
-    ]
-    caption = (
-        f"Success by category at Least-Time ({budget:.0f} s of training), on straight lines between the evaluations "
-        "around it; one run each, so there is no interval for other seeds."
-    )
-    return Figure(
-        name="categories",
-        title="Categories at Least-Time",
-        caption=caption,
-        table=(["run", "category", "success"], rows),
-        panels=(Panel("at equal time", partial(_bars, cells=cells, places=places)),) if names else (),
-        missing=() if names else ("success by category not recorded in these runs",),
-    )
-
-
-Bar = tuple[float, float, float]
-"""Height, and how far the error bar goes down and up."""
-
-
-def _at_budget(run: Run, name: str, budget: float) -> Bar | None:
-    points = [
-        CurvePoint(step=point.step, seconds=point.seconds, value=row[name])
-        for point, row in zip(run.points, run.categories, strict=True)
-        if name in row
-    ]
-    if not points or min(point.seconds for point in points) > budget:
-        return None
-    return at_seconds(points, budget), 0.0, 0.0
-
-
-def _bars(axis: Any, cells: Mapping[str, Mapping[str, Bar | None]], places: Mapping[str, int]) -> None:
-    """Bars of each run by category, `all` last."""
-    names = sorted(dict.fromkeys(name for found in cells.values() for name in found), key=lambda name: name == "all")
-    width = 0.8 / len(cells)
-    for place, (run, found) in enumerate(cells.items()):
-        shown = [(names.index(name) + width * (place + 0.5) - 0.4, bar) for name, bar in found.items() if bar]
+def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) -> None:
+    """Bars of each method by category with intervals, `all` last."""
+    rows = {name: {row.name: row.avg for row in (*one.categories, one.overall)} for name, one in scores.items()}
+    names = sorted(dict.fromkeys(kind for found in rows.values() for kind in found), key=lambda kind: kind == "all")
+    width = 0.8 / len(rows)
+    for place, (name, found) in enumerate(rows.items()):
+        kinds, values = list(found), list(found.values())
         axis.bar(
-            [x for x, _ in shown],
-            [100 * mean for _, (mean, _, _) in shown],
+            [names.index(kind) + width * (place + 0.5) - 0.4 for kind in kinds],
+            [100 * one.mean for one in values],
             width,
-            yerr=[[100 * below for _, (_, below, _) in shown], [100 * above for _, (_, _, above) in shown]],
-            label=run,
-            color=COLORS[places[run] % 7],
-            hatch=HATCHES[places[run] % 4],
-            edgecolor="#fefefd",
+            yerr=[[100 * (one.mean - one.low) for one in values], [100 * (one.high - one.mean) for one in values]],
+            label=name,
+            color=COLORS[places[name] % 7],
+            hatch=HATCHES[places[name] % 4],
+            edgecolor=PAPER,
             linewidth=0.4,
-            ecolor="#1a1b1c",
+            ecolor=INK,
             error_kw={"linewidth": 0.9},
         )
     axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axis.set(ylabel="success (%)")
-    axis.set_ylim(0, max(100.0, axis.get_ylim()[1]) * 1.12)
+    axis.set_ylim(0, 112)
     axis.legend(ncols=2, loc="upper left")
 
 
@@ -391,7 +340,7 @@ def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
             label=label,
             color=shade,
             hatch=HATCHES[place],
-            edgecolor="#fefefd",
+            edgecolor=PAPER,
             linewidth=0.4,
         )
         left += values
@@ -426,38 +375,47 @@ def _gap_panel(axis: Any, runs: Sequence[Diagnosed]) -> None:
             axis.plot(steps, value_B, linewidth=width, label=run.name if name == "gap_mean" else None, **look)
     axis.set_yscale("log")
     axis.set(xlabel="training step", ylabel="nats")
-    axis.legend()
+    legend(axis, thick="mean", thin="greatest")
 
 
 # One image of the most important panels.
 
 
-def draw_summary(runs: Sequence[Run], scores: Mapping[str, Scores], path: Path) -> None:
+def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str, Scores], path: Path) -> None:
     """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data."""
-    trained = [run for run in runs if run.points]
-    panels = []
-    if trained:
-        panels.append(Panel("same steps", partial(_curve, runs=trained, seconds=False, budget=None)))
-        panels.append(Panel("same time", partial(_curve, runs=trained, seconds=True, budget=None)))
-    if any(run.depth for run in runs):
-        panels.append(Panel("rollout depth (thin: cap)", partial(_depth, runs=runs)))
+    places = {method.name: method.place for method in methods}
+    panels = [panel for rows in study.worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
+    if controlled := [method for method in methods if depth_of(method)]:
+        panels.append(Panel("rollout depth", partial(_depth, methods=controlled)))
     if scores:
-        rows = {run: [*item.categories, item.overall] for run, item in scores.items()}
-        cells = {run: {row.name: _interval_bar(row.avg) for row in found} for run, found in rows.items()}
-        places = {run.name: run.place for run in runs}
-        panels.append(Panel("by category (95 % interval over tasks)", partial(_bars, cells=cells, places=places)))
+        panels.append(Panel("by category", partial(_bars, scores=scores, places=places)))
     save_panels(panels, path)
 
 
-def _interval_bar(value: Interval) -> Bar:
-    return value.mean, value.mean - value.low, value.high - value.mean
+def depth_of(method: Method) -> float | None:
+    """The last depth of the method's runs, mean over seeds; None where none was controlled: always full."""
+    found = []
+    for run, record in zip([run for run in method.runs if run.training], method.records, strict=True):
+        caps = [step["depth/cap"] for step in record.steps if step.get("depth/cap") is not None]
+        if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
+            found.append(float(record.steps[-1].get("depth/hbar") or caps[-1]))
+    return fmean(found) if found else None
 
 
-def _depth(axis: Any, runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.depth:
-            steps, caps, horizon = zip(*run.depth, strict=True)
-            axis.plot(steps, horizon, label=f"{run.name}: smoothed horizon", **color(run.place))
-            axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=color(run.place)["color"])
+def _depth(axis: Any, methods: Sequence[Method]) -> None:
+    for method in methods:
+        shade = color(method.place)
+        for place, record in enumerate(method.records):
+            known = [step for step in record.steps if step.get("depth/cap") is not None]
+            steps, caps = [step["step"] for step in known], [step["depth/cap"] for step in known]
+            label = None if place else method.label
+            axis.plot(
+                steps,
+                [step.get("depth/hbar") or cap for step, cap in zip(known, caps, strict=True)],
+                label=label,
+                **shade,
+            )
+            axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=shade["color"])
     axis.set(xlabel="training step", ylabel="turns")
-    axis.legend()
+    axis.set_ylim(bottom=0)
+    legend(axis, thick="smoothed horizon", thin="cap of the step")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
-from turngym.scripts.report_figures import Figure, Panel, color, number
+from turngym.scripts.report_figures import INK, Figure, Panel, color, legend, number
 from turngym.trainers.diagnostics.curves import TurnCurves, TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
@@ -83,6 +83,7 @@ def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
 
 PHASE_LOOK = dict(zip(PHASES, (("#E69F00", ":"), ("#CC79A7", "--"), ("#0072B2", "-")), strict=True))
 """Color and dash of each phase."""
+SMOOTHED = {"thick": "moving mean", "thin": "as measured"}
 FULL = "Steps played to full depth only."
 
 
@@ -134,7 +135,7 @@ def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: s
 def _overlay(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, smoothed: bool = True) -> None:
     for run in runs:
         _line(axis, run.diagnosis.by_turn.curves[ALL][name], run.name, smoothed, **color(run.place))
-    _finish(axis, what)
+    _finish(axis, what, **(SMOOTHED if smoothed else {}))
 
 
 def _by_phase(axis: Any, run: Diagnosed, values: Callable[[TurnCurves], Any], what: str, smoothed: bool = True) -> None:
@@ -142,8 +143,8 @@ def _by_phase(axis: Any, run: Diagnosed, values: Callable[[TurnCurves], Any], wh
     _phase_lines(axis, run, values, smoothed)
     shape = run.diagnosis.shape
     if shape.reliable < shape.turns:
-        axis.axvline(shape.reliable - 0.5, color="#8C8C8C", linewidth=0.9)
-    _finish(axis, what)
+        axis.axvline(shape.reliable - 0.5, color=INK, linewidth=0.9, linestyle=":", label="end of the reliable prefix")
+    _finish(axis, what, **(SMOOTHED if smoothed else {}))
 
 
 def _phase_lines(axis: Any, run: Diagnosed, values: Callable[[TurnCurves], Any], smoothed: bool) -> None:
@@ -160,11 +161,10 @@ def _line(axis: Any, value_T: Any, label: str, smoothed: bool, **look: Any) -> N
         axis.plot(turns, smooth(value_T) if smoothed else value_T, label=label, **look)
 
 
-def _finish(axis: Any, what: str) -> None:
+def _finish(axis: Any, what: str, **styles: str) -> None:
     axis.set(xlabel="turn", ylabel=what)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend()
+    legend(axis, **styles)
 
 
 def _survivors(runs: Sequence[Diagnosed]) -> Figure:
@@ -195,7 +195,7 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
 
 
 def _survivor_phases(axis: Any, run: Diagnosed) -> None:
-    axis.axhline(MIN_SURVIVORS, color="#8C8C8C", linewidth=0.9, linestyle=":")
+    axis.axhline(MIN_SURVIVORS, color="#8C8C8C", linewidth=0.9, linestyle=":", label=f"{MIN_SURVIVORS} episodes")
     _by_phase(axis, run, itemgetter("survivors"), "episodes", smoothed=False)
 
 
@@ -242,7 +242,9 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
 def _share_panel(axis: Any, run: Diagnosed) -> None:
     turns = run.diagnosis.shape.turns
     if turns >= 3:
-        axis.axvspan(-(-2 * turns // 3) - 0.5, turns - 0.5, color="#8C8C8C", alpha=0.15, linewidth=0)
+        axis.axvspan(
+            -(-2 * turns // 3) - 0.5, turns - 0.5, color="#8C8C8C", alpha=0.15, linewidth=0, label="deep third"
+        )
     _phase_lines(axis, run, lambda curves: 100 * kl_shares(curves), smoothed=False)
     _finish(axis, "share of the KL (%)")
 
@@ -301,4 +303,4 @@ def _rate(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int
                 value_T = SCALE.get(name, 1.0) * item.rates[group][name]
             if np.isfinite(value_T).any():
                 axis.plot(value_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
-    _finish(axis, WORDS[name])
+    _finish(axis, WORDS[name], thick="all episodes", thin="lost ones")

@@ -139,7 +139,7 @@ class Group:
         """
         first, second = self.methods[before], self.methods[after]
         pair = False
-        fixed = any(len(side) == 1 and scripted(next(iter(side.values()))) for side in (first, second))
+        fixed = any(len(side) == 1 and scripted(next(iter(side.values())).settings) for side in (first, second))
         if 1 not in (len(first), len(second)):
             both = sorted(first.keys() & second.keys())
             if pair := len(both) > 1:
@@ -199,10 +199,10 @@ def _success(result: PackedResult) -> float:
     return float(result.scores["overall"]["avg"]["mean"])
 
 
-def scripted(result: PackedResult) -> bool:
+def scripted(settings: Mapping[str, Any]) -> bool:
     """Whether a player without training seeds played: neither a model nor an endpoint."""
-    agent = str(result.settings["agent"])
-    return result.settings.get("model") is None and not agent.startswith(("model", "openai"))
+    agent = str(settings["agent"])
+    return settings.get("model") is None and not agent.startswith(("model", "openai"))
 
 
 def _cell(found: Difference | None) -> str:

@@ -10,12 +10,12 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from sys import intern
 from typing import Any
 
-from turngym.agents.evaluation.seeds import Difference, rise
+from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError
@@ -211,6 +211,46 @@ def score(episodes: Played) -> Scores:
         bounds=_bounds(every) if len(counted) < len(every) else None,
         new_clusters=clustered(list(means.values()), clusters=clusters) if together else None,
         clusters=len(set(clusters)) if together else None,
+    )
+
+
+def score_seeds(runs: Sequence[Played]) -> Scores:
+    """Scores one method whose runs differ in their seed alone: means over seeds and tasks, with intervals for new ones
+    of both (`over_seeds`). Of a single run as `score`. Raises ScoreError where runs played other tasks."""
+    every = [as_outcomes(run) for run in runs]
+    if len(every) == 1:
+        return score(every[0])
+    each, whole = [score(run) for run in every], score([one for run in every for one in run])
+    counted = [[one for one in run if not one.status.is_error] for run in every]
+    graded = [score_means(run) for run in counted]
+    shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}
+    return replace(
+        whole,
+        overall=_row_of_seeds("all", counted),
+        categories=tuple(
+            _row_of_seeds(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
+            for row in whole.categories
+        ),
+        graded=over_seeds(graded) if all(graded) else None,
+        new_clusters=over_seeds([task_means(run) for run in counted], clusters=shared)
+        if each[0].new_clusters
+        else None,
+    )
+
+
+def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreRow:
+    own, tasks = [_row(name, run) for run in runs], [_by_task(run) for run in runs]
+    best = {
+        k: over_seeds([{task: pass_at_k(samples, wins, k) for task, (wins, samples) in run.items()} for run in tasks])
+        for k in min((row.pass_at for row in own), key=len)
+    }
+    return ScoreRow(
+        name=name,
+        samples=min(row.samples for row in own),
+        episodes=sum(row.episodes for row in own),
+        avg=over_seeds([task_means(run) for run in runs]),
+        pass_at={k: interval.mean for k, interval in best.items()},
+        pass_intervals=best,
     )
 
 

@@ -38,7 +38,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import Count, Range, Share
 from turngym.envs.core.tables import Table, print_table
 from turngym.scripts.options import read
-from turngym.scripts.study.records import read_records
+from turngym.trainers.study.records import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

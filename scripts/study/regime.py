@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -24,13 +24,14 @@ from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Count, Length, Seed
-from turngym.envs.core.tables import Table, markdown
+from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_episodes
 from turngym.retrieval.user_files import named_path
 from turngym.scripts.options import read
-from turngym.scripts.study.records import thirds
-from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
+from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.study.records import thirds
+from turngym.trainers.study.regime import Measured, regime_table
 
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
@@ -39,17 +40,6 @@ Signs that depth can pay: deep / shallow KL below 60 %, the deep third's share o
 entropy falling with depth in failed episodes. Shallow and deep turns are the first and last third of full depth; KL is
 the raw reverse KL in nats per token; G is that of failed less that of successful episodes. In brackets: 95 % intervals
 over steps (jackknife). Looping: episodes that give an observation the same action three times."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A regime, and how sure it is."""
-
-    regime: Regime
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of `depth.SIGNS`, as far as there are steps enough."""
-    looping: float | None = None
-    """Share of the episodes that loop (`envs.core.episode.loop_end`); None where the episodes were not kept."""
 
 
 def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> Measured:
@@ -157,23 +147,6 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Measured:
         return measured(full_depth_rows(read_metrics(out)), out)
 
 
-def regime_table(found: Mapping[str, Mapping[str, Measured]]) -> Table:
-    """One row per world and window."""
-    header = ["world", "steps", "turns", "KL shallow", "KL deep", "deep / shallow", "deep third of KL mass"]
-    header += ["deep third of KL (eq. 11)", "first 3 turns", "entropy deep / shallow (failed)", "deep support"]
-    header += ["G", "H_eff", "looping", "signs"]
-    rows = []
-    for world, windows in found.items():
-        for window, item in windows.items():
-            regime, ends = item.regime, item.intervals
-            cells = [_number(regime.kl_shallow), _number(regime.kl_deep)]
-            shares = "kl_ratio", "deep_mass", "deep_share", "first_mass", "entropy_ratio", "deep_support"
-            cells += [_percent(getattr(regime, name), ends.get(name)) for name in shares]
-            cells += [_number(regime.separation, ends.get("separation")), str(regime.h_eff), _percent(item.looping)]
-            rows.append([world, window, str(regime.turns), *cells, "all" if regime.passes else "missing"])
-    return header, rows
-
-
 def render(found: Mapping[str, Mapping[str, Measured]]) -> str:
     """The report in Markdown: the table, and the signs that are missing in each world."""
     missing = [
@@ -192,13 +165,3 @@ def as_json(found: Mapping[str, Mapping[str, Measured]]) -> dict[str, Any]:
         return {**asdict(item.regime), **more}
 
     return {name: {window: entry(item) for window, item in windows.items()} for name, windows in found.items()}
-
-
-def _percent(value: float | None, ends: tuple[float, float] | None = None) -> str:
-    between = f" [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]" if ends else ""
-    return "-" if value is None else f"{100 * value:.1f}{between} %"
-
-
-def _number(value: float | None, ends: tuple[float, float] | None = None) -> str:
-    between = f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
-    return "-" if value is None else f"{value:.3f}{between}"

@@ -32,10 +32,10 @@ from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import read
 from turngym.scripts.result_table import write_table
-from turngym.scripts.study.records import MODELS, Records, made_by, make_record, read_record, to_json
 from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
+from turngym.trainers.study.records import MODELS, Records, made_by, make_record, read_record, to_json
 
 Executor = Literal["local", "ray"]
 

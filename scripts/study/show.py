@@ -11,19 +11,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.tables import latex, markdown, print_table
+from turngym.envs.core.tables import markdown, print_table
 from turngym.scripts.options import read
-from turngym.scripts.report_figures import Panel, color, csv_text, save_panels
-from turngym.scripts.study.records import DATA, Records, merge_records, read_records, write_records
-from turngym.scripts.study.tables import TABLES, Rows, tables_of
+from turngym.scripts.report_figures import curve_panels, save_panels, write_table
+from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
+from turngym.trainers.study.tables import TABLES, Rows, tables_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +68,8 @@ def write_tables(study: Records, out: Path) -> str:
     for title, table in tables_of(study).items():
         name = title.rpartition(": ")[2]
         stem = title.replace(": ", "-").replace("/", "-")
-        (out / f"{stem}.csv").write_text(csv_text(table), encoding="utf-8")
-        (out / f"{stem}.tex").write_text(latex(table), encoding="utf-8")
+        for kind in ("csv", "tex"):
+            write_table(table, out / f"{stem}.{kind}")
         parts += [f"## {title}", markdown(table)]
         if name not in explained:
             parts.append(TABLES[name].about)
@@ -96,19 +93,4 @@ def _methods(study: Records) -> str:
 
 def draw_curves(rows: Rows, *paths: Path) -> None:
     """Draws the success of every method against steps, and against CPU seconds: means with their 95 % bands."""
-    panels = [Panel(f"success by {name}", partial(_curves, rows=rows, by=name)) for name in ("step", "CPU seconds")]
-    save_panels(panels, *paths)
-
-
-def _curves(axis: Any, rows: Rows, by: str) -> None:
-    for place, (name, seeds) in enumerate(rows.items()):
-        records = list(seeds.values())
-        steps = [point.step for point in records[0].evaluations]
-        points = [[record.evaluations[number] for record in records] for number in range(len(steps))]
-        means = [over_seeds([point.tasks for point in column]) for column in points]
-        across = steps if by == "step" else [sum(p.cost.cpu for p in column) / len(column) for column in points]
-        axis.plot(across, [100 * one.mean for one in means], marker="o", markersize=3, label=name, **color(place))
-        low, high = ([100 * getattr(one, end) for one in means] for end in ("low", "high"))
-        axis.fill_between(across, low, high, color=color(place)["color"], alpha=0.12, linewidth=0)
-    axis.set(xlabel=by, ylabel="success (%)", ylim=(0, None))
-    axis.legend()
+    save_panels(curve_panels(rows, ("step", "cpu")), *paths)

@@ -32,8 +32,8 @@ from turngym.envs.core.settings import SettingsError, from_table, read_toml
 from turngym.retrieval.user_files import user_path
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
-from turngym.scripts.study.records import RECORD
 from turngym.scripts.study.texts import TEXTS, text_path
+from turngym.trainers.study.records import RECORD
 from turngym.trainers.train_config import keys_of, train_config, who_reads
 
 # What a file says, table by table.
@@ -174,7 +174,7 @@ def merged(table: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _study(table: Mapping[str, Any], where: str) -> Study:
-    from turngym.scripts.study.tables import TABLES
+    from turngym.trainers.study.tables import TABLES
 
     _known(table, KEYS, where)
     methods = _methods(_table(table, "methods", where), where, "methods")

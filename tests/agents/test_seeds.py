@@ -304,7 +304,7 @@ def test_a_pilot_finds_the_spread_again() -> None:
 
 def test_two_seeds_and_half_the_tasks_predict_the_recorded_studies() -> None:
     """The width of all 26 recorded comparisons of 3 seeds x 100 tasks, from a third of their episodes."""
-    from turngym.scripts.study.records import read_records
+    from turngym.trainers.study.records import read_records
 
     ratios = []
     for world in ("alfworld", "search"):

@@ -126,7 +126,7 @@ def test_report_compares_runs_and_draws(tmp_path: Path, capsys: Any) -> None:
     assert report.main([*runs, "--out", str(tmp_path / "rep")]) == 0
     text = (tmp_path / "rep" / "report.md").read_text()
     assert [line.split(" | ")[0] for line in text.split("\n") if "100.0 [54.1" in line] == ["| expert", "| training"]
-    assert "| training | 6 | 12 | 20.0 | 80.0 | 65.0 | 80.0 | 8.5 |" in text
+    assert "| training | 1 | 6 | 12 | 20.0 | 100.0 | 100.0 of 7 |" in text
     assert (tmp_path / "rep" / "report.png").stat().st_size > 10_000
     assert main(["report", *runs, runs[0]]) == 2
     assert "two runs are called 'random'" in capsys.readouterr().err

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import html
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ import pytest
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
-from turngym.envs.core.trace import read_trace
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
@@ -26,7 +32,7 @@ from turngym.scripts.report_figures import COLORS, Panel
 
 pytest.importorskip("matplotlib")
 NUMBERS = ("kl_by_turn", "kl_map", "survivors", "outcome_separation", "kl_share", "controller", "counterfactual_depth")
-NUMBERS += ("deep_budget", "horizon", "seconds", "train_rollout_gap", "accuracy", "categories")
+NUMBERS += ("deep_budget", "horizon", "seconds", "train_rollout_gap", "accuracy")
 
 
 def train_row(step: int, cap: int, **more: Any) -> dict[str, Any]:
@@ -101,7 +107,8 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     assert lines[0] == "# opd and turnopd: alfworld-quickstart-v1"
     summary = lines[2]
     assert re.fullmatch(
-        r"turnopd minus opd: [-\d.]+ \[.+\] points of success on 8 shared tasks, one run each\. "
+        r"turnopd minus opd: [-\d.]+ \[.+\] points of success on 8 shared tasks, "
+        r"one run each, which says nothing about other seeds\. "
         r"Success: student [\d.]+ %, teacher 100\.0 %, opd [\d.]+ %, turnopd [\d.]+ %\. "
         r"Training took opd 35 s for 10 steps, turnopd 35 s for 10 steps\.",
         summary,
@@ -120,25 +127,132 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     assert f"<p class=summary>{summary}</p>" in page
 
 
-def test_averages_over_checkpoints_and_what_seeds_differ_by(tmp_path: Path, capsys: Any) -> None:
-    runs = []
-    for seed, end in enumerate((0.1, 0.3, 0.5, 0.3, 0.3, 0.9)):
-        rows = [{"step": step, "kind": "eval", "eval/avg": value, "time/train_s": step} for step, value in
-                enumerate((0.0, 0.4, 0.4, 0.4, end))]  # fmt: skip
-        runs.append(write_run(tmp_path / f"opd-{seed}", rows))
-        # the last one has another learning rate, too: no seed of the others
-        settings = f'algorithm = "opd"\nseed = {seed}\nout = "opd-{seed}"\nsteps = 4\n[optimizer]\n'
-        settings += f"lr = {0.1 if seed < 5 else 0.2}\n[provenance]\nstarted = 'day {seed}'\n"
-        (tmp_path / f"opd-{seed}" / "config.toml").write_text(settings)
-    assert main(["report", *runs, "--no-diagnostics"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    # (3 * 0.4 + end) / 4: 32.5, 37.5, 42.5, 37.5, 37.5
-    assert "| opd-0 ... opd-4 | 5 | 30.0 | 37.5 | - | - |" in lines
-    header = "| run | steps | seconds | start | last | Same-Step (4) | Least-Time (4 s) | depth | "
-    assert f"{header}highest, chosen on these tasks |" in lines
-    assert "| opd-2 | 4 | 4 | 0.0 | 50.0 | 42.5 | 50.0 | full | 50.0 of 5 |" in lines
-    assert main(["report", runs[0], runs[5], "--no-diagnostics"]) == 0
-    assert "| runs | seeds |" not in capsys.readouterr().out
+def seeds_of(folder: Path, name: str, ends: Sequence[float], **settings: Any) -> list[Path]:
+    """Runs NAME-0, NAME-1, ... whose last of five evaluations is `ends`; each task is won that often of ten."""
+    made = []
+    for seed, end in enumerate(ends):
+        out = folder / f"{name}-{seed}"
+        values = (0.0, 0.4, 0.4, 0.4, end)
+        rows: list[dict[str, Any]] = []
+        for step, value in enumerate(values):
+            rows += [{"step": step, "kind": "train", "time/train_s": 2.0 * step, "depth/cap": 9}] if step else []
+            rows.append({"step": step, "kind": "eval", "eval/avg": value, "time/train_s": 2.0 * step})
+        write_run(out, rows)
+        (out / "eval").mkdir()
+        for step, value in enumerate(values):
+            with TraceWriter(out / "eval" / f"step_{step:06d}.jsonl") as writer:
+                for place in range(20):
+                    writer.write(played(place, won=(place * 7) % 10 < 10 * value))
+        config = {"algorithm": "opd", "seed": seed, "out": f"{name}-{seed}", "steps": 4, "threads": seed + 1}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in {**config, **settings}.items()]
+        (out / "config.toml").write_text("\n".join([*lines, f'[provenance]\nstarted = "2026-11-2{seed}"\n']))
+        made.append(out)
+    return made
+
+
+def played(place: int, *, won: bool) -> Episode:
+    task = Task(env_id="e-v0", task_id=f"t{place:02d}", sha256="0" * 64, split="eval", category="ab"[place % 2])
+    turn = Turn(index=0, observation="o", admissible=None, response="r", action="a", verdict=Verdict.OK, reward=0.0)
+    ended: dict[str, Any] = {
+        "status": Status.COMPLETED,
+        "success": won,
+        "episode_return": float(won),
+        "score": float(won),
+    }
+    return Episode(task=task, seed=0, sample=0, group=0, segments=(), turns=(turn,), meta={"agent": "s"}, **ended)
+
+
+def rows_of(text: str, header: str) -> dict[str, list[str]]:
+    """Rows of the table that begins with `header`, by their first cell."""
+    lines = text.partition(header)[2].splitlines()[2:]
+    cells = [line.strip("| ").split(" | ") for line in takewhile(lambda line: line.startswith("|"), lines)]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_seeds_of_a_method_are_one_row(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds_of(tmp_path, "opd", (0.1, 0.3, 0.5))
+    for run in seeds_of(tmp_path, "mine", (0.9, 0.8, 1.0), algorithm="my:OWN"):
+        (run / "config.toml").write_text(
+            (run / "config.toml").read_text().replace("[prov", "[optimizer]\nlr = 0.2\n[prov")
+        )
+    monkeypatch.chdir(tmp_path)
+    words = ["report", "opd=opd-*", "mine=mine-*", "--no-diagnostics", "--no-figure", "--latex", "--out", "out"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# opd (3 seeds) and mine (3 seeds): e-v0")
+    # never between seeds; 90 % less 30 % of the tasks
+    compared = rows_of(text, "| comparison |")
+    assert list(compared) == ["mine minus opd"]
+    assert compared["mine minus opd"][0].startswith("60.0 [")
+    assert compared["mine minus opd"][1:3] == ["20", "3 and 3"]
+    assert rows_of(text, "| run | a | b |")["opd"][0:2] != ["-", "-"]
+    success = rows_of(text, "| method | seeds | success | minus opd [95 %] |")
+    # (3 * 40 + 10, 30, 50) / 4, without the evaluation before training
+    assert [row[:2] for row in success.values()] == [["3", "37.5"], ["3", "52.5"]]
+    assert success["mine"][2].startswith("+15.0 [")
+    assert rows_of(text, "| method | seeds | last evaluation |")["opd"][1].startswith("30.0 ± ")
+    training = rows_of(text, "| method | seeds | steps | seconds | start | last | highest")
+    assert training["opd"] == ["3", "4", "8", "0.0", "30.0", "40.0 of 5"]
+    # settings that differ, first those that matter; seeds, folders and threads are none
+    assert list(rows_of(text, "| setting | opd | mine |")) == ["algorithm", "optimizer.lr"]
+    study = ("overview", "accuracy", "averages", "cost", "categories")
+    for name in (*(f"training-{name}" for name in study), "paired", "success", "behavior", "training", "settings"):
+        latex = (tmp_path / "out" / "tables" / f"{name}.tex").read_text()
+        assert latex.startswith(r"\begin{tabular}{l")
+        assert latex.count("toprule") == 1
+        # the same digits everywhere
+        page = html.unescape((tmp_path / "out" / "report.html").read_text())
+        for row in list(csv.reader((tmp_path / "out" / "data" / f"{name}.csv").open()))[1:]:
+            for cell in filter(None, row):
+                assert all(cell in where for where in (page, text))
+                assert cell.replace("%", r"\%").replace("±", r"$\pm$").replace("_", r"\_") in latex
+
+
+def test_runs_that_differ_in_the_seed_alone_need_no_name(tmp_path: Path, capsys: Any) -> None:
+    runs = seeds_of(tmp_path, "opd", (0.1, 0.3))
+    assert main(["report", *map(str, runs), "--no-diagnostics"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# opd (2 seeds): e-v0")
+    assert "| comparison |" not in text, "seeds are not compared with each other"
+    other = seeds_of(tmp_path, "b", (0.9,), steps=5)
+    assert main(["report", *map(str, runs), str(other[0]), "--no-diagnostics"]) == 0
+    text = capsys.readouterr().out
+    assert list(rows_of(text, "| comparison |")) == ["b-0 minus opd"]
+    assert rows_of(text, "| comparison |")["b-0 minus opd"][-1] == "one run each"
+    assert list(rows_of(text, "| setting | opd | b-0 |")) == ["steps"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": 5}, "steps is 4 in "),
+        ({"algorithm": "grpo"}, "algorithm is 'opd' in "),
+        ({"env": "turngym/WebShop-v0"}, "env is None in "),
+        ({"seed": 0}, "two runs are called 'opd' and have the seed 0"),
+    ],
+)
+def test_runs_of_one_name_that_are_no_seeds_are_refused(
+    settings: dict[str, Any], said: str, tmp_path: Path, capsys: Any
+) -> None:
+    seeds_of(tmp_path, "opd", (0.1, 0.3))
+    shutil.rmtree(tmp_path / "opd-1")
+    (other,) = seeds_of(tmp_path, "x", (0.3,), **{"seed": 1, **settings})
+    other.rename(tmp_path / "opd-1")
+    assert main(["report", f"opd={tmp_path}/opd-*", "--no-diagnostics"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert main(["report", f"opd={tmp_path}/nothing-*"]) == 2
+    assert "no run matches the pattern" in capsys.readouterr().err
+
+
+def test_a_run_of_other_tasks_is_said(tmp_path: Path, capsys: Any) -> None:
+    first, second = seeds_of(tmp_path, "opd", (0.1, 0.3))
+    for path in (second / "eval").iterdir():
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+    assert main(["report", f"opd={first}", f"opd={second}", "--no-diagnostics"]) == 0
+    text = capsys.readouterr().out
+    assert "- opd: 2 tasks left out that not every seed has an episode of, as t18" in text
+    assert rows_of(text, "| method | seeds | success |")["opd"][0] == "2"
 
 
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:
@@ -155,6 +269,7 @@ def test_all_figures_of_a_run(reported: tuple[Path, str]) -> None:
             assert 'width="633.6pt"' in drawing, "all figures are two panels of 4.4 inches wide"
             assert numbers(out, name), name
             assert (out / "figures" / f"{name}.png").stat().st_size > 5000, name
+            assert (out / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF"), name
             assert (out / "figures" / f"{name}.svg").read_text(encoding="utf-8").count("<svg") == 1
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<title>Two &lt;runs&gt;</title>" in page
@@ -201,8 +316,6 @@ def test_numbers_arrive(full: str, tmp_path: Path) -> None:
         "11",
         "280",
     )
-    heat = next(row for row in numbers(out, "categories") if row["category"] == "heat")
-    assert float(heat["success"]) == pytest.approx(100.0)  # at the end of all steps
     # what the paper's controller would have made of the probes 1, 2, 3 and 8; 8 of 9 won in turn 2
     made = next(row for row in numbers(out, "counterfactual_depth") if row["setting"] == "defaults")
     assert (made["probes"], made["h_eff_last"], made["h_cov_last"]) == ("4", "1", "2")

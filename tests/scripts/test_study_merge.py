@@ -14,8 +14,8 @@ import study_records
 
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study.records import Cost, Record, Records, merge_records, read_records
 from turngym.scripts.study.show import write_tables
+from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records
 
 SETTINGS: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}, "steps": 20}
 

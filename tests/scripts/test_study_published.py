@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from turngym.scripts.study.records import read_records
-from turngym.scripts.study.results import Rows, same_step, total_cost
-from turngym.scripts.study.tables import View, regime, signed
+from turngym.trainers.study.records import read_records
+from turngym.trainers.study.results import Rows, same_step, total_cost
+from turngym.trainers.study.tables import View, regime, signed
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop"}

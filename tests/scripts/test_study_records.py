@@ -12,10 +12,10 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import check_result, play_again
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.scripts.main import main
-from turngym.scripts.study.records import make_record, pooled_sums, read_record
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.study.records import make_record, pooled_sums, read_record
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played

@@ -18,8 +18,8 @@ from turngym.scripts import jobs as running
 from turngym.scripts.jobs import Job
 from turngym.scripts.main import main
 from turngym.scripts.study import run
-from turngym.scripts.study.records import Cost
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
+from turngym.trainers.study.records import Cost
 
 FILE = """
 world = "alfworld"

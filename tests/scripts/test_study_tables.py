@@ -16,11 +16,11 @@ import study_records
 from turngym.agents.evaluation.seeds import over_seeds
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study import results, tables
-from turngym.scripts.study.records import Cost, Record, Records, from_json, made_by, read_records, to_json
-from turngym.scripts.study.results import Estimate, Rows, reached, total_cost
 from turngym.scripts.study.show import write_tables
-from turngym.scripts.study.tables import TABLES, View, tables_of
+from turngym.trainers.study import results, tables
+from turngym.trainers.study.records import Cost, Record, Records, from_json, made_by, read_records, to_json
+from turngym.trainers.study.results import Estimate, Rows, reached, total_cost
+from turngym.trainers.study.tables import TABLES, View, tables_of
 
 
 def record(method: str, seed: int, curve: Sequence[float], seconds: float) -> Record:

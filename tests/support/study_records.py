@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turngym.scripts.study.records import Cost, Evaluation, Record
+from turngym.trainers.study.records import Cost, Evaluation, Record
 
 
 def record(

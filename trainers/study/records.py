@@ -1,7 +1,7 @@
 """The records of a study: what every finished cell leaves for tables, and the file that holds all of them.
 
 A record has the mean success of every task at every evaluation, what it had cost by then, depth step by step, and sums
-by turn. Tables and figures are made from records alone (`turngym.scripts.study.tables`).
+by turn. Tables and figures are made from records alone (`turngym.trainers.study.tables`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
-from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
-from turngym.trainers.metrics import read_metrics
+from turngym.trainers.metrics import iter_metrics, read_metrics
 
+if TYPE_CHECKING:
+    from turngym.trainers.diagnostics.depth import TurnSums
 RECORD = "cell.json"
 """What a finished cell leaves for the tables."""
 
@@ -56,6 +57,8 @@ SCHEMA = 2
 PHASES = ("rollout", "teacher", "update")
 DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
 SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
+WHOLE = "(all tasks)"
+"""The one task of an evaluation of which only the mean is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,27 +112,33 @@ class Record:
     """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
 
 
-def make_record(cell: Finished) -> Record:
-    """Read a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing."""
-    rows = read_metrics(cell.folder) if cell.verb == "train" else []
-    costs, phases = _costs(rows)
+def make_record(cell: Finished, *, strict: bool = True) -> Record:
+    """Reads a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing.
+
+    Not `strict`, for a report of any run: an evaluation without a trace is one task, `WHOLE`, and sums by turn, which
+    take memory, are left out.
+    """
+    spent = _spent(iter_metrics(cell.folder) if cell.verb == "train" else ())
     if cell.verb == "train":
-        steps = sorted(int(row["step"]) for row in rows if row["kind"] == "eval")
-        traces = {step: cell.folder / "eval" / f"step_{step:06d}.jsonl" for step in steps}
+        traces = {step: cell.folder / "eval" / f"step_{step:06d}.jsonl" for step in sorted(spent.evaluated)}
     else:
         traces = {0: cell.folder / "trace.jsonl"}
     evaluations: list[Evaluation] = []
     categories: dict[str, str] = {}
     samples = 0
     for step, path in traces.items():
+        if not strict and not path.is_file():
+            mean = spent.evaluated[step]
+            evaluations += [] if mean is None else [Evaluation(step=step, cost=spent.costs[step], tasks={WHOLE: mean})]
+            continue
         counted = [EpisodeOutcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
         if not counted:
-            raise TurngymError(f"{path}: no episode that counts")
+            if strict:
+                raise TurngymError(f"{path}: no episode that counts")
+            continue
         samples = max(one.sample for one in counted) + 1
         categories |= {one.task.task_id: one.task.category for one in counted}
-        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
-    train = [row for row in rows if row["kind"] == "train"]
-    kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
+        evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
     return Record(
         world=cell.world,
         method=cell.method,
@@ -140,10 +149,10 @@ def make_record(cell: Finished) -> Record:
         samples=samples,
         evaluations=tuple(evaluations),
         categories=categories,
-        total=costs[max(costs)],
-        phases=phases,
-        steps=[{name: row.get(name) for name in kept if name in row} for row in train],
-        regime=regime_windows(rows),
+        total=spent.costs[max(spent.costs)],
+        phases=spent.phases,
+        steps=spent.steps,
+        regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
     )
 
@@ -152,24 +161,41 @@ def _averaged(trace: Path) -> dict[str, float] | None:
     return task_means([EpisodeOutcome.of(one) for one in iter_episodes(trace)]) if trace.is_file() else None
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str, tuple[float, float]]]:
-    """Cost after each step, from step 0 on, and in all by phase."""
+@dataclass(slots=True)
+class Spent:
+    """What the metrics of a run say, read row by row."""
+
+    costs: dict[int, Cost]
+    """Cost after each step that was trained or evaluated, from step 0 on."""
+    phases: dict[str, tuple[float, float]]
+    evaluated: dict[int, float | None] = field(default_factory=dict)
+    """Step -> mean success; None where every episode ended in an error."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
     cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
-    found, phases = {0: cost}, dict.fromkeys(PHASES, (0.0, 0.0))
+    found = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
+    kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
     for row in rows:
+        step = int(row["step"])
+        if row["kind"] == "eval":
+            found.evaluated[step] = row.get("eval/avg")
+            found.costs.setdefault(step, replace(cost, seconds=row.get("time/train_s") or cost.seconds))
         if row["kind"] != "train":
             continue
         spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
         played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
         cost = Cost(
-            seconds=row["time/train_s"],
+            seconds=row.get("time/train_s") or cost.seconds,
             cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
             turns=cost.turns + played * (row.get("turns_mean") or 0.0),
             tokens=cost.tokens + (row.get("tokens") or 0),
         )
-        found[int(row["step"])] = cost
-        phases = {name: (phases[name][0] + wall, phases[name][1] + cpu) for name, (wall, cpu) in spent.items()}
-    return found, phases
+        found.costs[step] = cost
+        found.phases = {name: (found.phases[name][0] + w, found.phases[name][1] + c) for name, (w, c) in spent.items()}
+        found.steps.append({name: row.get(name) for name in kept if name in row})
+    return found
 
 
 WINDOWS = ("early", "late", "all")
@@ -183,6 +209,8 @@ def thirds(full: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str,
 
 def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Sums by turn of the full-depth steps by window."""
+    from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
+
     full = full_depth_rows(rows)
     if not full or "turn/kl_raw" not in full[0]:
         return {}
@@ -196,6 +224,8 @@ def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
 
 def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
     """Sums over several runs of one depth."""
+    from turngym.trainers.diagnostics.depth import TurnSums
+
     total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
     return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
 

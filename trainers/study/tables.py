@@ -20,9 +20,8 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.evaluation.statistics import t_quantile
 from turngym.envs.core.tables import Table
-from turngym.scripts.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
-from turngym.scripts.study.regime import Measured, regime_table
-from turngym.scripts.study.results import (
+from turngym.trainers.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
+from turngym.trainers.study.results import (
     MEASURES,
     WINDOW,
     Estimate,
@@ -36,7 +35,6 @@ from turngym.scripts.study.results import (
     same_step,
     total_cost,
 )
-from turngym.trainers.diagnostics.depth import measure_regime
 
 NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
 
@@ -348,6 +346,10 @@ def _nats(runs: Sequence[Mapping[str, float]], sign: str = "") -> str:
 
 def regime(view: View) -> Table:
     """The regime of every method whose steps of full depth were measured, pooled over seeds: early, late, all."""
+    # brings torch, which the other tables do without
+    from turngym.trainers.diagnostics.depth import measure_regime
+    from turngym.trainers.study.regime import Measured, regime_table
+
     found: dict[str, dict[str, Measured]] = {}
     for name, seeds in view.rows.items():
         parts = [record.regime for record in seeds.values() if record.regime]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, cost_weights
-from turngym.scripts.study.records import Cost, Evaluation, Record
+from turngym.trainers.study.records import Cost, Evaluation, Record
 
 LAST = 4
 """Evaluation points that are averaged."""
@@ -133,6 +133,28 @@ def mean_cost(costs: Sequence[Cost]) -> Cost:
 def total_cost(seeds: Mapping[int, Record]) -> Cost:
     """Cost of all steps, mean over seeds."""
     return mean_cost([record.total for record in seeds.values()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A method's success at a step, and what it had cost, means over its seeds."""
+
+    step: int
+    seconds: float
+    cpu: float
+    value: Interval
+
+
+def curve(seeds: Mapping[int, Record]) -> list[CurvePoint]:
+    """The evaluations that all seeds have."""
+    columns = [{point.step: point for point in record.evaluations} for record in seeds.values()]
+    found = []
+    for step in sorted(set.intersection(*map(set, columns))):
+        points = [column[step] for column in columns]
+        cost = mean_cost([point.cost for point in points])
+        value = over_seeds([point.tasks for point in points])
+        found.append(CurvePoint(step=step, seconds=cost.seconds, cpu=cost.cpu, value=value))
+    return found
 
 
 def _estimates(maps: Mapping[str, Mapping[int, TaskMeans]], baseline: str) -> dict[str, Estimate]:
