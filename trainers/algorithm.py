@@ -287,7 +287,20 @@ class Algorithm:
 
 # What an algorithm's file offers: its name, its settings, and how it is built from them.
 
-Uses = Literal["teacher", "distill", "judge", "text", "expert", "reward", "shown", "reference", "surrogate", "imitates"]
+Uses = Literal[
+    "teacher",
+    "distill",
+    "judge",
+    "text",
+    "expert",
+    "reward",
+    "shown",
+    "reference",
+    "surrogate",
+    "imitates",
+    "form",
+    "distills",
+]
 """What only some algorithms have, and whose settings therefore exist for those alone:
 
     teacher     another model that teaches           distill    a loss between student and teacher (`DistillConfig`)
@@ -295,6 +308,7 @@ Uses = Literal["teacher", "distill", "judge", "text", "expert", "reward", "shown
     expert      the environment's expert             reward     what an episode is worth
     shown       demonstrations                       reference  the initial policy, to stay near it or to read hints
     surrogate   a probability ratio that is clipped  imitates   it plays no episodes of the student's, but an expert's
+    form        a choice of the KL (`distill.form`)  distills   `targets.distillation`: all forms, either's support
 """
 PLAYS = "plays"
 """The use of all algorithms that do not imitate: the student plays the episodes that it learns from."""

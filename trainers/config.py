@@ -58,19 +58,19 @@ class DistillConfig:
     """Size K of the support. Student and teacher are compared on it."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
     """Mass outside the support. One more bin, ignored, or both sides renormalized over the support."""
-    support: Literal["teacher", "student"] = "teacher"
+    support: Literal["teacher", "student"] = field(default="teacher", metadata=read_by("distills"))
     """Whose K most likely ids are compared."""
-    form: Literal["topk", "forward", "jsd", "mixed", "sampled"] = "topk"
+    form: Literal["topk", "forward", "jsd", "mixed", "sampled"] = field(default="topk", metadata=read_by("form"))
     """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
     student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum;
     `sampled` a clipped surrogate with advantage log q - log p."""
-    beta: float = 0.5
+    beta: float = field(default=0.5, metadata=read_by("form"))
     """From forward to reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
     temperature: float = 1.0
     """Temperature of student and teacher alike. Both distributions are compared at it."""
     importance: tuple[float, float] = field(default=(0.1, 10.0), metadata=IN_FILE)
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
-    clip: tuple[float, float] = field(default=(0.2, 0.28), metadata=IN_FILE)
+    clip: tuple[float, float] = field(default=(0.2, 0.28), metadata={**IN_FILE, **read_by("distills")})
     """Lower and upper clip of the surrogate (`form=sampled`)."""
     vocabulary: Literal["same", "other"] = "same"
     """What a teacher with other ids means. `same` refuses one whose ids mean other tokens than the student's. `other`

@@ -82,6 +82,32 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     return config.lr * factor
 
 
+def lr_that_suits(parameters: int, *, adapters: bool = False) -> tuple[float, float]:
+    """The least and the greatest learning rate that usually suit AdamW on a model of so many `parameters`.
+
+    The greatest is 1e-2 up to a million parameters and falls with their power 2/3 (1e-4 at a thousand million); the
+    least is a hundredth of it. Adapters, which learn in place of the weights, take ten times as much. Ours: a rule of
+    thumb that holds for what is shipped and recorded here (tiny models 2e-4 to 3e-3, 135 million 1e-4 and with adapters
+    1e-3) and for the reference (1e-6 at two thousand million).
+    """
+    most = 1e-2 * max(parameters / 1e6, 1.0) ** (-2 / 3) * (10.0 if adapters else 1.0)
+    return most / 100.0, most
+
+
+def unsuited_lr(lr: float, parameters: int, *, adapters: bool = False) -> str:
+    """What is said of a learning rate that does not suit the size of the model; "" of one that does, and of 0."""
+    least, most = lr_that_suits(parameters, adapters=adapters)
+    # a rate on the border suits, however it was rounded
+    if not lr or least * 0.99 <= lr <= most * 1.01:
+        return ""
+    what = "the adapters" if adapters else "all weights"
+    return (
+        f"--optimizer.lr is {lr:g}: too {'small' if lr < least else 'large'}, as a rule, for {what} of a model of "
+        f"{parameters / 1e6:.3g} million parameters; {least:.0e} to {most:.0e} suit it"
+        f"{'' if adapters else ', adapters (--lora.rank) ten times as much'}"
+    )
+
+
 def update(
     model: Any,
     optimizer: torch.optim.Optimizer,

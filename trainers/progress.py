@@ -28,6 +28,10 @@ class Progress:
         """The run begins, or goes on, after `step`."""
         return
 
+    def started_at(self, row: Mapping[str, Any]) -> None:
+        """The evaluation before step 1 of a run that goes on."""
+        return
+
     def phase(self, name: str) -> None:
         return
 
@@ -73,6 +77,10 @@ class LiveProgress(Progress):
         """The first step of this process that ended, and when: what comes before it is loading."""
         self._ended = 0.0
         """When the latest step ended."""
+        self._start: Mapping[str, Any] | None = None
+        """The evaluation before step 1."""
+        self._fell = False
+        """Whether it was said that the student fell below it."""
         self._printed = ""
 
     def __enter__(self) -> Self:
@@ -90,6 +98,9 @@ class LiveProgress(Progress):
         self.latest["step"] = step
         self.bar.update(self.task, completed=step)
 
+    def started_at(self, row: Mapping[str, Any]) -> None:
+        self._start = row
+
     def phase(self, name: str) -> None:
         self._phase, self._since, self._before = name, time.monotonic(), replace(ACTIVITY)
         self.bar.update(self.task, phase=name, pace=self.pace())
@@ -103,6 +114,11 @@ class LiveProgress(Progress):
             if row.get("episodes") == 0:
                 self._unchanged += 1
                 self.console.print(f"{self.title}: {without_update(row)}", highlight=False, soft_wrap=True)
+        if row["kind"] == "eval":
+            self._start = self._start or (row if row["step"] == 0 else None)
+            if self._start is not None and not self._fell and (said := below_start(self._start, row)):
+                self._fell = True
+                self.console.print(f"{self.title}: {said}", highlight=False, soft_wrap=True)
         text = describe(self.latest)
         # without "step N", which the bar counts itself
         self.bar.update(self.task, completed=row["step"], pace=self.pace(), numbers=text.partition("  ")[2])
@@ -158,6 +174,19 @@ class LiveProgress(Progress):
         each = (self._ended - self._first[1]) / (step - self._first[0])
         left = each * (self.total - step) - (time.monotonic() - self._ended)
         return f"{clock(each)} a step, about {clock(max(left, 0.0))} left"
+
+
+def below_start(start: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """What is said where an evaluation lies, with its interval, below that before step 1; "" where it does not."""
+    if not row["eval/high"] < start["eval/low"]:
+        return ""
+    now, then = (
+        f"{100 * at['eval/avg']:.1f} % [{100 * at['eval/low']:.1f}, {100 * at['eval/high']:.1f}]" for at in (row, start)
+    )
+    return (
+        f"step {row['step']}: the student evaluates at {now}, below the {then} that it began with: a smaller "
+        "--optimizer.lr, a --optimizer.lr-warmup or more --episodes a step may help"
+    )
 
 
 def without_update(row: Mapping[str, Any]) -> str:

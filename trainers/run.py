@@ -12,6 +12,7 @@ builds a `Trainer` with its own `collect`.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,6 +40,7 @@ from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
 from turngym.trainers.lora import adapter_identity, add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.models import vocabulary_size
+from turngym.trainers.optimizer_step import unsuited_lr
 from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
@@ -127,6 +129,10 @@ def run_training(
         lock_run(config.models.out, world, opened)
         trainer = on_all_ranks(world, lambda: build_trainer(config, opened))
         trainer.locked = True
+        size = sum(part.numel() for part in trainer.model.parameters())
+        said = unsuited_lr(config.optimizer.lr, size, adapters=bool(config.lora.rank))
+        if said and not world.rank:
+            print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:

@@ -31,7 +31,7 @@ from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
-from turngym.trainers.metrics import MetricsLog, check_trackers
+from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
@@ -247,6 +247,10 @@ class TrainLoop:
     def run(self, interrupts: Interrupts) -> None:
         trainer, total = self.trainer, self.trainer.run.steps
         trainer.progress.begin(self.state.step)
+        if self.state.step and self.log is not None:
+            rows = (row for row in iter_metrics(trainer.out) if row["kind"] == "eval" and row["step"] == 0)
+            if (first := next(rows, None)) is not None:
+                trainer.progress.started_at(first)
         try:
             self._maybe_evaluate()
             while self.state.step < total:

@@ -156,3 +156,24 @@ def test_activity_in_words() -> None:
         "120 turns (2.0/s), 3,400 tokens (57/s), 10 % malformed, 8 playing at turn 15"
     )
     assert Activity().since(Activity(), 1.0) == "0 turns (0.0/s)"
+
+
+def test_a_student_that_falls_below_its_start_is_said_once() -> None:
+    def told(*points: tuple[float, float, float], start: dict[str, float] | None = None) -> list[str]:
+        live = LiveProgress("grpo", total=50, every=100)
+        live.console.file = io.StringIO()
+        with live:
+            if start is not None:
+                live.started_at(start)
+            for place, (low, avg, high) in enumerate(points):
+                row = {"eval/low": low, "eval/avg": avg, "eval/high": high}
+                live.row({"step": 10 * (place + (start is not None)), "kind": "eval", **row})
+        return [line for line in live.console.file.getvalue().splitlines() if "began with" in line]
+
+    begun = {"eval/low": 0.4, "eval/avg": 0.5, "eval/high": 0.6}
+    (line,) = told((0.4, 0.5, 0.6), (0.3, 0.39, 0.41), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2))
+    assert line.startswith("grpo: step 20: the student evaluates at 20.0 % [10.0, 30.0], below the 50.0 % [40.0, 60.0]")
+    # a run that goes on knows where it began
+    assert len(told((0.1, 0.2, 0.3), start=begun)) == 1
+    assert not told((0.1, 0.2, 0.3), (0.0, 0.1, 0.2))
+    assert not told((0.4, 0.5, 0.6), (0.3, 0.4, 0.5))

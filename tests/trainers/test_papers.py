@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
 from turngym.scripts import train
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
+from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.train_config import keys_of, train_config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
+LINES = sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)* = [^`]+)`", PAGE)))
 GIVEN = """
 --lm-loss.files a.txt; --judge rules; --grpo.n 4; --gigpo.n 4; --luffy.n 4; --opd.weight trajectory;
 --turnopd.depth.warmup 2; --turnopd.depth.probe-interval 4; --tcod.schedule.k-max 20; --judge-votes 5;
@@ -18,7 +21,6 @@ GIVEN = """
 """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))
 """What an option is given where the page names no value and it takes no single fraction."""
-USES = {name: find_algorithm(name).uses for name in BUILT_IN}
 PAIRS = ("clip",)
 FLAGS = ("no-", "share", "mask-neutral", "student-entropy")
 
@@ -49,17 +51,23 @@ def test_the_command_takes_every_option() -> None:
                 free += words
         for words in rounds:
             train.parse([algorithm, "--student", "s", "--out", "o", *words])
-    assert len(OPTIONS) > 80
+    assert len(OPTIONS) > 60
     assert len(given) > 8
     named = {option.split()[1] for option in OPTIONS if option.startswith("--algorithm ")}
     assert named == set(BUILT_IN)
 
 
-def owner(option: str) -> str:
-    """A built-in algorithm that has `option`."""
-    table = option.removeprefix("--").partition(".")[0].replace("-", "_") if "." in option else ""
-    use = {"distill": "distill", "lm_loss": "text"}.get(table)
-    users = owners_of(table) or [name for name in BUILT_IN if use in USES[name]]
-    if option.startswith("--judge"):
-        users = [name for name in BUILT_IN if "judge" in USES[name]]
-    return (users or ["turnopd"])[-1]
+def test_a_file_takes_every_setting_that_is_no_option() -> None:
+    for line in LINES:
+        key = line.partition(" = ")[0]
+        algorithm = owner(key)
+        table = tomllib.loads(f"student = 's'\nout = 'o'\n{line}\n")
+        train_config(algorithm, table, "the page")
+    assert len(LINES) > 20
+
+
+def owner(name: str) -> str:
+    """A built-in algorithm that has an option, or a setting of a file."""
+    key = name.removeprefix("--").replace("-", "_")
+    keys = (key, key.replace(".no_", "."))
+    return [algorithm for algorithm in BUILT_IN if {*keys} & {*keys_of(algorithm)}][-1]

@@ -137,5 +137,5 @@ ALGORITHM = AlgorithmSpec(
     name="guided-opd",
     config=GuidedOpdConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "surrogate"}),
+    uses=frozenset({"teacher", "distill", "distills", "form", "surrogate"}),
 )

@@ -142,5 +142,8 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
 
 
 ALGORITHM = AlgorithmSpec(
-    name="loopstop", config=LoopStopConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+    name="loopstop",
+    config=LoopStopConfig,
+    build=build,
+    uses=frozenset({"teacher", "distill", "distills", "form", "surrogate"}),
 )

@@ -43,5 +43,5 @@ def build(config: OpdConfig, context: BuildContext) -> Algorithm:
 
 
 ALGORITHM = AlgorithmSpec(
-    name="opd", config=OpdConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+    name="opd", config=OpdConfig, build=build, uses=frozenset({"teacher", "distill", "distills", "form", "surrogate"})
 )

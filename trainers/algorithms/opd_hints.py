@@ -112,5 +112,5 @@ ALGORITHM = AlgorithmSpec(
     name="opd-hints",
     config=OpdHintsConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "judge", "expert", "reward", "reference", "surrogate"}),
+    uses=frozenset({"teacher", "distill", "form", "judge", "expert", "reward", "reference", "surrogate"}),
 )

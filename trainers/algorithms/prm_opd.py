@@ -161,5 +161,5 @@ ALGORITHM = AlgorithmSpec(
     name="prm-opd",
     config=PrmOpdConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "judge", "expert", "reference", "surrogate"}),
+    uses=frozenset({"teacher", "distill", "form", "judge", "expert", "reference", "surrogate"}),
 )

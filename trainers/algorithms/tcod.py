@@ -128,5 +128,5 @@ ALGORITHM = AlgorithmSpec(
     name="tcod",
     config=TcodConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "expert", "shown", "surrogate"}),
+    uses=frozenset({"teacher", "distill", "distills", "form", "expert", "shown", "surrogate"}),
 )

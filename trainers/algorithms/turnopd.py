@@ -277,5 +277,8 @@ def token_weight(config: TurnOpdConfig) -> Weight:
 
 
 ALGORITHM = AlgorithmSpec(
-    name="turnopd", config=TurnOpdConfig, build=build, uses=frozenset({"teacher", "distill", "surrogate"})
+    name="turnopd",
+    config=TurnOpdConfig,
+    build=build,
+    uses=frozenset({"teacher", "distill", "distills", "form", "surrogate"}),
 )

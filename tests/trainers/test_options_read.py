@@ -1,0 +1,160 @@
+"""Every option that an algorithm accepts is read: each algorithm trains a step, and who asks its settings is recorded.
+
+A read is an access from the code of the project. What copies, compares, checks, writes or fingerprints a whole group of
+settings reads nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import command, save_tiny
+
+from turngym.envs.core.settings import Setting, SettingsError, settings_of
+from turngym.scripts import train
+from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.run import run_training
+from turngym.trainers.train_config import config_class
+from turngym.trainers.world import SINGLE
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = ("__post_init__", "__eq__", "__hash__", "__repr__")
+WHOLE = {
+    "fingerprint": "trainers/config.py",
+    "adapter_identity": "trainers/lora.py",
+    "identity": "",
+    "open_demonstrations": "trainers/collecting.py",
+    "run_identity": "trainers/fingerprint.py",
+}
+"""Functions that take whole groups (`asdict`) to write them down, with their file."""
+UNSEEN: Mapping[str, str] = {
+    **dict.fromkeys(("ray_address", "worker_cpus", "worker_gpus"), "with --executor ray"),
+    **dict.fromkeys(("retries", "worker_timeout"), "with --workers 1 or more"),
+    **dict.fromkeys(("server_parallel", "server_deadline", "weight_sync", "when_busy"), "with --policy-server"),
+    **dict.fromkeys(("weight_folder", "weight_address"), "with --policy-server, by the way of --weight-sync"),
+    **dict.fromkeys(("engine_python", "engine_memory", "engine_more"), "with --engine"),
+    **dict.fromkeys(("lora.alpha", "lora.targets"), "with --lora.rank"),
+    "importance_cap": "with --staleness",
+    "share": "with --also",
+    "executor": "with --workers 1 or more, or several processes",
+    **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
+    "turnopd.depth.probe_interval": "after the warm-up",
+    **dict.fromkeys(("loopstop.rho", "loopstop.probe_share", "loopstop.probe_interval"), "once episodes loop"),
+    "distill.form": "with --opd-hints.form topk",
+    **dict.fromkeys(("examples_as", "examples_for"), "with --examples"),
+    "reference_rate": "with --reference-every",
+    "log_project": "by wandb and trackio",
+    "process_timeout": "under torchrun",
+    **dict.fromkeys(("judge_votes", "judge_temperature", "judge_max_tokens"), "with --judge model:FOLDER"),
+    **dict.fromkeys(("judge_model", "judge_parallel", "judge_tries"), "with --judge http://..."),
+    **dict.fromkeys(("judge_strict", "judge_repeats", "judge_timeout"), "with --judge expert"),
+    **dict.fromkeys(("distill.importance", "distill.tail", "distill.top_k", "distill.support"), "without form=sampled"),
+    "distill.clip": "with form=sampled",
+    "lm_loss.column": "with parquet files",
+    **dict.fromkeys(("luffy.prefix.steps", "luffy.prefix.share"), "with other strategies"),
+    **dict.fromkeys(("demonstrated_tasks", "demonstration_fits"), "with --demonstrations"),
+    **dict.fromkeys(("demonstration_success", "demonstration_reward"), "with --demonstrations"),
+    **dict.fromkeys(("sft.loop_after", "sft.loop_slips"), "with --sft.players"),
+}
+"""Settings that need another one, which this test does not give. That they are read is looked up in the code."""
+
+
+def code_of(frame: Any) -> tuple[str, str]:
+    return frame.f_code.co_filename, frame.f_code.co_name
+
+
+def is_read(frame: Any) -> bool:
+    """Whether the access from `frame` is one of the project's own code, and of this one setting or to use them all."""
+    file, name = code_of(frame)
+    if name in CHECKS:
+        return False
+    while file.endswith("dataclasses.py"):
+        if name not in ("asdict", "_asdict_inner", "<listcomp>", "<dictcomp>", "<genexpr>"):
+            return False
+        frame = frame.f_back
+        file, name = code_of(frame)
+        if not file.endswith("dataclasses.py") and (name in CHECKS or file.endswith(WHOLE.get(name, "-"))):
+            return False
+    # parsers and writers of settings are in scripts and in envs/core
+    return any(f"/{room}/" in file for room in ("trainers", "agents")) and "/site-packages/" not in file
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[Any], str]]:
+    """(group, name) of every setting that is read."""
+    found: set[tuple[type[Any], str]] = set()
+    names = {setting.group: {item.name for item in fields(setting.group)} for setting in every_setting()}
+
+    def recorder(self: Any, name: str) -> Any:
+        group = type(self)
+        if name in names.get(group, ()) and is_read(sys._getframe(1)):
+            found.add((group, name))
+        return object.__getattribute__(self, name)
+
+    for group in names:
+        monkeypatch.setattr(group, "__getattribute__", recorder)
+    return found
+
+
+def every_setting() -> list[Setting]:
+    return [setting for name in BUILT_IN for setting in settings_of(config_class(name))]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("student", "teacher")):
+        save_tiny(folder / name, seed=seed)
+    return folder
+
+
+@pytest.mark.parametrize("algorithm", BUILT_IN)
+def test_every_accepted_option_is_read(
+    algorithm: str, models: Path, tmp_path: Path, reads: set[tuple[type[Any], str]]
+) -> None:
+    cls = config_class(algorithm)
+    settings = [setting for setting in settings_of(cls) if setting.name != "algorithm"]
+    keys = {setting.key for setting in settings}
+    words = ["--steps", "1", "--eval-limit", "1", "--eval-samples", "1", "--panel", "alfworld-generated-eval"]
+    words += ["--lm-loss.files", __file__, "--lm-loss.documents", "1"] if "lm_loss.files" in keys else []
+    own = f"--{cls.section.replace('_', '-')}"
+    words += [f"{own}.n", "2"] if f"{cls.section}.n" in keys else []
+    words += [f"{own}.no-filter-groups"] if f"{cls.section}.filter_groups" in keys else []
+    run_training(train.parse(command(models, tmp_path / "run", algorithm, *words)), SINGLE, progress=False)
+    unread = {setting.key for setting in settings if (setting.group, setting.name) not in reads}
+    unseen = {key for key in unread if key in UNSEEN or key.startswith("demonstrator.")}
+    assert unread == unseen, f"{algorithm} accepts what it does not read: {sorted(unread - unseen)}"
+
+
+def test_what_needs_something_else_is_read_in_the_code() -> None:
+    keys = {setting.key: setting for setting in every_setting()}
+    assert not UNSEEN.keys() - keys.keys()
+    asked = set()
+    for room in ("trainers", "agents"):
+        for path in (ROOT / room).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            asked |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not {key for key in UNSEEN if keys[key].name not in asked}
+
+
+def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere(tmp_path: Path) -> None:
+    from turngym.envs.core.settings import to_table
+    from turngym.trainers.train_config import keys_of, train_config
+
+    for name in BUILT_IN:
+        table = to_table(train_config(name, {"student": "s", "out": "o"}, "test"))
+        foreign = {setting.key.partition(".")[0] for setting in every_setting()} - {
+            key.partition(".")[0] for key in keys_of(name)
+        }
+        assert not foreign & table.keys(), "config.toml has what nothing reads"
+        for key in sorted(foreign):
+            with pytest.raises(SettingsError, match=rf"there is no setting {key}\. It belongs to "):
+                train_config(name, {"student": "s", "out": "o", key: {}}, "test")
