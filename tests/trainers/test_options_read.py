@@ -48,7 +48,7 @@ UNSEEN: Mapping[str, str] = {
     **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
     "turnopd.depth.probe_interval": "after the warm-up",
     **dict.fromkeys(("loopstop.rho", "loopstop.probe_share", "loopstop.probe_interval"), "once episodes loop"),
-    "distill.form": "with --opd-hints.form topk",
+    **dict.fromkeys(("distill.form", "distill.beta"), "with --opd-hints.form topk"),
     **dict.fromkeys(("examples_as", "examples_for"), "with --examples"),
     "reference_rate": "with --reference-every",
     "log_project": "by wandb and trackio",
