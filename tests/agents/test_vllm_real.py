@@ -130,7 +130,7 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any, temperature: flo
         np.testing.assert_allclose(found.logp, best.logp, atol=1e-4)
     support = [random.integers(0, 448, (len(where), 5)) for where in places]
     for one, other in zip(mine.gather(ids, places, support), theirs.gather(ids, places, support), strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-4)
+        np.testing.assert_allclose(other.logp, one.logp, atol=1e-4)
 
 
 def test_the_wrong_teacher_is_seen_at_the_start(url: str) -> None:

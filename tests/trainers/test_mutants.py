@@ -171,6 +171,9 @@ SAME = {
     "topk_entropy: -1 -> 1": LAST_AXIS,
     "_divergence: -1 -> 1": LAST_AXIS,
     "bin_forward_kl: -1 -> 1": LAST_AXIS,
+    "JensenShannon.__call__: -1 -> 1": LAST_AXIS,
+    "JensenShannon.__call__: torch.logaddexp(student + math.log1p(-self.beta), teacher + math.log(self.beta)) -> "
+    "torch.logaddexp(teacher + math.log(self.beta), student + math.log1p(-self.beta))": "a sum",
     "TurnAdvantage._situations: '' -> '_'": "a turn that was broken off is in no comparison, whatever its mark",
     "centered: np.unique(group_t, return_inverse=True, return_counts=True) -> "
     "np.unique(group_t, return_inverse=True, return_counts=True)": "both are True",

@@ -148,6 +148,8 @@ def test_the_jensen_shannon_divergence_goes_to_both_kls() -> None:
     forward, reverse = bin_forward_kl(student, teacher), bin_reverse_kl(student, teacher)
     assert torch.equal(JensenShannon(0.0)(student, teacher), forward)
     assert torch.equal(JensenShannon(1.0)(student, teacher), reverse)
+    tails = torch.tensor([0.5]).log(), torch.tensor([0.125]).log()
+    assert torch.equal(JensenShannon(0.0)(student, teacher, *tails), bin_forward_kl(student, teacher, *tails))
     torch.testing.assert_close(JensenShannon(1e-6)(student, teacher) / 1e-6, forward, rtol=1e-4, atol=0)
     torch.testing.assert_close(JensenShannon(1 - 1e-6)(student, teacher) / 1e-6, reverse, rtol=1e-4, atol=0)
 
