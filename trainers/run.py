@@ -34,7 +34,7 @@ from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.collecting import DatasetCollect, with_recorded
-from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig, fingerprint
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
 from turngym.trainers.lora import adapter_identity, add_adapters
@@ -393,11 +393,21 @@ def _identity(
     config: TrainConfig, algorithm: Algorithm, rollouts: StudentRollouts, teacher: Scorer | None
 ) -> dict[str, Any]:
     """Returns what a resumed run must share beside the algorithm, the run and the optimizer."""
-    models, identity = config.models, dict(rollouts.identity)
+    models, uses = config.models, find_algorithm(config.algorithm).reads
+    # what the rollout side says of demonstrations and experts is of those that read it
+    unread = [f"collect.{name}" for use, name in (("shown", "demonstrat"), ("expert", "expert")) if use not in uses]
+    identity = {key: value for key, value in rollouts.identity.items() if not key.startswith(tuple(unread))}
     if algorithm.needs_teacher and models.teacher is None:
         # a teacher on servers that has no folder is known by the name that its server gives
         identity["teacher"] = teacher.fleet.servers[0].model  # type: ignore[union-attr]
-    identity |= {"models.dtype": models.dtype, "models.teacher_dtype": models.teacher_dtype}
+    identity["models.dtype"] = models.dtype
+    if algorithm.needs_teacher or algorithm.needs_reference:
+        identity["models.teacher_dtype"] = models.teacher_dtype
+    if "text" in uses:
+        text = fingerprint(getattr(config, "lm_loss", LmLossConfig()))
+        # by name alone, for folders may have moved
+        identity |= {f"lm_loss.{name}": value for name, value in text.items()}
+        identity["lm_loss.files"] = [path.name for path in text["files"]]
     if algorithm.needs_reference:
         identity["models.reference"] = weights_hash(models.student)
     if models.teacher is not None and algorithm.needs_teacher:

@@ -260,6 +260,21 @@ def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_pat
         train.main([*words, "--resume"])
 
 
+def test_a_resumed_run_is_asked_what_it_read_and_nothing_else(models: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a text\n\nand another\n")
+    words = ("--steps", "1", "--eval-every", "0", "--grpo-kd.n", "2", "--lm-loss.files", str(text))
+    made = command(models, tmp_path / "text", "grpo-minillm", *words)
+    train.main(made)
+    with pytest.raises(TurngymError, match=r"lm_loss\.coef: checkpoint 1\.0, now 0\.5"):
+        train.main([*made, "--resume", "--lm-loss.coef", "0.5"])
+    train.main([*made, "--resume"])
+    identity = build_trainer(train.parse(command(models, tmp_path / "opd", "opd"))).identity
+    assert not [key for key in identity if key.startswith(("collect.demonstrat", "collect.expert", "lm_loss"))]
+    identity = build_trainer(train.parse(command(models, tmp_path / "sft", "sft"))).identity
+    assert "models.teacher_dtype" not in identity
+
+
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
     episodes = made.collect(RolloutRequest(step=1, episodes=4, max_turns=3))
