@@ -35,6 +35,7 @@ VERBS = {
     "eval": "turngym.scripts.eval",
     "rollout": "turngym.scripts.rollout",
     "play": "turngym.scripts.play",
+    "data": "turngym.scripts.data",
     "panel": "turngym.scripts.panel",
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",

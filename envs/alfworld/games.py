@@ -127,14 +127,14 @@ def find_root(data: str | Path | None = None) -> Path:
             return folder
     if not given:
         raise TaskError(
-            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
-            f"alfworld-download` fetches the games into {DEFAULT_FOLDER}, where none are now. "
+            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `turngym data get alfworld` (or "
+            f"alfworld's own alfworld-download) fetches the games into {DEFAULT_FOLDER}, where none are now. "
             "split='generated' needs no data"
         )
     said = "data=" if data is not None else f"${VARIABLE}"
     raise TaskError(
         f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
-        f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `alfworld-download` makes them"
+        f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `turngym data get alfworld` makes them"
     )
 
 

@@ -37,6 +37,8 @@ PROMPT = (
 the published reward rule (`strict_compat`) depends."""
 ABILITY = "fact-reasoning"
 DATA_VARIABLE = "TURNGYM_SEARCH_DATA"
+SEARCH_HOME = "~/.cache/turngym/search"
+"""Where `turngym data get search` puts the test sets, and where sets are looked for unless the variable is set."""
 SETS: Mapping[str, str] = {
     "2wiki": "2wikimultihopqa",
     "hotpotqa": "hotpotqa",
@@ -269,11 +271,13 @@ def _check_halves(questions: Iterable[Question]) -> None:
 
 
 def _data_folder(data: str | Path | None) -> Path:
-    named = data or os.environ.get(DATA_VARIABLE)
+    home = user_path(SEARCH_HOME)
+    named = data or os.environ.get(DATA_VARIABLE) or (home if home.is_dir() else None)
     if not named:
         raise TaskError(
             f"the public question sets are not part of the package: give their folder as data=..., or as "
-            f"${DATA_VARIABLE}; source='world' needs no data"
+            f"${DATA_VARIABLE}, or fetch Search-R1's test sets with `turngym data get search`; source='world' needs "
+            "no data"
         )
     folder = user_path(named)
     if not folder.is_dir():

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from turngym.envs.core.errors import TaskError
-from turngym.envs.core.files import locked_folder
 from turngym.envs.core.tables import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv
@@ -61,17 +60,16 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
         if len({question.id for question in questions}) != len(questions):
             raise TaskError(f"{source}: some questions share an id")
     folder, panels = Path(out), list[Panel]()
-    with locked_folder(folder):
-        for name in (name for name, source in SETS.items() if source in found):
-            with atomic_write(folder / f"{name}_questions.jsonl") as written:
-                for question in found[SETS[name]]:
-                    answers = list(question.golden_answers)
-                    row = {"id": question.id, "question": question.question, "golden_answers": answers}
-                    row |= {"data_source": question.data_source, "split": "test"}
-                    written.write(json.dumps(row, ensure_ascii=False) + "\n")
-            panel = panel_of_env(
-                f"search-{name}-test", SearchEnv.env_id, make_kwargs={"source": name, **RULES}, data=folder
-            )
-            write_panel(panel, folder)
-            panels.append(panel)
+    for name in (name for name, source in SETS.items() if source in found):
+        with atomic_write(folder / f"{name}_questions.jsonl") as written:
+            for question in found[SETS[name]]:
+                answers = list(question.golden_answers)
+                row = {"id": question.id, "question": question.question, "golden_answers": answers}
+                row |= {"data_source": question.data_source, "split": "test"}
+                written.write(json.dumps(row, ensure_ascii=False) + "\n")
+        panel = panel_of_env(
+            f"search-{name}-test", SearchEnv.env_id, make_kwargs={"source": name, **RULES}, data=folder
+        )
+        write_panel(panel, folder)
+        panels.append(panel)
     return panels

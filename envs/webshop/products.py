@@ -163,6 +163,8 @@ def cap_text(cap: float) -> str:
 # --- named shops: which files or which generated catalog, and who wrote the goals
 
 DATA_VARIABLE = "WEBSHOP_DATA"
+SHOP_HOME = "~/.cache/turngym/webshop"
+"""Where `turngym data get webshop` puts the files, and where they are looked for unless the variable is set."""
 HUMAN_FILE = "items_human_ins.json"
 
 
@@ -211,11 +213,18 @@ def find_profile(name: str) -> Profile:
     return PROFILES[checked_choice("profile", name, PROFILES, ShopDataError)]
 
 
+def shop_folder(data: str | os.PathLike[str] | None) -> str:
+    """The folder of the original's files: `data`, else `$WEBSHOP_DATA`, else the home folder if there is one; or ""."""
+    home = user_path(SHOP_HOME)
+    return str(data if data is not None else os.environ.get(DATA_VARIABLE) or (home if home.is_dir() else ""))
+
+
 def find_files(profile: Profile, data: str | os.PathLike[str] | None) -> tuple[Path, ...]:
     """Paths of `profile.files` in the folder `data`, else `$WEBSHOP_DATA`; ShopDataError says what is missing."""
-    chosen = data if data is not None else os.environ.get(DATA_VARIABLE)
+    chosen = shop_folder(data)
     size = "small" if "_1000" in profile.items else "all"
     how = f"`./setup.sh -d {size}` of princeton-nlp/WebShop downloads them into its folder `data`"
+    how = f"`turngym data get webshop` fetches them, or {how}" if size == "small" else how
     if not chosen:
         raise ShopDataError(
             f"profile {profile.name!r} needs {', '.join(profile.files)}: give their folder as data= or ${DATA_VARIABLE}"

@@ -35,7 +35,6 @@ from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
 from turngym.envs.webshop.nouns import BUILTIN, SPACY_MODEL, NounTagger, find_tagger
 from turngym.envs.webshop.open_catalog import Storage, load_catalog
 from turngym.envs.webshop.products import (
-    DATA_VARIABLE,
     DEFAULT_PRICE_SEED,
     Product,
     Profile,
@@ -43,6 +42,7 @@ from turngym.envs.webshop.products import (
     draw_prices,
     find_files,
     find_profile,
+    shop_folder,
 )
 from turngym.envs.webshop.queries import OracleQuery, searches
 from turngym.envs.webshop.reward import (
@@ -294,7 +294,7 @@ def open_shop(
         ShopDataError: files that are missing, damaged or foreign, and arguments that are not valid.
     """
     chosen = find_profile(profile)
-    folder = "" if chosen.generated else str(data if data is not None else os.environ.get(DATA_VARIABLE, ""))
+    folder = "" if chosen.generated else shop_folder(data)
     # a shop whose files were edited is another one
     files = () if chosen.generated else tuple(map(path_stamp, find_files(chosen, data)))
     key = (profile, folder, files, price_seed, tagger, storage, str(cache))

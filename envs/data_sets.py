@@ -1,0 +1,298 @@
+"""The original benchmarks' data: where they are published, how they are fetched, and where everything looks for them.
+
+`get` fetches a data set in parts that go on where they were cut, refuses what is not the file (a page of HTML, another
+size, another hash), unpacks safely, and leaves nothing half-made where it would be found. What the games and shops are
+is checked afterwards by content: `turngym data verify` recomputes the hashes of the panels.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import sys
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from turngym.envs.alfworld.games import DEFAULT_FOLDER, ROOT_FOLDER, SPLITS, VARIABLE
+from turngym.envs.core.errors import TurngymError, checked_choice
+from turngym.envs.core.files import locked_folder
+from turngym.envs.search.sources import DATA_VARIABLE as SEARCH_VARIABLE
+from turngym.envs.search.sources import SEARCH_HOME
+from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
+from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
+from turngym.envs.webshop.products import SHOP_HOME
+from turngym.retrieval.user_files import user_path
+
+CHUNK = 1 << 20
+PATIENCE = 60.0
+"""Seconds without a byte after which a server is given up."""
+
+
+class DataError(TurngymError):
+    """A file of a data set cannot be had, or is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A published file."""
+
+    name: str
+    """Its name, also on a mirror."""
+    url: str
+    largest: int
+    """Bytes at most: far above its size, far below what fills a disk by mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """The files of a benchmark."""
+
+    about: str
+    variable: str
+    """Environment variable that names its folder."""
+    home: str
+    """Folder that is looked at without it."""
+    files: tuple[DataFile, ...]
+    panels: tuple[str, ...] = ()
+    """Panels whose hashes tell whether it is the original's."""
+
+    def folder(self, given: str | Path | None = None) -> Path:
+        """`given`, else what the variable names, else the home folder."""
+        return user_path(given or os.environ.get(self.variable) or self.home)
+
+
+def _drive(name: str, key: str, largest: int) -> DataFile:
+    # `confirm` answers the page that warns of large files
+    url = f"https://drive.usercontent.google.com/download?id={key}&export=download&confirm=t"
+    return DataFile(name=name, url=url, largest=largest)
+
+
+_FLASHRAG = "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets/resolve/main"
+_SPLIT = {"hotpotqa": "dev", "2wikimultihopqa": "dev", "musique": "dev"}
+DATA_SETS: Mapping[str, DataSet] = {
+    "alfworld": DataSet(
+        about="the 4,027 text games of ALFWorld (MIT), without TextWorld",
+        variable=VARIABLE,
+        home=DEFAULT_FOLDER,
+        files=(
+            DataFile(
+                name="json_2.1.2_tw-pddl.zip",
+                url="https://github.com/alfworld/alfworld/releases/download/0.4.0/json_2.1.2_tw-pddl.zip",
+                largest=1 << 30,
+            ),
+        ),
+        panels=("alfworld-valid-seen", "alfworld-valid-unseen"),
+    ),
+    "webshop": DataSet(
+        about="WebShop's 1,000 products with their instructions, for local use",
+        variable=SHOP_VARIABLE,
+        home=SHOP_HOME,
+        files=(
+            _drive("items_shuffle_1000.json", "1EgHdxQ_YxqIQlvvq5iKlCrkEKR6-j0Ib", 1 << 27),
+            _drive("items_ins_v2_1000.json", "1IduG0xl544V_A_jv3tHXC0kyFi7PnyBu", 1 << 25),
+            _drive("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O", 1 << 27),
+        ),
+        panels=("webshop-papers-test",),
+    ),
+    "search": DataSet(
+        about="the test sets of Search-R1, questions and answers, as panels (FlashRAG's collection)",
+        variable=SEARCH_VARIABLE,
+        home=SEARCH_HOME,
+        files=tuple(
+            DataFile(
+                name=f"{source}/{_SPLIT.get(source, 'test')}.jsonl",
+                url=f"{_FLASHRAG}/{source}/{_SPLIT.get(source, 'test')}.jsonl",
+                largest=1 << 30,
+            )
+            for source in OFFICIAL
+        ),
+    ),
+}
+"""The addresses are those of `alfworld-download` 0.4.2, of WebShop's setup.sh, and of FlashRAG's data sets."""
+
+
+def data_set(name: str) -> DataSet:
+    """The data set called `name`. Raises DataError with the names there are."""
+    return DATA_SETS[checked_choice("the data set", name, DATA_SETS, DataError)]
+
+
+def get(
+    name: str,
+    *,
+    out: str | Path | None = None,
+    mirror: str | None = None,
+    sha256: Mapping[str, str] | None = None,
+    progress: bool = True,
+) -> Path:
+    """Fetches a data set into the folder where everything looks for it, and returns the folder.
+
+    Args:
+        out: another folder.
+        mirror: an address below which the files lie under their names, in the place of the published addresses.
+        sha256: file name to the hash that it must have.
+
+    Raises DataError, in one line: what failed, and what to do.
+    """
+    known, wanted = data_set(name), dict(sha256 or {})
+    if unknown := sorted(wanted.keys() - {file.name for file in known.files}):
+        names = ", ".join(file.name for file in known.files)
+        raise DataError(f"{name} has no file {unknown[0]!r:.80}; its files: {names}")
+    folder = known.folder(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked_folder(folder):
+            kept = folder / ".download"
+            for file in known.files:
+                url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
+                fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
+            _install(name, known, kept, folder)
+            shutil.rmtree(kept)
+    except OSError as error:
+        what = "the disk is full; make room and run it again" if error.errno == errno.ENOSPC else error.strerror
+        raise DataError(f"{folder}: {what}; what was fetched is kept and nothing half-made is in its place") from None
+    return folder
+
+
+def _install(name: str, known: DataSet, kept: Path, folder: Path) -> None:
+    if name == "alfworld":
+        unpack(kept / known.files[0].name, folder)
+    elif name == "search":
+        write_test_sets([kept / file.name for file in known.files], folder)
+    else:
+        for file in known.files:
+            os.replace(kept / file.name, folder / file.name)
+
+
+def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
+    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError."""
+    part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
+    if target.is_file() and (sha256 is None or _digest(target) == sha256):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    start = part.stat().st_size if part.is_file() and tag.is_file() else 0
+    heads = {"User-Agent": "turngym"}
+    if start:
+        # a file that has changed is sent from its beginning
+        heads |= {"Range": f"bytes={start}-", "If-Range": tag.read_text(encoding="utf-8")}
+    if not url.startswith(("https://", "http://")):
+        raise DataError(f"{url!r:.200} is no address of the web")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=PATIENCE) as answer:
+            _check_answer(answer, url)
+            start = start if answer.status == 206 and _goes_on(answer, start) else 0
+            size = _number(answer.headers.get("Content-Length"))
+            whole = None if size is None else start + size
+            if whole is not None and whole > largest:
+                raise DataError(f"{url}: {whole:,} bytes; the file has at most {largest:,}")
+            # only a strong tag proves that the rest belongs to the same file
+            etag = answer.headers.get("ETag") or ""
+            tag.write_text(etag, encoding="utf-8") if etag.startswith('"') else tag.unlink(missing_ok=True)
+            if progress:
+                at = f", from byte {start:,}" if start else ""
+                shown = "unknown size" if whole is None else f"{whole / 1e6:.1f} MB"
+                print(f"turngym: fetching {target.name}, {shown}{at}, from {url}", file=sys.stderr)
+            had = start
+            with part.open("r+b" if start else "wb") as file:
+                if start:
+                    file.seek(start)
+                    file.truncate()
+                while data := answer.read(CHUNK):
+                    had += len(data)
+                    if had > largest:
+                        raise DataError(f"{url}: more than {largest:,} bytes; that is not the file")
+                    file.write(data)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:
+            part.unlink(missing_ok=True)
+        raise DataError(f"{url} answers {error.code} ({error.reason}); {BY_HAND}") from None
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+        why = getattr(error, "reason", None) or error
+        raise DataError(f"{url} cannot be fetched ({why}); run it again to go on, or {BY_HAND}") from None
+    if whole is not None and had != whole:
+        raise DataError(f"{url}: cut at {had:,} of {whole:,} bytes; run it again to go on")
+    if sha256 is not None and (found := _digest(part)) != sha256:
+        part.unlink()
+        tag.unlink(missing_ok=True)
+        raise DataError(f"{url}: SHA-256 {found}, expected is {sha256}; it was thrown away")
+    tag.unlink(missing_ok=True)
+    os.replace(part, target)
+
+
+BY_HAND = "name another place with --mirror URL, or put the files into the folder by hand (`turngym data where`)"
+
+
+def _check_answer(answer: Any, url: str) -> None:
+    kind = answer.headers.get_content_type()
+    if kind in ("text/html", "application/xhtml+xml"):
+        raise DataError(
+            f"{url} answers with a page of HTML instead of the file (a quota, a login, a warning?): open it in a "
+            f"browser; {BY_HAND}"
+        )
+
+
+def _goes_on(answer: Any, start: int) -> bool:
+    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", answer.headers.get("Content-Range") or "")
+    return found is not None and int(found[1]) == start
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"\d{1,15}", text) else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+MOST_GAMES, LARGEST_GAME, LARGEST_ALL = 50_000, 1 << 24, 1 << 33
+"""Games in an archive, bytes of one, and of all, at most."""
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpacks the games of a release into `folder`/json_2.1.1, all of them or none. Raises DataError."""
+    scratch = folder / ".unpacking"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            games = [entry for entry in opened.infolist() if entry.filename.endswith(".tw-pddl")]
+            if not 0 < len(games) <= MOST_GAMES or sum(entry.file_size for entry in games) > LARGEST_ALL:
+                raise DataError(f"{archive.name} holds {len(games):,} games; that is not the release of ALFWorld")
+            for entry in games:
+                path = PurePosixPath(entry.filename)
+                parts = path.parts[1:] if path.parts and path.parts[0] == ROOT_FOLDER else path.parts
+                # a link in an archive is a file with this mode
+                link = (entry.external_attr >> 16) & 0o170000 == 0o120000
+                if (
+                    link
+                    or path.is_absolute()
+                    or len(parts) != 4
+                    or parts[0] not in SPLITS
+                    or any(part in ("..", ".") or "\\" in part or ":" in part for part in parts)
+                    or entry.file_size > LARGEST_GAME
+                ):
+                    raise DataError(f"{archive.name} holds {entry.filename!r:.120}, which is no game's place or size")
+                target = scratch.joinpath(*parts)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(entry) as source, target.open("wb") as file:
+                    shutil.copyfileobj(source, file, CHUNK)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        archive.unlink(missing_ok=True)
+        raise DataError(f"{archive.name} is no archive that can be read ({error}); run it again") from None
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    root = folder / ROOT_FOLDER
+    root.mkdir(exist_ok=True)
+    for split in sorted(scratch.iterdir()):
+        shutil.rmtree(root / split.name, ignore_errors=True)
+        os.replace(split, root / split.name)
+    scratch.rmdir()
