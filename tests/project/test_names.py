@@ -32,7 +32,7 @@ _SYMBOL = re.compile(r"\w+(\.\w+)*(\(\))?")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 OF_OTHERS = re.compile(
-    r"agent_system/.*|search_r1/.*|verl/.*|train_grpo\.sh|env_manager\.py|memory\.py|openclaw-opd/.*|retrieval_server\.py"
+    r"agent_system/.*|search_r1/.*|verl/.*|train_grpo\.sh|setup\.sh|env_manager\.py|memory\.py|openclaw-opd/.*|retrieval_server\.py"
     r"|opd_kl_coef|clip_ratio_c|data\.train_files|force_ascii|AgentLoopBase.run|max_tool_calling_iterations|not_inreceptacle|low_var_kl"
 )
 """Files and options of other programs that prose names."""
