@@ -10,6 +10,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,53 @@ CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is no piece of BPE: control tokens such as <|im_end|>, and whole words added."""
 
 
+SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""GGUF's numbers of kinds, and their bytes; 8 is a text, 9 an array."""
+TEXT, ARRAY = 8, 9
+MOST_ITEMS, MOST_KEYS, MOST_TENSORS = 1 << 22, 1 << 12, 1 << 16
+"""Items of an array, of which the library makes an object each; vocabularies have 300,000."""
+
+
+def check_lengths(file: Path) -> None:
+    """Raises ValueError where the head of a GGUF file declares more than the file holds, or more than is read.
+
+    The library believes every length: an array of 2^40 numbers in 94 bytes is read for days.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+
+        def number(form: str) -> int:
+            data = opened.read(struct.calcsize(form))
+            if len(data) < struct.calcsize(form):
+                raise ValueError("it ends inside of its head")
+            found: int = struct.unpack(form, data)[0]
+            return found
+
+        def skip(length: int, what: str) -> None:
+            if length > size - opened.tell():
+                raise ValueError(f"it declares {what} of {length:,} bytes behind its end")
+            opened.seek(length, 1)
+
+        if opened.read(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        number("<I")
+        tensors, keys = number("<Q"), number("<Q")
+        if tensors > MOST_TENSORS or keys > MOST_KEYS:
+            raise ValueError(f"it declares {tensors:,} tensors and {keys:,} settings")
+        for _ in range(keys):
+            skip(number("<Q"), "a name")
+            kind, count = number("<I"), 1
+            if kind == ARRAY:
+                kind, count = number("<I"), number("<Q")
+            if count > MOST_ITEMS or kind not in (*SCALARS, TEXT):
+                raise ValueError(f"it declares an array of {count:,} items of kind {kind}")
+            if kind == TEXT:
+                for _ in range(count):
+                    skip(number("<Q"), "a text")
+            else:
+                skip(count * SCALARS[kind], "values")
+
+
 def import_gguf(file: Path, folder: Path) -> Path:
     """Write the model of the GGUF `file` to `folder`: config.json, float32 weights, tokenizer, chat template.
 
@@ -70,6 +118,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
     if not file.is_file():
         raise AgentError(f"there is no file {file}")
     try:
+        check_lengths(file)
         # the reader maps the file, so that a truncated one is noticed here
         reader = GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}

@@ -49,6 +49,8 @@ class ServerProcess:
         """Starts the server and returns at once."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.touch(mode=0o600)
+        # one that is there already, too: servers print keys of their commands
+        self.log.chmod(0o600)
         with self.log.open("ab") as file:
             self._child = subprocess.Popen(
                 list(self.command),

@@ -113,6 +113,12 @@ class Game:
         self.runner.take(reply, attempt(partial(self.runner.step, reply.text)))
 
 
+WAITING = 3
+"""Requests that wait for a model at a time, or are answered by it; fewer than there are threads."""
+PATIENCE = 1.0
+"""Seconds that a page waits for a game in which the agent answers."""
+
+
 class Games(Visitors[Game]):
     """All games, and the agents that they share."""
 
@@ -122,6 +128,7 @@ class Games(Visitors[Game]):
         super().__init__(most=settings.games, idle=settings.idle, dismiss=self._leave, clock=clock)
         self.settings, self._record = settings, record
         self._models = threading.Lock()
+        self._waiting = threading.BoundedSemaphore(WAITING)
         self._agents: dict[tuple[str, str], OpenedAgent] = {}
         self._players: dict[str, list[str]] = {}
         self._rng = np.random.default_rng(settings.seed)
@@ -165,9 +172,17 @@ class Games(Visitors[Game]):
         return game
 
     def step(self, game: Game) -> None:
-        """One turn of the agent; models answer one game at a time."""
-        with self._models:
-            game.step()
+        """One turn of the agent; models answer one game at a time.
+
+        Raises TurngymError where `WAITING` others wait already: they would take every thread that serves pages.
+        """
+        if not self._waiting.acquire(blocking=False):
+            raise TurngymError(f"{game.agent} answers in other games at the moment; click again in a while")
+        try:
+            with self._models:
+                game.step()
+        finally:
+            self._waiting.release()
 
     def keep(self, game: Game) -> None:
         """Record a game that is over, once."""
@@ -216,7 +231,9 @@ class Web:
         game = None if name is None else self.games.get(name)
         if name is None or game is None:
             return redirect("/", 303)
-        with game.lock:
+        if not game.lock.acquire(timeout=PATIENCE):
+            return self.error(503)
+        try:
             conversation = game.runner.conversation
             info = conversation.env.describe()
             templates = list(info.get("admissible_templates") or ())
@@ -232,6 +249,8 @@ class Web:
                 solved=game.runner.success,
                 turns=game.runner.turns[::-1],
             )
+        finally:
+            game.lock.release()
 
     def act(self) -> Any:
         """POST /act: an action of the person's, or one turn of the agent's."""
@@ -262,6 +281,7 @@ class Web:
             403: "This page was not made for your game, or the server was restarted since.",
             404: "There is no such page.",
             405: "This address cannot be used like that.",
+            503: "The agent is answering in this game. Load this page again in a while.",
             413: f"That was too long: forms may have {MAX_FORM:,} bytes.",
         }
         return render_template("play_page.html", problem=texts.get(status, "Something went wrong.")), status

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 import zlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -147,6 +148,7 @@ class HttpClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
         # a server that compresses nevertheless is read, see `_unzipper`
         fixed = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        self._hide = _Hidden(tuple((headers or {}).values()))
         self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
 
     async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
@@ -167,9 +169,9 @@ class HttpClient:
                 self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as answer,
             ):
                 if 300 <= answer.status_code < 400:
-                    to = answer.headers.get("location", "nowhere")
+                    to = self._hide(answer.headers.get("location", "nowhere").encode()).decode("utf-8", "replace")
                     raise BadReply(f"status {answer.status_code}: it redirects to {to[:200]!r}, which is not followed")
-                whole = await _read(answer, limit)
+                whole = self._hide(await _read(answer, limit))
                 return HttpReply(status=answer.status_code, headers=answer.headers, body=whole)
         except TimeoutError:
             raise TooLate(f"no whole answer within {seconds:.3g} s") from None
@@ -178,6 +180,27 @@ class HttpClient:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+class _Hidden:
+    """Takes the keys of a client's own headers out of an answer, before anything is cut, shown or written of it.
+
+    Servers repeat a key in their errors, and whoever cuts such a text first hides a key no more, but most of it.
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        keys = sorted({value.rpartition(" ")[2] for value in values}, key=len, reverse=True)
+        # a short key ("test") may be part of ordinary words, and is hidden where it stands alone
+        known = [re.escape(key.encode()) for key in keys if len(key) >= LEAST_KEY]
+        parts = [key if len(key) >= SHORT_KEY else rb"(?<![\w-])" + key + rb"(?![\w-])" for key in known]
+        self._keys = re.compile(b"|".join(parts)) if parts else None
+
+    def __call__(self, body: bytes) -> bytes:
+        return body if self._keys is None else self._keys.sub(b"***", body)
+
+
+LEAST_KEY, SHORT_KEY = 4, 16
+"""Letters of a header that may be a key, and from which on a key is no ordinary word."""
 
 
 async def _read(answer: Any, limit: int) -> bytes:

@@ -16,13 +16,16 @@ from turngym.agents.evaluation.results import check_settings
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
 from turngym.envs.core.trace import episode_from_json, episode_to_json
+from turngym.retrieval.outgoing import too_many_values
 
 FORMAT, VERSION = "turngym-packed-result", 2
 FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")
 """What the head says of the episodes."""
 SUFFIX = ".result.xz"
-MOST_BYTES = 2**30
+MOST_BYTES = 2**28
 """Largest content of a file that is read: a few kilobytes can unpack to more than there is memory."""
+MOST_LINE, MOST_VALUES = 2**25, 2_000_000
+"""Bytes and JSON values of a line at most: a value takes up to 27 times its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +92,15 @@ def read_result(path: str | Path) -> PackedResult:
     """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
     try:
         unpack = lzma.LZMADecompressor()
-        text = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).decode("ascii")
+        if (size := Path(path).stat().st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        lines = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).split(b"\n")
         if not unpack.eof:
             raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
-        first, *rows = text.split("\n")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MOST_LINE or too_many_values(line, MOST_VALUES):
+                raise ValueError(f"line {number} has more than {MOST_LINE:,} bytes or {MOST_VALUES:,} values")
+        first, *rows = (line.decode("ascii") for line in lines)
         head = json.loads(first)
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise ValueError(f"it has no format {FORMAT!r}")

@@ -97,8 +97,17 @@ def _new_file(size: int) -> Path:
     # at most half of what is free is taken, since a full memory disk kills every process that writes to it
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
     number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
-    os.truncate(number, size)
-    os.close(number)
+    try:
+        # a file with holes would be made, and the process killed (SIGBUS) where a page of it finds no room
+        os.posix_fallocate(number, 0, max(size, 1))
+    except OSError as error:
+        Path(name).unlink()
+        raise EngineError(
+            f"there is no room for the weights, {size / 1e6:.1f} MB, in {MEMORY} (of which twice as much must be free) "
+            f"nor in {Path(name).parent}: {error.strerror}; make room, or set TMPDIR to a folder that has it"
+        ) from error
+    finally:
+        os.close(number)
     return Path(name)
 
 

@@ -51,7 +51,8 @@ class CallResult:
             return ""
         if isinstance(error, EnvBackendError | CallTimeout):
             return str(error)
-        if isinstance(error, TurngymError) or not isinstance(error, Exception | SystemExit):
+        # a panic of Rust and CancelledError are no Exceptions, and still the environment's own
+        if isinstance(error, TurngymError | KeyboardInterrupt):
             raise error
         frame = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:500]

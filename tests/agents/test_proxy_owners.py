@@ -56,6 +56,28 @@ def test_a_session_is_its_clients_own(office: Any) -> None:
     both.bench.service.close()
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/metrics"])
+@pytest.mark.parametrize("key", [None, "bob"])
+def test_names_that_a_client_has_chosen_are_shown_to_nobody_else(office: Any, path: str, key: str | None) -> None:
+    both = office()
+    head = {"Authorization": f"Bearer {KEYS.keys['ann']}", "User-Agent": "ann-internal-tool/7"}
+    asked = {"messages": [user("hello")], "project_codename": 1}
+    assert both.web.post("/v1/chat/completions", json=asked, headers=head).status_code == 200
+    service = both.bench.service.health()
+    assert (service["ignored"], list(service["unnamed"])) == ({"project_codename": 1}, ["ann-internal-tool/7"])
+    said = both.web.get(path, headers={} if key is None else {"Authorization": f"Bearer {KEYS.keys[key]}"}).text
+    assert "ann-internal-tool" not in said
+    assert "project_codename" not in said
+
+
+def test_a_mind_is_changed_a_few_times_only(office: Any) -> None:
+    both = office()
+    both.chat("ann", "hello", session_id="s")
+    said = [both.post("ann", "/feedback", session_id="s", score=-1, text=f"no {n}").status_code for n in range(30)]
+    assert (said.count(200), said.count(429)) == (20, 10)
+    assert both.bench.service.health()["underway"] == 0
+
+
 def test_a_history_is_its_clients_own(office: Any) -> None:
     both = office()
     both.bench.policy.answer = lambda request: "hi"

@@ -8,7 +8,10 @@ brings the ids to append before the next response, and the last one brings the w
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +83,10 @@ def act(session: EpisodeSession, action: Mapping[str, Any]) -> dict[str, Any]:
     return _fields(session, stepped.observation, stepped.observation_ids.tolist()) | _outcome(session, stepped)
 
 
+IDLE, SILENT = 900.0, 30.0
+"""Seconds of silence after which a WebSocket ends, and after which it makes room for a new one."""
+
+
 def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
     """The FastAPI application; every client session plays its own episode. Raises MissingExtra without openenv.
 
@@ -142,7 +149,58 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
     )
     application.add_exception_handler(TurngymError, _told)
     application.add_middleware(JsonBodies, complaint=_complaint)
+    application.add_middleware(MakesRoom, most=max_concurrent)
     return application
+
+
+class MakesRoom:
+    """WebSockets end that say nothing for `idle` seconds; where no more may be open, the one that was silent longest
+    makes room, if it has been for `SILENT` seconds."""
+
+    def __init__(self, app: Any, *, most: int, idle: float = IDLE, silent: float = SILENT) -> None:
+        self._app, self._most, self._idle, self._silent = app, most, idle, silent
+        self._open: list[_Socket] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "websocket":
+            await self._app(scope, receive, send)
+            return
+        await self._make_room()
+        socket = _Socket()
+        self._open.append(socket)
+
+        async def heard() -> Any:
+            message, gone = asyncio.ensure_future(receive()), asyncio.ensure_future(socket.gone.wait())
+            try:
+                await asyncio.wait((message, gone), timeout=self._idle, return_when=asyncio.FIRST_COMPLETED)
+                if message.done():
+                    socket.used = time.monotonic()
+                    return message.result()
+            finally:
+                gone.cancel()
+                message.cancel()
+            await send({"type": "websocket.close", "code": 1001, "reason": "silent for too long"})
+            return {"type": "websocket.disconnect", "code": 1001}
+
+        try:
+            await self._app(scope, heard, send)
+        finally:
+            self._open.remove(socket)
+            socket.over.set()
+
+    async def _make_room(self) -> None:
+        silent = [one for one in self._open if one.used < time.monotonic() - self._silent and not one.gone.is_set()]
+        if len(self._open) >= self._most and silent:
+            oldest = min(silent, key=lambda one: one.used)
+            oldest.gone.set()
+            # its place is free when its environment is closed
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(oldest.over.wait(), 10.0)
+
+
+class _Socket:
+    def __init__(self) -> None:
+        self.used, self.gone, self.over = time.monotonic(), asyncio.Event(), asyncio.Event()
 
 
 async def _told(request: Any, error: Exception) -> Any:
