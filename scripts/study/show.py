@@ -57,11 +57,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def write_tables(study: Records, out: Path) -> str:
+def write_tables(study: Records, out: str | Path) -> str:
     """Writes study.md, each table as CSV and LaTeX, curves.png and .pdf by world, and study.json into `out`.
 
     The numbers are the same in all of them. Returns the Markdown; the same records give the same bytes.
     """
+    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     parts = [f"# {study.title}", *([study.about] if study.about else []), _methods(study)]
     explained: set[str] = set()
