@@ -259,8 +259,15 @@ def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
         return next((n for n, names in enumerate(order) if head in names), 4 if head in IDLE else 3)
 
     names = dict.fromkeys(name for settings in every for name in settings)
-    differ = [name for name in names if any(one.get(name) != every[0].get(name) for one in every)]
+    differ = [name for name in names if _differs(name, runs, every)]
     return {name: [one.get(name) for one in every] for name in sorted(differ, key=rank)}
+
+
+def _differs(name: str, runs: Sequence[Run], every: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether runs differ in a setting. One of training is none of evaluations, which cannot differ in it."""
+    kinds = {run.training is None for run, one in zip(runs, every, strict=True) if name in one}
+    values = [one.get(name) for run, one in zip(runs, every, strict=True) if (run.training is None) in kinds]
+    return any(value != values[0] for value in values)
 
 
 def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
