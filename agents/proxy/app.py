@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 # /metrics: the numbers of /healthz in the text form of Prometheus.
 
-LABELED = ("unnamed", "ignored", "left_out")
-"""Tables whose keys clients choose: they become a label, not a part of the metric's name."""
+CHOSEN = ("unnamed", "ignored")
+"""Tables whose keys clients choose."""
+LABELED = (*CHOSEN, "left_out")
+"""Tables whose keys become a label, not a part of the metric's name."""
 
 
 def prometheus(health: Mapping[str, Any]) -> str:
@@ -321,7 +323,7 @@ def create_app(
     def shown_health() -> dict[str, Any]:
         """What everybody may know: with keys, no name that a client has chosen, and nothing of another client."""
         found = health()
-        return found if keys is None else {name: value for name, value in found.items() if name not in LABELED}
+        return found if keys is None else {name: value for name, value in found.items() if name not in CHOSEN}
 
     @app.get("/healthz")
     def healthz() -> Response:

@@ -118,6 +118,7 @@ def test_sessions_that_could_not_be_ended_are_ended_later(make_bench: Callable[.
 
 CODE = """
 import signal, threading, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 from turngym.agents import serving
 serving.LAST_SECONDS = 0.5
 serving.stop_on_signals(lambda: None)

@@ -369,7 +369,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"channel": "none"}, "--channel is none.*valid: text, tool"),
+        ({"channel": "none"}, "--channel is none.*valid: text, text:verl-agent, tool"),
         ({"channel": "tool:llama"}, "--channel is tool:llama"),
         ({"observation_role": "tool"}, "--observation-role is not for endpoints"),
         ({"extra_body": '{"seed": 1}'}, "--extra-body sets seed"),
@@ -387,5 +387,7 @@ def test_settings_that_cannot_be(given: dict[str, Any], problem: str) -> None:
 
 class Room:
     """All that an agent asks of its environment."""
+
+    env_id = "turngym/ALFWorld-v0"
 
     tool = TOOL.tool

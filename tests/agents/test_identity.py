@@ -45,6 +45,7 @@ OF_ENDPOINTS: dict[str, Any] = {
     # requests for ids pin what a server would else take from its own configuration
     "token_ids": True,
 }
+OF_FILES = {"prompts": "tests/agents/test_prompt_templates.py plays with those of a checkout"}
 NO_IDENTITY = {
     "device": "the same numbers but for rounding",
     "slots": "episodes do not depend on what is played beside them",
@@ -71,7 +72,7 @@ def identity(**options: Any) -> dict[str, Any]:
 def test_every_option_of_agents_is_decided() -> None:
     """A new option fails here until it is in one of the tables, and with it in the tests below."""
     known = {field.name for options in (AgentOptions, EndpointOptions) for field in fields(options)}
-    assert known == {*OF_MODELS, *OF_OTHERS, *OF_ENDPOINTS, *NO_IDENTITY}
+    assert known == {*OF_MODELS, *OF_OTHERS, *OF_ENDPOINTS, *OF_FILES, *NO_IDENTITY}
 
 
 @pytest.mark.parametrize("name", OF_MODELS)

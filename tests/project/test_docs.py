@@ -314,6 +314,7 @@ SUBVERBS = {
     "serve": tuple(serve.VERBS),
     "bench": tuple(bench.VERBS),
     "study": tuple(study.VERBS),
+    "data": ("get", "list", "where", "verify"),
 }
 OF_OTHERS = {
     *("--no-deps", "--nproc-per-node", "--custom-generate-function-path", "--rollout-function-path"),

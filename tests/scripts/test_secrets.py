@@ -146,17 +146,7 @@ def test_an_endpoints_query_and_body_are_in_no_file(verb: str, tmp_path: Path, m
 def test_a_study_tells_nothing_of_the_environment(tmp_path: Path) -> None:
     data = Path(__file__).parents[2] / "docs" / "data" / "study-search-loops.json.gz"
     names = ("OPENAI_API_KEY", "TURNGYM_JUDGE_KEY", "TURNGYM_SERVER_KEY", "TURNGYM_PROXY_KEY")
-    run = [
-        sys.executable,
-        "-m",
-        "turngym.scripts",
-        "study",
-        "turnopd",
-        "--data",
-        str(data),
-        "--out",
-        str(tmp_path / "s"),
-    ]
+    run = [sys.executable, "-m", "turngym.scripts", "study", "show", str(data), "--out", str(tmp_path / "s")]
     env = {**os.environ, **dict.fromkeys(names, MARK)}
     done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr

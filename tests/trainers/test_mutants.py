@@ -115,7 +115,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "_return_freed_memory", "accumulate", "_forward", "_drawn", "_project", "_tensor"),
-    *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
+    *("Trainer.", "TrainLoop.run", "TrainLoop._save", "TrainLoop._write"),
     *("micro_batches", "check_packing", "packing_for", "Pass.states", "MicroBatch.states"),
     *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     "of_other_vocabulary",
@@ -211,7 +211,6 @@ SAME = {
     "gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)": "both are 1",
     "UnreadVotes.check: 2 -> 3": "which line a warning names",
     "judge_row: 0 -> 1 (2)": "either row of the distinct turns is as long",
-    "rollout_row: 'truncated' -> 'truncated_' (2)": "every such status goes on with an underscore",
     "staleness_row: end - start -> start - end": "the quotient's both sides change their sign",
     "token_row: columns['sampled_logp'] - batch.behavior_logp_N -> batch.behavior_logp_N - columns['sampled_logp']": (
         "the gap is absolute"
@@ -222,7 +221,6 @@ SAME = {
     "LmLoss.backward: loss.detach() -> loss": "the same number",
     "LmLoss.backward: True -> False": "memory alone: the gradient is the same",
     "LmLoss.rows: wanted - documents -> documents - wanted": "to begin again more often reads the same",
-    "_paragraphs: 'utf-8' -> 'utf-8_'": "Python takes it for the same encoding",
     "_parquet: 256 -> 257": "how much is read at a time changes nothing",
     "majority: 2 -> 3": "only the first two are looked at",
     "_names: 1 -> 2": "two tokens before do as well as one",

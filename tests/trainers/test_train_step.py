@@ -202,6 +202,18 @@ def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytes
     assert (row["staleness_mean"], row["staleness_max"]) == (3.0, 3)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_lets_servers_sleep_before_anything_is_scored(
+    rank: int, ragged: list[Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    bench.trainer.world = SimpleNamespace(rank=rank, size=1)
+    bench.trainer.servers = SimpleNamespace(sleep=lambda: bench.asked.append("sleep"))
+    monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, COLUMNS))
+    bench.loop._step(ClockReading.now(), DepthPlan(cap=5, probe=True), ragged)
+    assert [place for place, one in enumerate(bench.asked) if one == "sleep"] == ([] if rank else [0])
+
+
 def test_a_step_in_which_nothing_is_kept(
     ragged: list[Episode], make_episode: Callable[..., Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
