@@ -32,7 +32,7 @@ from turngym.trainers.optimizer_step import (
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
-from turngym.trainers.world import SINGLE
+from turngym.trainers.world import SINGLE, World
 
 # as the token loss gives them, at the five tokens 10 11 | 12 and 20 21 of the ragged episodes
 KL_BIN, KL_RAW = np.array([1, 2, 5, 3, 4], np.float32), np.array([10, 20, 50, 30, 40], np.float32)
@@ -207,7 +207,7 @@ def test_the_first_process_lets_servers_sleep_before_anything_is_scored(
     rank: int, ragged: list[Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
-    bench.trainer.world = SimpleNamespace(rank=rank, size=1)
+    bench.trainer.world = World(rank, 1)
     bench.trainer.servers = SimpleNamespace(sleep=lambda: bench.asked.append("sleep"))
     monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, COLUMNS))
     bench.loop._step(ClockReading.now(), DepthPlan(cap=5, probe=True), ragged)
