@@ -47,7 +47,7 @@ class Preset:
     max_new_tokens: int | None = None
     """Most tokens of one response; None: as published nowhere."""
     temperature: float | None = None
-    """Of evaluations; 0 is greedy. None: as published nowhere. Everything is drawn at top_p 1."""
+    """Temperature of evaluations; 0 is greedy, None where none is published. Everything is drawn at top_p 1."""
     samples: int | None = None
     """Episodes per task of an evaluation; None: as published nowhere."""
     show_admissible: bool = False

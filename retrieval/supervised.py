@@ -47,7 +47,7 @@ class SupervisedThread(threading.Thread):
 
 
 def failures_of_threads() -> dict[str, Any]:
-    """By name: how often a background thread of this process has failed, and its last error; {} if none has."""
+    """How often each background thread of this process has failed, and its last error, by name; {} if none has."""
     return {
         thread.name: {"failures": thread.failures, "error": thread.error}
         for thread in list(_THREADS)

@@ -93,7 +93,7 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
 
 
 def _differences(name: str, base: Method, method: Method) -> dict[str, Difference]:
-    """Of success, and of the graded score where that is more. Raises ScoreError where other tasks were played."""
+    """Differences of success, and of the graded score where it says more. Raises ScoreError if tasks differ."""
     sides = [[[one for one in run.episodes if not one.status.is_error] for run in side.runs] for side in (base, method)]
     for played in sides[1]:
         check_hashes(*({one.task.task_id: one.task.sha256 for one in each} for each in (sides[0][0], played)))

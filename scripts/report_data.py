@@ -56,7 +56,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the run was asked for: its config.toml; empty without one."""
     departs: str = ""
-    """In what the last evaluation was not the original's, in a line; empty if it is not known."""
+    """What differs between the last evaluation and the original, in a line; empty if it is not known."""
     panel: str | None = None
     """What the episodes were played on; None for a bare trace."""
 

@@ -148,7 +148,7 @@ def differences(
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:
-    """As `check_result`, of a result in memory. With `other_rules` it may be scored otherwise than its panel says."""
+    """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's."""
     found = _seal(result)
     known = load_panel(panel) if panel is not None else shipped_panel(str(result.settings.get("panel")))
     found += _tasks(result, known)

@@ -187,7 +187,7 @@ class Memory:
 
     name: str
     templates: PromptTemplates | None = None
-    """Of `verl-agent:N`."""
+    """Templates of the memory `verl-agent:N`."""
 
     def __post_init__(self) -> None:
         if self.name not in ("all", "react") and WINDOW.fullmatch(self.name) is None:

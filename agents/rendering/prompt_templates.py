@@ -97,7 +97,7 @@ class PromptTemplates:
     kind: str
     """`alfworld`, `webshop` or `search`."""
     first: str
-    """Of a turn without history."""
+    """Template of a turn without history."""
     later: str
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ def _fields(text: str, where: str) -> set[str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """As str.format, which could reach into the values; the fields were checked."""
+    """Fill the fields, which were checked. str.format could reach into the values."""
     return "".join(before + ("" if name is None else values[name]) for before, name, *_ in Formatter().parse(text))
 
 

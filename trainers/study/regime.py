@@ -15,7 +15,7 @@ class Measured:
 
     regime: Regime
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of `depth.SIGNS`, as far as there are steps enough."""
+    """Intervals of `depth.SIGNS`, as far as there are steps enough."""
     looping: float | None = None
     """Share of the episodes that loop (`envs.core.episode.loop_end`); None where the episodes were not kept."""
 
