@@ -460,6 +460,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", type=Path, help="folder of SmolLM2, for the stage of the shop; without it, none")
     parser.add_argument("--tiny", action="store_true", help="rehearse on the CPU with tiny shapes")
     options = parser.parse_args(argv)
+    if not 0 < options.minutes < float("inf"):
+        parser.error(f"--minutes is {options.minutes}; valid: above 0")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     sizes = REHEARSAL if options.tiny else Sizes()
     if sizes.device != "cpu" and not torch.cuda.is_available():
         print("there is no GPU here; --tiny rehearses on the CPU", file=sys.stderr)

@@ -67,8 +67,16 @@ def test_a_cut_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(STAGES, "decode", lambda sizes, record: record.add("decode", {"ms": 1.0}))
     monkeypatch.setitem(STAGES, "rollout", cut)
     with pytest.raises(KeyboardInterrupt):
-        main(["--tiny", "--out", str(tmp_path / "gpu.json")])
-    assert stages_of(tmp_path / "gpu.json") == {"decode": [{"ms": 1.0}], "rollout": [{"ids/s": 2.0}]}
+        main(["--tiny", "--out", str(tmp_path / "new" / "gpu.json")])
+    assert stages_of(tmp_path / "new" / "gpu.json") == {"decode": [{"ms": 1.0}], "rollout": [{"ids/s": 2.0}]}
+
+
+@pytest.mark.parametrize("minutes", ["nan", "0", "-1", "inf"])
+def test_a_time_that_would_not_end_is_refused(minutes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--tiny", f"--minutes={minutes}", "--out", str(tmp_path / "gpu.json")])
+    assert "valid: above 0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(quarter_hour.torch.cuda.is_available(), reason="there is a GPU")
