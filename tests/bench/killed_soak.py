@@ -182,7 +182,7 @@ def broken_promises(place: Path) -> list[str]:
     left = restore(server, renderer, want_ended=True)
     waiting = {episode.task.task_id for episode in left.ended} | {one.key for one in left.open if one.turns}
     if wrong := (turns.keys() - used.keys()) ^ waiting:
-        broken.append(f"{len(turns)} sessions, {len(used)} are used, {len(waiting)} wait; wrong: {sorted(wrong)[:3]}")
+        broken.append(f"{len(turns)} sessions, {len(used)} are used, {len(waiting)} wait; wrong: {sorted(wrong)}")
     # what it learned: a checkpoint that can be loaded, and metrics without a gap or a step told twice
     saved = [read_state(one)["step"] for one in list_checkpoints(server)[-1:]]
     told = [row["step"] for row in iter_metrics(server) if row["kind"] == "train"]

@@ -99,7 +99,7 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
         config = tomllib.loads((folder / "sft" / "config.toml").read_text())
         assert (config["env"], config["split"], config["steps"], config["seed"]) == (LAMPS, "train", steps, 1)
         assert json.loads(config["env_kwargs"]) == {"on_invalid": "noop"}
-        assert config["mistakes"] == (0.5 if role == "teacher" else 0.0)
+        assert config["sft"]["mistakes"] == (0.5 if role == "teacher" else 0.0)
         losses = [row["loss"] for row in read_metrics(folder / "sft")]
         assert len(losses) == steps
         assert losses[-1] < (0.25 if role == "teacher" else 0.7) * losses[0]

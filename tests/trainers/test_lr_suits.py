@@ -50,10 +50,35 @@ def test_what_does_not_suit_is_said(lr: float, parameters: int, adapters: bool, 
     assert f"{low:.0e} to {high:.0e} suit it" in unsuited_lr(lr, parameters, adapters=adapters)
 
 
-def test_adapters_take_ten_times_as_much() -> None:
-    for size in (TINY, SMOLLM2, QWEN):
-        plain, adapted = lr_that_suits(size), lr_that_suits(size, adapters=True)
-        assert adapted == pytest.approx([10 * rate for rate in plain])
+@pytest.mark.parametrize(
+    ("parameters", "adapters", "least", "greatest"),
+    [
+        (1, False, 1e-4, 1e-2),
+        (TINY, False, 1e-4, 1e-2),
+        (8 * TINY, False, 2.5e-5, 2.5e-3),
+        (1000 * TINY, False, 1e-6, 1e-4),
+        (8 * TINY, True, 2.5e-4, 2.5e-2),
+    ],
+)
+def test_the_rates_that_suit(parameters: int, adapters: bool, least: float, greatest: float) -> None:
+    """1e-2 up to a million parameters, then parameters ** (-2 / 3): four times less for eight times as many."""
+    assert lr_that_suits(parameters, adapters=adapters) == pytest.approx((least, greatest), rel=1e-9)
+
+
+@pytest.mark.parametrize(("lr", "suits"), [(0.995e-4, True), (0.98e-4, False), (1.005e-2, True), (1.02e-2, False)])
+def test_a_rate_on_the_border_suits(lr: float, suits: bool) -> None:
+    assert (unsuited_lr(lr, TINY) == "") == suits
+
+
+def test_the_whole_sentence() -> None:
+    assert unsuited_lr(1e-6, 27 * TINY) == (
+        "--optimizer.lr is 1e-06: too small, as a rule, for all weights of a model of 27 million parameters; "
+        "1e-05 to 1e-03 suit it, adapters (--lora.rank) ten times as much"
+    )
+    assert unsuited_lr(1.0, 27 * TINY, adapters=True) == (
+        "--optimizer.lr is 1: too large, as a rule, for the adapters of a model of 27 million parameters; "
+        "1e-04 to 1e-02 suit it"
+    )
 
 
 def test_recipes_of_the_worlds_suit_their_models() -> None:

@@ -107,7 +107,10 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "step_metrics",
         "research_metrics",
     ),
-    optimizer_step: ("train_step",),
+    optimizer_step: (
+        "train_step",
+        "lr_suits",
+    ),
     train_loop: ("train_step",),
     other_vocabulary: ("other_vocabulary",),
 }
@@ -137,6 +140,7 @@ WITH_MODELS = {
     "gigpo": "the_rollout_notes|out_of_range",
     "tails": "a_sure_teacher",
     "loopstop": "a_run_leaves|out_of_range",
+    "lr_suits": "recipes_of_the_worlds|a_run_says",
     "other_vocabulary": "equal_tokenizers|asked_for|settings_reach|changes_nothing|cannot_be_had",
 }
 """Tests of these files that run a model: seconds each, for hundreds of mutants."""
