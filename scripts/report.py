@@ -70,7 +70,7 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
-    found, refused = dict[str, Difference](), dict[str, str]()
+    found, wider, refused = dict[str, Difference](), dict[str, Difference](), dict[str, str]()
     for base, method in pairs(methods):
         name = f"{method.name} minus {base.name}"
         other = decisive(differing(base.first.settings, method.first.settings))
@@ -81,27 +81,35 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
             continue
         try:
             found |= _differences(name, base, method)
+            wider |= _differences(name, base, method, in_new_clusters=True)
         except ScoreError as error:
             refused[name] = str(error)
-    rows = [[name, "-", "-", "-", "-", said] for name, said in refused.items()]
+    rows = [[name, "-", *(["-"] if wider else []), "-", "-", "-", said] for name, said in refused.items()]
     for name, one in in_family(found).items():
-        cells = [str(one), str(one.tasks), "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}"]
-        rows.append([name, *cells, one.told])
+        cells = [str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
+        rows.append([name, *cells, "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}", one.told])
     order = [f"{method.name} minus {base.name}" for base, method in pairs(methods)]
     rows.sort(key=lambda row: order.index(row[0].removesuffix(", score")))
-    return (["comparison", "points [95 %]", "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
+    header = ["comparison", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
+    return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
 
 
-def _differences(name: str, base: Method, method: Method) -> dict[str, Difference]:
-    """Differences of success, and of the graded score where it says more. Raises ScoreError if tasks differ."""
+def _differences(name: str, base: Method, method: Method, *, in_new_clusters: bool = False) -> dict[str, Difference]:
+    """Differences of success, and of the graded score where it says more; `in_new_clusters` with their intervals for
+    new scenes, worlds or products, and none where no two tasks share one. Raises ScoreError if tasks differ."""
     sides = [[[one for one in run.episodes if not one.status.is_error] for run in side.runs] for side in (base, method)]
     for played in sides[1]:
         check_hashes(*({one.task.task_id: one.task.sha256 for one in each} for each in (sides[0][0], played)))
     players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
     fixed = any(scripted({"agent": "model", **run.settings}) for run in players)
     pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
+    clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in sides[0][0]}
+    if in_new_clusters and len(set(clusters.values())) == len(clusters):
+        return {}
 
     def minus(ways: Sequence[Sequence[Mapping[str, float]]]) -> Difference:
+        if in_new_clusters:
+            return rise(*ways, clusters=clusters, fixed=fixed, pair=pair)
         return rise(*ways, fixed=fixed, pair=pair, p=True)
 
     found = {name: minus([[task_means(played) for played in side] for side in sides])}
@@ -361,7 +369,7 @@ def _outcome(paired: Table | None) -> list[str]:
     """The first comparison in a sentence."""
     if paired is None:
         return []
-    name, difference, tasks, seeds, _, told = paired[1][0]
+    name, difference, *_, tasks, seeds, _, told = paired[1][0]
     if difference == "-":
         return [f"{name}: {told}."]
     said = {"yes": f"{seeds} seeds, clear of zero", "no": f"{seeds} seeds, not told from zero"}

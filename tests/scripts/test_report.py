@@ -59,7 +59,7 @@ def evaluation(step: int) -> dict[str, Any]:
 
 
 def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"{folder.name}={folder}"
 
@@ -127,8 +127,9 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     assert f"<p class=summary>{summary}</p>" in page
 
 
-def seeds_of(folder: Path, name: str, ends: Sequence[float], **settings: Any) -> list[Path]:
-    """Runs NAME-0, NAME-1, ... whose last of five evaluations is `ends`; each task is won that often of ten."""
+def seeds_of(folder: Path, name: str, ends: Sequence[float], *, scenes: int = 20, **settings: Any) -> list[Path]:
+    """Runs NAME-0, NAME-1, ... whose last of five evaluations is `ends`; each task is won that often of ten. The 20
+    tasks lie in so many scenes."""
     made = []
     for seed, end in enumerate(ends):
         out = folder / f"{name}-{seed}"
@@ -142,7 +143,7 @@ def seeds_of(folder: Path, name: str, ends: Sequence[float], **settings: Any) ->
         for step, value in enumerate(values):
             with TraceWriter(out / "eval" / f"step_{step:06d}.jsonl") as writer:
                 for place in range(20):
-                    writer.write(played(place, won=(place * 7) % 10 < 10 * value))
+                    writer.write(played(place, won=(place * 7) % 10 < 10 * value, scenes=scenes))
         config = {"algorithm": "opd", "seed": seed, "out": f"{name}-{seed}", "steps": 4, "threads": seed + 1}
         lines = [f"{key} = {json.dumps(value)}" for key, value in {**config, **settings}.items()]
         (out / "config.toml").write_text("\n".join([*lines, f'[provenance]\nstarted = "2026-11-2{seed}"\n']))
@@ -150,8 +151,15 @@ def seeds_of(folder: Path, name: str, ends: Sequence[float], **settings: Any) ->
     return made
 
 
-def played(place: int, *, won: bool) -> Episode:
-    task = Task(env_id="e-v0", task_id=f"t{place:02d}", sha256="0" * 64, split="eval", category="ab"[place % 2])
+def played(place: int, *, won: bool, scenes: int = 20) -> Episode:
+    task = Task(
+        env_id="e-v0",
+        task_id=f"t{place:02d}",
+        sha256="0" * 64,
+        split="eval",
+        category="ab"[place % 2],
+        cluster=f"scene {place % scenes}",
+    )
     turn = Turn(index=0, observation="o", admissible=None, response="r", action="a", verdict=Verdict.OK, reward=0.0)
     ended: dict[str, Any] = {
         "status": Status.COMPLETED,
@@ -167,6 +175,22 @@ def rows_of(text: str, header: str) -> dict[str, list[str]]:
     lines = text.partition(header)[2].splitlines()[2:]
     cells = [line.strip("| ").split(" | ") for line in takewhile(lambda line: line.startswith("|"), lines)]
     return {row[0]: row[1:] for row in cells}
+
+
+def test_differences_in_new_scenes_have_a_column(tmp_path: Path, capsys: Any) -> None:
+    """Ten scenes of two tasks that go alike are ten things to learn from, not twenty."""
+    for scenes in (20, 10):
+        folder = tmp_path / str(scenes)
+        runs = [seeds_of(folder, name, ends, scenes=scenes) for name, ends in (("opd", (0.2,)), ("mine", (0.6,)))]
+        words = [f"{run.name}={run}" for (run,) in runs]
+        assert main(["report", *words, "--no-diagnostics", "--no-figure", "--out", str(folder / "out")]) == 0
+        (row,) = rows_of(capsys.readouterr().out, "| comparison |").values()
+        own, wider = row[:2]
+        assert own.startswith("40.0 [")
+        assert (wider == "20") == (scenes == 20)
+    low, high = (float(re.findall(r"\[(-?[\d.]+)", text)[0]) for text in (wider, own))
+    assert wider.startswith("40.0 [")
+    assert low < high - 1
 
 
 def test_seeds_of_a_method_are_one_row(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +425,7 @@ def test_figures_are_the_same_whatever_the_user_has_set(tmp_path: Path) -> None:
     drawn = []
     for number, (variables, rc) in enumerate([({}, ""), *USERS]):
         folder = tmp_path / str(number)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "matplotlibrc").write_text(rc)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MPL")} | variables
         command = [sys.executable, "-c", DRAWS, "a.png", "a.svg"]

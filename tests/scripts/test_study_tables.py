@@ -145,6 +145,25 @@ def test_what_differences_rest_on_and_their_family() -> None:
     assert float(together) == pytest.approx(min(1.0, 2 * float(alone)), abs=2e-4)
 
 
+def test_a_difference_in_new_scenes_is_surer_of_more_scenes() -> None:
+    tasks = {f"t{n}": n / 40 for n in range(40)}
+    runs = [study_records.record("opd", 0, [cost(1.0)], [dict.fromkeys(tasks, 0.0)], every=10)]
+    runs += [study_records.record("ours", 0, [cost(1.0)], [tasks], every=10)]
+
+    def parts(shared: int) -> dict[str, str]:
+        clusters = {task: f"scene {n // shared}" for n, task in enumerate(tasks)}
+        known = [from_json(to_json(replace(one, clusters=clusters)), "here") for one in runs]
+        header, lines = tables.parts(view(by_world(known)["house"]))
+        return dict(zip(header, lines[0], strict=True))
+
+    new, own = "for new scenes, worlds, products", "minus opd [95 %]"
+    assert new not in parts(1)
+    assert parts(20)[own] == parts(5)[own] == parts(1)[own]
+    # t over the means of 8 scenes, 0.05 to 0.925 in steps of 0.125
+    assert parts(5)[new] == "+48.8 [+23.2, +74.3], one run each"
+    assert parts(20)[new] == "+48.8 [-100.0, +100.0], one run each"
+
+
 def test_differences_at_equal_cpu_time_are_those_of_the_cpu_clock() -> None:
     free = [
         replace(item, evaluations=tuple(replace(p, cost=replace(p.cost, cpu=0.0)) for p in item.evaluations))

@@ -110,6 +110,8 @@ class Record:
     """Nats per token of every held-out document before and after training, where the method models text."""
     averaged: Mapping[str, float] | None = None
     """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """Task -> its scene, world or product, where its environment names one."""
 
 
 def make_record(cell: Finished, *, strict: bool = True) -> Record:
@@ -125,6 +127,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         traces = {0: cell.folder / "trace.jsonl"}
     evaluations: list[Evaluation] = []
     categories: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     samples = 0
     for step, path in traces.items():
         if not strict and not path.is_file():
@@ -138,6 +141,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
             continue
         samples = max(one.sample for one in counted) + 1
         categories |= {one.task.task_id: one.task.category for one in counted}
+        clusters |= {one.task.task_id: one.task.cluster for one in counted if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
     return Record(
         world=cell.world,
@@ -154,6 +158,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         steps=spent.steps,
         regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
+        clusters=clusters,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -27,10 +27,13 @@ class Estimate:
     """Mean with the 95 % interval over seeds and tasks."""
     minus_base: Difference | None
     """Minus the baseline, paired by seed and task; None where no seed pairs up, and for the baseline itself."""
+    in_new_clusters: Difference | None = None
+    """The same difference, with an interval for new scenes, worlds or products, where tasks share some."""
 
 
 def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     """The greatest step that all records reached, and each method's accuracy there (its last four evaluations)."""
+    known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
     step = min(record.evaluations[-1].step for seeds in rows.values() for record in seeds.values())
     return step, _estimates(
         {
@@ -41,6 +44,7 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
             for name, seeds in rows.items()
         },
         baseline,
+        known,
     )
 
 
@@ -157,21 +161,33 @@ def curve(seeds: Mapping[int, Record]) -> list[CurvePoint]:
     return found
 
 
-def _estimates(maps: Mapping[str, Mapping[int, TaskMeans]], baseline: str) -> dict[str, Estimate]:
+def _estimates(
+    maps: Mapping[str, Mapping[int, TaskMeans]], baseline: str, clusters: Mapping[str, str] | None = None
+) -> dict[str, Estimate]:
     """The differences from the baseline are one family."""
     base = maps.get(baseline, {})
-    minus = in_family(
-        {name: found for name, seeds in maps.items() if name != baseline and (found := _difference(base, seeds))}
-    )
+    others = {name: seeds for name, seeds in maps.items() if name != baseline and base.keys() & seeds.keys()}
+    shared = clusters is not None and len(set(clusters.values())) < len(clusters)
+    minus = in_family({name: _difference(base, seeds) for name, seeds in others.items()})
     return {
-        name: Estimate(value=over_seeds(list(seeds.values())), minus_base=minus.get(name))
+        name: Estimate(
+            value=over_seeds(list(seeds.values())),
+            minus_base=minus.get(name),
+            in_new_clusters=_difference(base, seeds, clusters) if shared and name in others else None,
+        )
         for name, seeds in maps.items()
     }
 
 
-def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -> Difference | None:
-    common = [seed for seed in base if seed in other]
-    return rise([base[seed] for seed in common], [other[seed] for seed in common], p=True) if common else None
+def _difference(
+    base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans], clusters: Mapping[str, str] | None = None
+) -> Difference:
+    """`other` minus `base`, of their common seeds; with `clusters`, those of some tasks, for new ones."""
+    ways = [[side[seed] for seed in base if seed in other] for side in (base, other)]
+    if clusters is None:
+        return rise(*ways, p=True)
+    # the same comparison once more: no further claim that it is clear of zero
+    return replace(rise(*ways, clusters={task: clusters.get(task, task) for task in ways[0][0]}), adjusted=1.0)
 
 
 def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:

@@ -155,21 +155,18 @@ def family_size(found: Mapping[str, Estimate]) -> int:
 
 
 def parts(view: View) -> Table:
-    """What the differences from the baseline rest on, after the same steps: seeds and tasks of both, standard errors,
-    and how often a run of the method does better in a task."""
-    header = [
-        "method",
-        f"minus {view.baseline} [95 %]",
-        "seeds",
-        "tasks",
-        "s.e. by seeds",
-        "s.e. by tasks",
-        "better in a task %",
-    ]
+    """What the differences from the baseline rest on, after the same steps: their interval for new scenes, worlds or
+    products where tasks share some, seeds and tasks of both, standard errors, and how often a run of the method does
+    better in a task."""
+    steps = same_step(view.rows, view.baseline)[1]
+    shared = any(one.in_new_clusters is not None for one in steps.values())
+    header = ["method", f"minus {view.baseline} [95 %]", *(["for new scenes, worlds, products"] if shared else [])]
+    header += ["seeds", "tasks", "s.e. by seeds", "s.e. by tasks", "better in a task %"]
     lines = []
-    for name, one in same_step(view.rows, view.baseline)[1].items():
+    for name, one in steps.items():
         if (found := one.minus_base) is not None:
-            lines.append([name, signed(found), "{} and {}".format(*found.seeds), str(found.tasks)])
+            lines.append([name, signed(found), *([signed(one.in_new_clusters)] if shared else [])])
+            lines[-1] += ["{} and {}".format(*found.seeds), str(found.tasks)]
             lines[-1] += [points(found.seed_error), points(found.task_error), f"{100 * found.better:.0f}"]
     return header, lines
 
