@@ -28,7 +28,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import Threads, read_toml, to_toml
 from turngym.envs.core.tables import atomic_write, write_json
-from turngym.scripts.jobs import Job, Runner
+from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import read
 from turngym.scripts.result_table import write_table
@@ -38,6 +38,8 @@ from turngym.scripts.study.texts import heldout_nats, text_path, write_text
 from turngym.trainers.study.records import MODELS, Records, made_by, make_record, read_record, to_json
 
 Executor = Literal["local", "ray"]
+POLL = 2.0
+"""Seconds between two looks at cells that run elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,15 +245,26 @@ def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study
     own = not ray.is_initialized()
     if own:
         ray.init(address=address, num_cpus=None if address else min(parallel, available_cores()), log_to_driver=False)
-    average_too = study.evaluate.average
+    average_too, failed = study.evaluate.average, list[str]()
     try:
         play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)
-        for part in ([cell for cell in cells if cell.is_start], [cell for cell in cells if not cell.is_start]):
+        with Board(cells) as board:
             # a cell that needs a start finds it finished
-            ray.get([play.remote(cell, average_too) for cell in part if not cell.finished])
+            for part in ([cell for cell in cells if cell.is_start], [cell for cell in cells if not cell.is_start]):
+                waiting = [play.remote(cell, average_too) for cell in part if not cell.finished]
+                while waiting:
+                    done, waiting = ray.wait(waiting, timeout=POLL)
+                    board.update({cell.name for cell in part if cell.begun and not cell.finished})
+                    for one in done:
+                        try:
+                            ray.get(one)
+                        except ray.exceptions.RayError as error:
+                            failed.append(str(getattr(error, "cause", error)).strip().splitlines()[-1])
     finally:
         if own:
             ray.shutdown()
+    if failed:
+        raise TurngymError("; ".join(failed))
 
 
 def _cell_task(cell: Cell, average_too: bool) -> None:

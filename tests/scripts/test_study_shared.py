@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from openai_fake import FakeOpenAI, served
 
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.study.run import run_study
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import read_records
@@ -98,3 +99,23 @@ def test_a_study_over_an_endpoint_alone(tmp_path: Path, monkeypatch: pytest.Monk
     shown = write_tables(found, tmp_path / "tables")
     (row,) = [line for line in shown.splitlines() if line.startswith("| expert |")]
     assert row.startswith("| expert | 2 | 100.0 | +100.0 [")
+
+
+def test_a_ray_cluster_plays_the_same_cells_and_a_failed_one_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    file = tmp_path / "played.toml"
+    file.write_text(PLAYED)
+    here = run_study(file, tmp_path / "here")
+    file.write_text(PLAYED + '[methods.broken]\nagent = "model:nowhere/model"\n')
+    capsys.readouterr()
+    with pytest.raises(
+        TurngymError, match=r"^failed: alfworld/broken-seed0; the reason .*; failed: "
+    ):
+        run_study(file, tmp_path / "there", executor="ray")
+    assert "(4 of 6)" in capsys.readouterr().err
+    file.write_text(PLAYED)
+    there = run_study(file, tmp_path / "there", executor="ray")
+    ours, theirs = ([[p.tasks for p in one.evaluations] for one in found.records] for found in (here, there))
+    assert ours == theirs
