@@ -29,7 +29,7 @@ from turngym.agents.proxy.turn_records import (
     read_call,
     tool_text,
 )
-from turngym.agents.rendering.chat_template import ChatTemplate, RenderError
+from turngym.agents.rendering.chat_template import ChatTemplate, RenderError, TemplateCostError
 from turngym.agents.rendering.conversation import IdBuffer, Message
 from turngym.agents.rendering.renderer import BORDER
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
@@ -424,7 +424,7 @@ class ChatListRenderer:
             messages = [*self.template.opening(system, messages[1]["content"]), *messages[2:]]
         try:
             return self.template.render(messages, tools=list(tools) or None)
-        except RenderError as error:
+        except (RenderError, TemplateCostError) as error:
             raise invalid(str(error), "messages") from error
 
     def template_message(self, message: ChatMessage) -> Message:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.rendering import template_limits
 from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Message, StructuredAnswers
-from turngym.agents.rendering.template_limits import LONGEST, SECONDS, TemplateLimit, rehearse, time_limit
+from turngym.agents.rendering.template_limits import TRUSTED, TemplateLimit
 from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
@@ -45,6 +47,10 @@ class RenderError(TurngymError):
     """A tokenizer or chat template that cannot show a conversation."""
 
 
+class TemplateCostError(TurngymError):
+    """A chat template that goes beyond the limits of `template_limits`. No `RenderError`: nobody tries another form."""
+
+
 class ChatTemplate:
     """The chat template of one tokenizer with one set of switches, and what probing it has shown.
 
@@ -56,7 +62,8 @@ class ChatTemplate:
         dialect: how the model writes calls of `tool`; None if responses are plain content.
         thoughts: how the model writes thoughts.
 
-    Raises RenderError if the tokenizer has no chat template, or it does not show observations of that role.
+    Raises RenderError if the tokenizer has no chat template, or it does not show observations of that role, and here as
+    in every later rendering TemplateCostError if the template costs too much.
     """
 
     def __init__(
@@ -84,11 +91,7 @@ class ChatTemplate:
             )
         self.source = self._read_source()
         """The template's own text."""
-        try:
-            rehearse(self.source)
-        except TemplateLimit as error:
-            raise RenderError(f"the chat template of {self.name!r} {error}; it is not used") from error
-        self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else None
+        self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else self.source
         self.encoder = TextEncoder(tokenizer, self.source)
         """Makes ids of what the template writes and of what contents say."""
         self._special = sorted(self.encoder.special, key=len, reverse=True)
@@ -133,27 +136,39 @@ class ChatTemplate:
         template.
         """
         described = self._tools if tools is None else tools
+        shown = [self._shown(message) for message in messages]
+        schemas = None if described is None else self.encoder.shield_all(list(described))
         try:
-            with time_limit():
+            if self.source in TRUSTED:
                 text = self.tokenizer.apply_chat_template(
-                    [self._shown(message) for message in messages],
-                    tools=None if described is None else self.encoder.shield_all(list(described)),
+                    shown,
+                    tools=schemas,
                     chat_template=self._source,
                     add_generation_prompt=generate,
                     tokenize=False,
                     **self._variables,
                 )
+            else:
+                variables = {**self.tokenizer.special_tokens_map, **self._variables}
+                text = template_limits.render(
+                    self._source, shown, tools=schemas, generate=generate, variables=variables
+                )
         except TemplateLimit as error:
-            raise RenderError(f"the chat template of {self.name!r} took more than {SECONDS:g} s to render") from error
+            raise TemplateCostError(f"the chat template {self._place()} {error}") from error
         except ImportError as error:
             raise RenderError("chat templates need jinja2: pip install 'turngym[train]'") from error
         # templates raise anything, jinja2's own errors included
         except Exception as error:
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(message["role"] for message in messages[:8]) + ", ..." * (len(messages) > 8)
             raise RenderError(f"the chat template of {self.name!r} refuses the roles {roles}: {error}") from error
-        if len(text) > LONGEST:
-            raise RenderError(f"the chat template of {self.name!r} made {len(text):,} characters; at most {LONGEST:,}")
         return str(text)
+
+    def _place(self) -> str:
+        """The file that holds the template, where it is one of a folder."""
+        for file in ("chat_template.jinja", "tokenizer_config.json"):
+            if (Path(self.name) / file).is_file():
+                return f"in {Path(self.name) / file}"
+        return f"of {self.name!r}"
 
     def _shown(self, message: Message) -> Message:
         """`message` as the template is given it, a control token in its texts no more than text."""

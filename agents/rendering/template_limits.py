@@ -1,163 +1,225 @@
 """What rendering a chat template may cost: a template comes with a model, and a model may come from anyone.
 
-- `rehearse` renders short conversations in a process of its own, with limits on its processor time and memory, before a
-  template is used. A loop of 10^10 steps or a text that doubles 60 times ends there.
-- `time_limit` ends a rendering that takes too long later, for example in long conversations alone.
+`render` sends a conversation to a process of its own, which renders every template that does not come along with
+turngym, with limits on its memory and processor time. A loop of 10^10 steps, a power of a power or a text that doubles
+60 times ends there, in the first conversation as in the thousandth: no template can know that it is only tried.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
+import contextlib
 import os
+import pickle
 import signal
+import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 from turngym.retrieval.child_process import GRACE, ChildProcess
 
-CPU_SECONDS = 10
+CPU_SECONDS = 5
+"""Processor time of one rendering."""
 MEMORY = 1 << 30
-"""Bytes of the rehearsal's whole process, Python itself included."""
+"""Bytes that a rendering may add to its process."""
 SECONDS = 60.0
-"""Wall clock of one rendering, and twice that of a rehearsal, on a machine that may be busy."""
+"""Wall clock of one rendering, on a machine that may be busy; a process that needs longer is replaced once."""
+START_SECONDS = 120.0
+"""Wall clock of the start of the process."""
 LONGEST = 1 << 26
 """Most characters of a rendered conversation."""
+LONGEST_REASON = 500
+"""Most characters of why a template refuses a conversation."""
 TRUSTED: set[str] = set()
-"""Templates of our own, which need no rehearsal."""
+"""Templates of our own, which are rendered in this process: the other one needs a second to start, and a tenth of a
+millisecond for each rendering."""
 
 
 class TemplateLimit(Exception):
-    """A template went beyond a limit; the text is a clause for an error."""
+    """A template went beyond a limit; the text is a clause for an error, and says what is allowed."""
+
+    def __init__(self, what: str) -> None:
+        most = f"{CPU_SECONDS} s of processor time, {MEMORY >> 20:,} MiB and {LONGEST:,} characters"
+        super().__init__(f"{what}; one conversation may take {most}")
 
 
+class TemplateRefusal(Exception):
+    """A template refused a conversation; the text says why."""
+
+
+_TEXT, _REFUSED, _LONG, _NO_JINJA = b"t", b"r", b"l", b"j"
+"""First byte of an answer."""
 _OUT_OF_MEMORY = 3
-"""Exit status of a rehearsal."""
+"""Exit status of the process after a rendering that took too much."""
 
 
-def _rehearsal(pipe: Connection, source: str, seconds: int, memory: int, longest: int) -> None:
-    """Runs in the child. Sends b"long" for a text that is too long, else b"".
+def render(
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Any] | None,
+    generate: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The conversation as text, rendered in the other process; any number of threads may ask.
 
-    Only costs are looked at here: whether the template can be used is found out where it is used.
+    Raises TemplateLimit for what costs too much, TemplateRefusal for what the template does not render, ImportError
+    without jinja2.
     """
+    arguments = {"tools": tools, "add_generation_prompt": generate, **variables}
+    work = pickle.dumps((source, list(messages), arguments, CPU_SECONDS, MEMORY, LONGEST))
+    with _process.lock:
+        try:
+            answer = _process.ask(work)
+        except _Ended:
+            # somebody may have killed or stopped it; a template's own doing comes again
+            try:
+                answer = _process.ask(work)
+            except _Ended as ended:
+                raise TemplateLimit(str(ended)) from None
+    kind, content = answer[:1], answer[1:]
+    if kind == _LONG:
+        raise TemplateLimit("made too long a text")
+    text = content.decode("utf-8", "surrogatepass")
+    if kind == _REFUSED:
+        raise TemplateRefusal(text)
+    if kind == _NO_JINJA:
+        raise ImportError(text)
+    return text
+
+
+class _Ended(Exception):
+    """The process broke off, or did not answer in time."""
+
+
+class _Process:
+    """The process that renders, started when it is first needed; whoever asks holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._child: ChildProcess | None = None
+
+    def ask(self, work: bytes) -> bytes:
+        if self._child is None:
+            self._child = _start()
+        child = self._child
+        try:
+            child.pipe.send_bytes(work)
+            if child.pipe.poll(SECONDS):
+                return child.pipe.recv_bytes(4 * LONGEST + 1)
+            raise _Ended(f"did not render a conversation within {SECONDS:g} s")
+        except BlockingIOError:
+            self._end()
+            raise _Ended(f"did not render a conversation within {SECONDS:g} s") from None
+        except (EOFError, OSError):
+            status = child.exit_status(GRACE)
+            if status == -signal.SIGXCPU:
+                raise TemplateLimit("took too much time") from None
+            if status == _OUT_OF_MEMORY:
+                raise TemplateLimit("took too much memory") from None
+            raise _Ended(f"ended the process that renders it, with status {status}") from None
+        except BaseException:
+            # Ctrl-C: an answer that nobody waited for would be that of the next conversation
+            self._end()
+            raise
+        finally:
+            if child.exit_status(0.0) is not None:
+                self._end()
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+_process = _Process()
+
+
+def _forget() -> None:
+    """A forked process has no right to its parent's pipe."""
+    global _process
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _start() -> ChildProcess:
+    child = ChildProcess(_serve, name="turngym-template", threads=1)
+    # a process that was stopped takes nothing and sends the half of an answer
+    with socket.socket(fileno=os.dup(child.pipe.fileno())) as end:
+        limit = struct.pack("ll", int(SECONDS), int(SECONDS % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, limit)
+    try:
+        if child.pipe.poll(START_SECONDS):
+            child.pipe.recv_bytes(1)
+            return child
+    except (EOFError, OSError):
+        pass
+    reason = child.death() if child.exit_status(0.0) is not None else f"is not ready after {START_SECONDS:g} s"
+    child.end()
+    raise TemplateLimit(f"cannot be rendered: its {reason}")
+
+
+def _serve(pipe: Connection) -> None:
+    """Runs in the process: renders what is sent until the pipe is closed."""
+    import resource
+
     # what Python says when no memory is left even for an exception
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    try:
-        # not on Windows
-        import resource
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        from jinja2 import nodes
-        from jinja2.ext import Extension
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        pipe.send_bytes(b"")
-        return
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    def refuse(message: str) -> NoReturn:
-        raise ValueError(message)
-
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    env.filters["tojson"] = lambda value, **more: json.dumps(value, indent=more.get("indent"))
-    env.globals |= {"raise_exception": refuse, "strftime_now": lambda form: form}
-    text = {"type": "object", "properties": {"a": {"type": "string"}}}
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": text}}
-    said = [{"role": role, "content": "some text"} for _ in range(8) for role in ("user", "assistant")]
-    answer = b""
-    try:
-        template = env.from_string(source)
-        for messages in (said, [{"role": "system", "content": "s"}, *said, said[0]]):
-            for tools in (None, [tool]):
-                variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "eos_token": "</s>"}
-                try:
-                    rendered = template.render(variables, add_generation_prompt=True)
-                except MemoryError:
-                    raise
-                except Exception:
-                    continue
-                if len(rendered) > longest:
-                    answer = b"long"
-    except MemoryError:
-        os._exit(_OUT_OF_MEMORY)
-    except Exception:
-        pass
-    pipe.send_bytes(answer)
-
-
-def rehearse(source: str) -> None:
-    """Raises TemplateLimit if short conversations cost more than they may. Once per template and process."""
-    if source not in TRUSTED:
-        _rehearsed(source, CPU_SECONDS, MEMORY)
-
-
-@lru_cache(maxsize=256)
-def _rehearsed(source: str, seconds: int, memory: int) -> None:
-    child = ChildProcess(_rehearsal, source, seconds, memory, LONGEST, name="turngym-template", threads=1)
-    try:
-        if not child.pipe.poll(2 * SECONDS):
-            raise TemplateLimit(f"takes more than {2 * SECONDS:g} s for a short conversation")
-        if child.pipe.recv_bytes():
-            raise TemplateLimit(f"makes more than {LONGEST:,} characters of a short conversation")
-    except (EOFError, OSError):
-        # out of memory may also be a crash inside an allocation that cannot be caught
-        if child.exit_status(GRACE) in (-signal.SIGXCPU, -signal.SIGKILL):
-            raise TemplateLimit(f"takes more than {seconds} s of processor time for a short conversation") from None
-        raise TemplateLimit(f"takes more than {memory >> 20} MiB for a short conversation") from None
-    finally:
-        child.end()
-
-
-_lock = threading.Lock()
-_deadlines: dict[int, float] = {}
-"""When the rendering of a thread must have ended; `_lock` guards it."""
-_watching = False
-
-
-@contextmanager
-def time_limit() -> Iterator[None]:
-    """Raises TemplateLimit in this thread if what is inside takes longer than `SECONDS`; for pure Python code."""
-    global _watching
-    thread = threading.get_ident()
-    with _lock:
-        _deadlines[thread] = time.monotonic() + SECONDS
-        if not _watching:
-            _watching = True
-            threading.Thread(target=_watch, name="turngym-template-limit", daemon=True).start()
-    try:
-        yield
-    finally:
-        with _lock:
-            _deadlines.pop(thread, None)
-
-
-def _watch() -> None:
-    """Ends once nothing has been rendered for a while, so that idle processes have no such thread."""
-    global _watching
-    idle = 0
+    _limit(resource.RLIMIT_CORE, 0)
+    own = _own_memory()
+    pipe.send_bytes(b"")
     while True:
-        time.sleep(min(1.0, SECONDS / 4))
-        with _lock:
-            idle = 0 if _deadlines else idle + 1
-            if idle > 30:
-                _watching = False
-                return
-            for thread, deadline in list(_deadlines.items()):
-                if time.monotonic() > deadline:
-                    del _deadlines[thread]
-                    # the only way to stop Python code in another thread
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TemplateLimit))
+        try:
+            work = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        source, messages, arguments, seconds, memory, longest = pickle.loads(work)
+        used = int(time.process_time())
+        _limit(resource.RLIMIT_CPU, used + seconds + 1)
+        if own is not None:
+            _limit(resource.RLIMIT_AS, own + memory)
+        try:
+            pipe.send_bytes(_answer(PreTrainedTokenizerBase, source, messages, arguments, longest))
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Limits this process softly, so that the next rendering gets as much again; a limit of its user stays."""
+    import resource
+
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _own_memory() -> int | None:
+    """Address space of this process in bytes; None where the system does not say or limit it."""
+    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _answer(
+    tokenizers: Any, source: str, messages: list[dict[str, Any]], arguments: dict[str, Any], longest: int
+) -> bytes:
+    """The library's own rendering, of a tokenizer that is no more than its template."""
+    tokenizer = SimpleNamespace(get_chat_template=lambda *_, **__: source, special_tokens_map={})
+    try:
+        text = tokenizers.apply_chat_template(tokenizer, messages, tokenize=False, **arguments)
+    except MemoryError:
+        raise
+    except ImportError as error:
+        return _NO_JINJA + str(error).encode()
+    # templates raise anything, jinja2's own errors included
+    except Exception as error:
+        return _REFUSED + str(error)[:LONGEST_REASON].encode("utf-8", "surrogatepass")
+    return _LONG if len(text) > longest else _TEXT + text.encode("utf-8", "surrogatepass")
