@@ -12,6 +12,7 @@ from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, wi
 from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, renderer_of
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
+from turngym.agents.rendering.skills import Skills
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.episode import Status, wrong_numbers
 from turngym.envs.core.errors import AgentError
@@ -216,10 +217,11 @@ class ModelPlayer:
         dtype: str | None = None,
         engine: Engine | None = None,
         examples: Sequence[Example] = (),
+        skills: Skills | None = None,
     ) -> ModelPlayer:
         """`settings` say how the model was trained to be spoken to; `slots` requests are generated at a time.
 
-        `examples` stand as earlier messages in every prompt.
+        `examples` stand as earlier messages in every prompt, `skills` after its first observation.
 
         Without `engine` the model itself plays, in this process, with weights and caches in `dtype` (None: its own).
         """
@@ -229,7 +231,7 @@ class ModelPlayer:
             room = settings.max_context
             engine = LocalEngine(model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype)
         settings = complete_settings(settings, tokenizer, tool)
-        renderer = renderer_of(model, tokenizer, settings, tool, examples)
+        renderer = renderer_of(model, tokenizer, settings, tool, examples, skills)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 
     def agent(self, temperature: float, name: str = "student") -> ModelAgent:

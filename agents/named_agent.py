@@ -162,7 +162,7 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
     settings = complete_settings(settings, tokenizer, tool)
     channel = make_channel(settings.channel, tool)
     examples = _examples(options, env, channel)
-    renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes)
+    renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes, examples.skills)
     system = settings.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, renderer) if system is None else system)
@@ -208,7 +208,10 @@ def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples
     if options.examples is None:
         return Examples()
     form, shown_for = options.examples_as, options.examples_for
-    return read_examples(options.examples, form, env.env_id, channel, env.tool, shown_for)
+    found = read_examples(options.examples, form, env.env_id, channel, env.tool, shown_for)
+    if found.skills is not None:
+        found.skills.check(env)
+    return found
 
 
 def _warn_of_transfer(folder: str, env_id: str) -> None:
@@ -232,6 +235,8 @@ def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAge
     # text works with every endpoint, and its traces look the same for every agent
     channel = make_channel("text" if options.channel == "auto" else options.channel, env.tool)
     examples = _examples(options, env, channel)
+    if examples.skills is not None:
+        raise AgentError(f"--examples {options.examples}: skills are for model:FOLDER, not for an endpoint")
     system = options.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, None) if system is None else system)

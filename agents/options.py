@@ -61,7 +61,8 @@ class AgentOptions:
     """Templates of --memory verl-agent:N: `own` (our words), or the folder of a checkout of verl-agent or of a fork of
     it, whose texts are read and never run."""
     examples: str | None = None
-    """File with examples (few-shots) for a model's prompt: a trace, whose successful episodes are shown, or a text."""
+    """File with examples (few-shots) for a model's prompt: a trace, whose successful episodes are shown, or a text; or
+    `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told)."""
     examples_as: Literal["auto", "text", "turns"] = "auto"
     """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
     auto: a trace as turns."""
@@ -200,14 +201,15 @@ class DemonstratorOptions(EndpointOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Who judges the turns of prm-rl, opd-hints, prm-opd and sage-opd."""
+    """Who judges the turns of prm-rl and sage-opd, and what others tell a teacher about them."""
 
     judge: str = "auto"
     """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
-    --expert, which by default sees the hidden state), `attempts` (hints alone: what another attempt of the group did
-    that succeeded), `skill` (hints alone: what the finished episode itself teaches), `model:FOLDER`, the url of an
-    OpenAI-compatible endpoint with its version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a
-    judge of yours as `package.module:name`. auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
+    --expert, which by default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its
+    version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as
+    `package.module:name`. For hints alone: `skills:FOLDER` (texts by the kind of task; `skills:alfworld`, `webshop` and
+    `search` come along), `attempts` (what another attempt of the group did that succeeded), `episode` (what the
+    finished episode itself teaches), `nothing`. auto: rules where scores are asked for, else expert."""
     judge_strict: bool = False
     """Only the expert's own action is not bad. expert: a possible action that is not the expert's own scores -1, not
     0."""

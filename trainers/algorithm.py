@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turngym.envs.core.episode import Episode, Origin
 from turngym.envs.core.plugins import find
-from turngym.envs.core.protocols import Question, Scorer
+from turngym.envs.core.protocols import Position, Question, Scorer
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.world import World
@@ -234,6 +234,25 @@ class ExpertPlay:
     """Share of observations that carry the expert's next action as a hint."""
 
 
+Reader = Literal["initial", "live"]
+"""Who reads what the student is not told, where no other model teaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What becomes of a judge's hints: where they stand in a prompt, and who reads them (`trainers/told.py`)."""
+
+    position: Position = "last_user"
+    reader: Reader = "initial"
+    """The initial policy (with --reference-every the student of some steps before, or its moving average), or the
+    student as it is before the step's update. A teacher of its own, where there is one, reads them in place of the
+    initial policy."""
+
+    def needs_reference(self, *, has_teacher: bool) -> bool:
+        """Whether the initial policy must be kept to read."""
+        return self.reader == "initial" and not has_teacher
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """A frozen composition of parts. Whatever an algorithm does otherwise than others is a field here: the loop, the
@@ -276,8 +295,8 @@ class Algorithm:
     """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
     judge: Question | None = None
     """What a judge is asked about every turn; None: nothing is judged."""
-    hint_position: Literal["last_user", "last_message"] = "last_user"
-    """Which message of the prompt gets the judge's hint."""
+    told: Told | None = None
+    """What becomes of the judge's hints; None: it reads none."""
     entropy_gradient: bool = False
     """Whether the token loss uses the entropy of the distribution."""
     distill_temperature: float = 1.0

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
@@ -22,9 +22,9 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
-from turngym.agents.judges.env_judges import ENV_JUDGES
+from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
 from turngym.agents.judges.hints import HintedEnv, HintPrompts
-from turngym.agents.judges.judges import make_judge
+from turngym.agents.judges.judges import BothQuestions, is_plain, make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
@@ -40,6 +40,7 @@ from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.weights import SyncedPolicy
+from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
@@ -48,7 +49,7 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
-from turngym.trainers.algorithm import ExpertPlay
+from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.collecting import (
     WORLD,
     check_logprobs,
@@ -94,7 +95,8 @@ class RunInfo:
     """How an expert plays the episodes of a step; None: the student plays them."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    hint_position: Literal["last_user", "last_message"] = "last_user"
+    told: Told | None = None
+    """What becomes of its hints."""
 
 
 class StudentRollouts:
@@ -148,6 +150,8 @@ class StudentRollouts:
             channel = make_channel(self.settings.channel, tool)
             how = shots.examples_as, play.env_id, channel, tool, shots.examples_for
             self._examples = read_examples(shots.examples, *how)
+            if self._examples.skills is not None:
+                self._examples.skills.check(self._env.env.unwrapped)
 
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
         self.servers: SyncedPolicy | None
@@ -199,6 +203,7 @@ class StudentRollouts:
             dtype=config.play.rollout_dtype,
             engine=engine,
             examples=self._examples.episodes,
+            skills=self._examples.skills,
         )
         if self._examples.text:
             # in what is played alone: the settings that are saved with the model stay without
@@ -362,7 +367,7 @@ class StudentRollouts:
         settings = replace(ChatSettings.load(folder), channel=self.settings.channel)
         settings = complete_settings(settings, tokenizer, tool)
         renderer, channel = (
-            renderer_of(model, tokenizer, settings, tool, self._examples.episodes),
+            renderer_of(model, tokenizer, settings, tool, self._examples.episodes, self._examples.skills),
             make_channel(settings.channel, tool),
         )
         said = settings.system
@@ -447,7 +452,7 @@ class StudentRollouts:
         """Returns the judge that the settings name. Raises TurngymError where the algorithm asks none."""
         if self.run.judge is None:
             raise TurngymError("the algorithm of this run asks no judge")
-        return make_judge(
+        judge = make_judge(
             self.config.judging,
             self.run.judge,
             ENV_JUDGES,
@@ -456,12 +461,27 @@ class StudentRollouts:
             seed=self.run.seed,
             device=self.run.device,
         )
+        base = self._env.env.unwrapped
+        asked = judge.one if isinstance(judge, BothQuestions) else judge
+        knows = self.config.play.expert != "expert" or type(base).expert_action is not TextEnv.expert_action
+        if isinstance(asked, ExpertJudge) and not knows:
+            raise TurngymError(
+                f"--judge {self.config.judging.judge} asks an expert, and {base.env_id} has none; valid: another judge"
+            )
+        if isinstance(judge, SkillsJudge):
+            encoder = self._actor.renderer.template.encoder
+            if forged := next((text for text in judge.skills.texts if not is_plain(text, encoder)), None):
+                raise TurngymError(
+                    f"skills {judge.skills.name}: the text {forged[:40]!r} spells a control token of the student's "
+                    "tokenizer, or has control characters; no prompt would hold it"
+                )
+        return judge
 
     def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Returns the judged episodes with their hints in their prompts (`hint_prompt_ids`)."""
         player = self._actor
-        limit = player.engine.max_length
-        return HintPrompts(renderer=player.renderer, position=self.run.hint_position, max_context=limit)(episodes)
+        limit, position = player.engine.max_length, (self.run.told or Told()).position
+        return HintPrompts(renderer=player.renderer, position=position, max_context=limit)(episodes)
 
     def keep_judged(self, request: RolloutRequest, episodes: Sequence[Episode]) -> None:
         """Keeps the judged episodes of every so many steps as traces in the run's folder, to read."""

@@ -183,7 +183,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reward=run.reward,
         imitates=algorithm.imitates,
         judge=algorithm.judge,
-        hint_position=algorithm.hint_position,
+        told=algorithm.told,
     )
     further = further_envs(config, algorithm)
     rollouts = StudentRollouts(config.rollouts, info)
@@ -365,6 +365,12 @@ def _judged(source: RolloutSource, algorithm: Algorithm, rollouts: StudentRollou
     """Returns `source`, or for algorithms that learn from a judge its episodes with votes and hints."""
     if algorithm.judge is None:
         return source
+    judge = rollouts.config.judging.judge
+    if judge == "attempts" and algorithm.group < 2:
+        raise ConfigError(
+            f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
+            f"{algorithm.group}; valid: n of at least 2"
+        )
     return JudgedCollect(
         collect=source,
         judge=rollouts.judge(),

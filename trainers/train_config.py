@@ -126,7 +126,8 @@ class ExamplesConfig:
 
     examples: str | None = None
     """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
-    episodes are shown, or a text. They are no part of the model: give them to `turngym eval`, too."""
+    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
+    part of the model: give them to `turngym eval`, too."""
     examples_as: Literal["auto", "text", "turns"] = "auto"
     """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
     auto: a trace as turns."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.judges.judges import JudgeContext, MakeJudge, expert_hint, hint_vote
+from turngym.agents.judges.judges import SKILLS, JudgeContext, MakeJudge, expert_hint, hint_vote
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
+from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
 from turngym.envs.core.episode import Episode, Status, Turn, next_state
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment
@@ -210,14 +211,51 @@ class AttemptJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class SkillJudge:
+class SkillsJudge:
+    r"""A `Judge` of hints that tells every turn the texts for its kind of task. One vote per request.
+
+    Nothing of it is hindsight: it is what a player could have been told before the first turn. A task that no text is
+    for fails its vote. It gives no scores: such votes fail.
+    """
+
+    skills: Skills
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: JudgeRequest) -> Judgment:
+        episode = request.episode
+        if request.kind == "score" or episode is None:
+            return Judgment(votes=(None,), error=f"{request.name}: skills give hints, not scores")
+        text = self.skills.text(episode.task.category, episode.turns[0].observation)
+        if text is None:
+            error = f"{request.name}: no text of the skills is for category {episode.task.category!r}"
+            return Judgment(votes=(None,), error=error)
+        return Judgment(votes=(hint_vote(text),))
+
+
+@dataclass(frozen=True, slots=True)
+class SilentJudge:
+    r"""A `Judge` of hints that has none: `\boxed{-1}`. What a method does that is told nothing. It gives no scores."""
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        return [
+            Judgment(votes=(None,), error=f"{request.name}: nothing gives hints, not scores")
+            if request.kind == "score"
+            else Judgment(votes=(hint_vote(None),))
+            for request in requests
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeJudge:
     r"""A `Judge` of hints that draws a skill from the finished episode itself. One vote per request.
 
     A success gives one skill to all of its turns: the valid actions that were rewarded or met a goal, in order, or all
     valid ones where none was. A failed episode gives one to its critical step alone, the first turn that `RuleJudge`
     scores -1: not to do it again. Where nothing was found the vote is `\boxed{-1}`: no hint. It gives no scores: such
-    votes fail. The two scopes are OPID's (arXiv 2606.26790), of which only the abstract could be read; there a model
-    draws the skills, the rules are ours.
+    votes fail. The two scopes are OPID's (arXiv 2606.26790); there a model draws the skills, up to five steps of an
+    episode have one of their own, and a failed episode has one for all of it, too. The rules are ours.
     """
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
@@ -269,11 +307,23 @@ def _expert_judge(context: JudgeContext) -> Judge:
     )
 
 
+def _skills_judge(context: JudgeContext) -> Judge:
+    skills = read_skills(context.options.judge.removeprefix(PREFIX))
+    env = context.make_env()
+    try:
+        skills.check(guard_of(env).base)
+    finally:
+        env.close()
+    return SkillsJudge(skills)
+
+
 ENV_JUDGES: Mapping[str, MakeJudge] = {
     "auto": lambda context: RuleJudge() if context.kind == "score" else _expert_judge(context),
     "rules": lambda _: RuleJudge(),
     "expert": _expert_judge,
     "attempts": lambda _: AttemptJudge(),
-    "skill": lambda _: SkillJudge(),
+    "episode": lambda _: EpisodeJudge(),
+    "nothing": lambda _: SilentJudge(),
+    SKILLS: _skills_judge,
 }
 """The judges of `make_judge` where an environment is played."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from turngym.agents.judges.judges import HINT_HEAD, expert_hint, is_plain
+from turngym.agents.judges.judges import expert_hint, is_plain
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
 from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import Position
 from turngym.envs.core.task import Verdict, task_number
 from turngym.envs.guard import guard_of
-
-Position = Literal["last_user", "last_message"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class HintPrompts:
     """Fills in `Turn.hint_prompt_ids` of every turn with a hint: the ids of its prompt with the hint in it.
 
     The hint follows the text of the last message of role user (the first observation, if later ones are tool results);
-    `last_message` puts it after the latest observation. Earlier responses keep the ids that were sampled. A hint with a
+    `last_message` puts it after the latest observation, `opening` after the first. Earlier responses keep the ids that
+    were sampled. A hint with a
     special token of the tokenizer or with control characters could forge a turn and is refused (`hint` stays,
     `hint_prompt_ids` stays None), and so is one that leaves the response no room in `max_context`.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
@@ -49,7 +50,9 @@ class HintPrompts:
             return episode
         if self.renderer.memory.name != "all":
             raise AgentError(f"hints need the whole conversation in a prompt: memory {self.renderer.memory.name!r}")
-        at_observation = self.position == "last_message" or self.renderer.template.role == "user"
+        at_observation = self.position == "last_message" or (
+            self.position == "last_user" and self.renderer.template.role == "user"
+        )
         found = self._late(episode, hinted) if at_observation else self._early(episode, hinted)
         turns = []
         for turn in episode.turns:
@@ -81,21 +84,22 @@ class HintPrompts:
         return found
 
     def _early(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
-        """Hints in the opening message: every hint needs a conversation of its own."""
+        """Hints in the opening message: every text needs a conversation of its own, whose turns share it."""
         found: dict[int, NDArray[np.int32]] = {}
-        for wanted in hinted:
+        for hint in dict.fromkeys(turn.hint or "" for turn in hinted):
+            wanted = {turn.index for turn in hinted if turn.hint == hint}
             thread: TokenHistory | None = None
-            for turn in episode.turns[: wanted.index + 1]:
-                text = turn.observation if turn.index else turn.observation + HINT_HEAD + (wanted.hint or "")
+            for turn in episode.turns[: max(wanted) + 1]:
+                text = turn.observation if turn.index else turn.observation + HINT_HEAD + hint
                 thread = self._show(episode, thread, text)
-                if turn.index == wanted.index:
+                if turn.index in wanted:
                     found[turn.index] = thread.buffer.array()
                 self.renderer.respond(thread, episode.response_ids(turn))
         return found
 
     def _show(self, episode: Episode, thread: TokenHistory | None, observation: str) -> TokenHistory:
         if thread is None:
-            return self.renderer.open(episode.system, observation)
+            return self.renderer.open(episode.system, observation, episode.task.category)
         self.renderer.observe(thread, observation)
         return thread
 

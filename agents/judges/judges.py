@@ -20,12 +20,11 @@ from turngym.agents.options import JudgeOptions
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.envs.core.errors import AgentError
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
-
-HINT_HEAD = "\n\n[user's hint / instruction]\n"
-"""Stands in a prompt in front of a hint."""
 
 
 def hint_vote(hint: str | None) -> str:
@@ -117,6 +116,10 @@ class WordJudge:
 # The judge that a name stands for.
 
 KINDS = ("model:FOLDER", "http://... or https://...")
+SKILLS = f"{PREFIX}FOLDER"
+"""The built-in judge that a folder of skills stands for."""
+HINTS_ONLY = ("attempts", "episode", "nothing", SKILLS)
+"""Judges that say what a turn should have been told, and never how good it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +176,21 @@ def make_judge(
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
     name, _, argument = options.judge.partition(":")
+    named = SKILLS if options.judge.startswith(PREFIX) else options.judge
+    if named == SKILLS and SKILLS not in built_in:
+        raise AgentError(f"--judge {options.judge}: skills are told by the tasks of an environment, and none is played")
+    if kind != "hint" and named in HINTS_ONLY and named in built_in:
+        scoring = ", ".join(sorted(built_in.keys() - set(HINTS_ONLY)))
+        raise AgentError(f"--judge {options.judge} gives hints, and this algorithm asks for scores; valid: {scoring}")
     judge: Judge
     if name in ("http", "https"):
         judge = HttpJudge(options=options, seed=seed)
     elif name == "model" and argument:
         judge = _model_judge(context, argument)
     else:
-        make: MakeJudge = find("turngym.judges", options.judge, built_in, known=KINDS)
+        make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
         judge = make(context)
-        if options.judge not in built_in:
+        if named not in built_in:
             judge = TimedJudge(inner=judge, timeout=options.judge_timeout)
     return BothQuestions(one=judge) if kind == "both" else judge
 

@@ -19,6 +19,7 @@ from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, Ch
 from turngym.agents.rendering.conversation import Example, Memory
 from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.template_limits import TRUSTED
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.errors import AgentError, TurngymError
@@ -223,6 +224,7 @@ def open_renderer(
     history: Literal["template", "append"] | None = None,
     stop_ids: Sequence[int] = (),
     examples: Sequence[Example] = (),
+    skills: Skills | None = None,
 ) -> ChatRenderer:
     """The renderer of `settings`, which `complete_settings` has completed; `history` overrides theirs.
 
@@ -241,17 +243,23 @@ def open_renderer(
         thoughts=channel.dialect.thoughts if called else channel.thoughts,
         memory=settings.remembers,
         examples=examples,
+        skills=skills,
     )
 
 
 def renderer_of(
-    model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec, examples: Sequence[Example] = ()
+    model: Any,
+    tokenizer: Any,
+    settings: ChatSettings,
+    tool: ToolSpec,
+    examples: Sequence[Example] = (),
+    skills: Skills | None = None,
 ) -> ChatRenderer:
     """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
     # transformers allows one id, a list of ids, or none
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
     stop_ids = (more,) if isinstance(more, int) else tuple(more)
-    return open_renderer(tokenizer, settings, tool, stop_ids=stop_ids, examples=examples)
+    return open_renderer(tokenizer, settings, tool, stop_ids=stop_ids, examples=examples, skills=skills)
 
 
 def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:

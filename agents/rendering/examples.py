@@ -2,7 +2,8 @@
 
 As turns, each episode of a trace stands in the prompt as earlier messages: observation, response, observation, ... As
 text, it stands at the end of the system message, and so does the content of a text file. Turns may be shown by
-category: in each task the examples of its own kind alone, as ReAct does in ALFWorld.
+category: in each task the examples of its own kind alone, as ReAct does in ALFWorld. `skills:FOLDER` is a folder of
+texts by the kind of task (`skills.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 from turngym.agents.rendering.conversation import Example
 from turngym.agents.rendering.renderer import said_in
+from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
@@ -32,12 +34,16 @@ class Examples:
 
     text: str = ""
     episodes: tuple[Example, ...] = ()
+    skills: Skills | None = None
+    """Texts after the first observation."""
     tasks: tuple[Task, ...] = ()
     """The tasks of the examples, where they are known."""
 
     @property
     def identity(self) -> str | None:
         """A name and a hash of the content, for the record of a result; None without examples."""
+        if self.skills is not None:
+            return self.skills.identity
         if not self.text and not self.episodes:
             return None
         form = f"{len(self.episodes)} as turns" if self.episodes else "text"
@@ -61,11 +67,16 @@ def read_examples(
 ) -> Examples:
     """The examples in a trace (`*.jsonl`; its successful episodes, in order) or in a text file.
 
+    `skills:FOLDER` stands for a folder of skills.
     Responses are rewritten for `channel` where it does not read them. `auto` shows a trace as turns and a text as text.
 
     Raises AgentError for a file that cannot be read or holds no example, for episodes of another environment, and for
     text by category.
     """
+    if str(path).startswith(PREFIX):
+        if form != "auto" or shown_for != "all":
+            raise AgentError(f"--examples {path}: skills have a form of their own; leave out --examples-as and -for")
+        return Examples(skills=read_skills(str(path).removeprefix(PREFIX)))
     path = user_path(path)
     if shown_for == "category" and (form == "text" or path.suffix != TRACE):
         raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}), as turns, are shown by category")

@@ -35,6 +35,7 @@ from turngym.agents.rendering.conversation import (
     by_category,
     of_category,
 )
+from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.text_encoder import CACHE
 from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.core.episode import Episode, Origin, Turn
@@ -75,6 +76,7 @@ class ChatRenderer:
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
         examples: episodes that stand as earlier messages between the system message and the first observation, in all
             tasks or in those of their category.
+        skills: texts that stand after the first observation of a prompt, by the kind of task.
 
     Raises RenderError without a chat template, and for a role that it refuses.
     """
@@ -92,8 +94,10 @@ class ChatRenderer:
         thoughts: Thoughts = THINK,
         memory: Memory = ALL,
         examples: Sequence[Example] = (),
+        skills: Skills | None = None,
     ) -> None:
         self.memory = memory
+        self.skills = skills
         self.examples = by_category(examples)
         if history not in ("template", "append"):
             raise RenderError(f"history {history!r} is unknown; valid: 'template', 'append'")
@@ -173,6 +177,8 @@ class ChatRenderer:
 
     def restart(self, history: TokenHistory, system: str, observation: str, category: str = "") -> None:
         """Open a segment whose prompt is a new conversation, without anything of the segments before."""
+        if self.skills is not None:
+            observation = self.skills.added_to(observation, category)
         history.messages = self._opening(system, observation, of_category(self.examples, category))
         self._open_segment(history, self.template.render(history.messages))
 

@@ -198,6 +198,8 @@ class RolloutSource(Protocol):
 
 Question = Literal["score", "hint", "both"]
 """What a judge is asked: whether a turn was good, what the policy should have been told beforehand, or both."""
+Position = Literal["opening", "last_user", "last_message"]
+"""Which message of a prompt gets the hint: the first observation, the last message of role user, the last message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

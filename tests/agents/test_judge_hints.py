@@ -12,11 +12,12 @@ from conftest import CHATML
 
 from turngym.agents.judges.env_judges import ExpertJudge, in_a_row
 from turngym.agents.judges.hints import HintedObservations, HintPrompts
-from turngym.agents.judges.judges import HINT_HEAD, expert_hint
+from turngym.agents.judges.judges import expert_hint
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError

@@ -11,10 +11,11 @@ import pytest
 import turngym.envs
 from turngym.agents.judges.env_judges import ExpertJudge
 from turngym.agents.judges.hints import HintedObservations
-from turngym.agents.judges.judges import HINT_HEAD, expert_hint
+from turngym.agents.judges.judges import expert_hint
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, named_player
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.envs.core.episode import Status
 from turngym.trainers.judged import requests
 

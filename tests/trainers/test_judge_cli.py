@@ -39,7 +39,7 @@ def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
         ("prm-rl", ()),
         ("prm-rl", ("--judge", "expert", "prm_rl.exclude = 'openclaw'", "--prm-rl.kl-coef", "0")),
         ("opd-hints", ()),
-        ("opd-hints", ("--opd-hints.form", "topk", "opd_hints.hint_position = 'last_message'")),
+        ("opd-hints", ("--opd-hints.form", "topk", "opd_hints.position = 'last_message'")),
         ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
         ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
         ("prm-opd", ()),

@@ -9,7 +9,7 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.env_judges import AttemptJudge, RuleJudge, SkillJudge
+from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import judge_episodes, majority, read_score, requests
@@ -177,7 +177,7 @@ def test_a_failed_attempt_is_told_what_the_shortest_success_of_its_group_did(mak
 
 def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
     def hints(episode: Episode) -> list[str | None]:
-        found, error = judge_episodes([episode], SkillJudge(), "hint")
+        found, error = judge_episodes([episode], EpisodeJudge(), "hint")
         assert error == ""
         return [turn.hint for turn in found[0].turns]
 
@@ -200,6 +200,6 @@ def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
     silent = play(make_episode, 1, action=[None], verdict=[Verdict.MALFORMED])
     assert hints(silent) == ["This answer was a mistake here: The action was malformed. Choose another one."]
     assert hints(play(make_episode, 2, action=["a", "b"], verdict=[Verdict.OK] * 2)) == [None, None]
-    found = SkillJudge().judge(requests(won, "score"))
+    found = EpisodeJudge().judge(requests(won, "score"))
     assert found[0].votes == (None,)
     assert found[0].error.endswith("turn 0: skills give hints, not scores")

@@ -13,16 +13,16 @@ import pytest
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Status, TopK
-from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithm import Scorers, Told
 from turngym.trainers.algorithms.judge_targets import (
     HintTargets,
     TurnScore,
-    batch_turns,
     up_to_rejection,
 )
 from turngym.trainers.batch import pack
 from turngym.trainers.judged import HintedTurns, ScoredTurns, judge_episodes
 from turngym.trainers.targets import TargetError
+from turngym.trainers.told import batch_turns
 
 Make = Callable[..., Episode]
 NOBODY: Any = None
@@ -124,7 +124,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
 def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
-    found = HintTargets(own=None, live=True)(batch, hinted, scorers).advantage_N
+    found = HintTargets(own=None, told=Told(reader="live"))(batch, hinted, scorers).advantage_N
     assert found is not None
     # as above, without the half nat that the teacher has more
     assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)
@@ -152,7 +152,7 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Holed()))
     with pytest.raises(TargetError, match="needs a student, and none was given"):
         HintTargets(own=None)(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
-    with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
+    with pytest.raises(TargetError, match="answered 2 rows; 3 were asked"):
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Silent()))
 
 

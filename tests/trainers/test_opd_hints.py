@@ -40,16 +40,12 @@ def test_who_teaches_and_who_is_stayed_near() -> None:
         made = opd_hints.build(config, BuildContext(has_teacher=other))
         return made.needs_teacher, made.needs_reference
 
-    assert needs(0.0, False, teacher="live") == (False, False)
-    assert needs(0.1, False, teacher="live") == (False, True)
-    with pytest.raises(ConfigError, match="teacher is live, and --teacher names another model"):
-        needs(0.0, True, teacher="live")
+    assert needs(0.0, False, reader="live") == (False, False)
+    assert needs(0.1, False, reader="live") == (False, True)
+    with pytest.raises(ConfigError, match="reader is live, and --teacher names another model"):
+        needs(0.0, True, reader="live")
     with pytest.raises(ConfigError, match="n is 0"):
         opd_hints.OpdHintsConfig(n=0)
-    with pytest.raises(ConfigError, match=r"w_group is 0\.5 with n 1"):
-        opd_hints.OpdHintsConfig(w_group=0.5)
-    with pytest.raises(ConfigError, match="which has no advantage"):
-        needs(0.0, False, n=2, w_group=0.5, form="topk")
 
     # without a teacher the initial policy teaches
     assert [needs(*given) for given in ((0.0, True), (0.1, True), (0.0, False))] == [

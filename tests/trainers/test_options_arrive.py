@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth
+from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, Told
 from turngym.trainers.algorithms import (
     atod,
     gigpo,
@@ -33,7 +33,7 @@ from turngym.trainers.algorithms import (
 from turngym.trainers.algorithms.gigpo import TurnAdvantage
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
-from turngym.trainers.algorithms.judge_targets import HintTargets, TurnScore, group_advantages
+from turngym.trainers.algorithms.judge_targets import HintTargets, TurnScore
 from turngym.trainers.algorithms.kd_reward import (
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
@@ -108,7 +108,6 @@ HINTS = with_both(opd_hints, opd_hints.OpdHintsConfig)
 PRM_OPD = with_both(prm_opd, prm_opd.PrmOpdConfig)
 
 
-GROUPED_HINTS: Build = lambda **options: HINTS(n=4, **options)  # noqa: E731
 PRM_OPD_TOPK: Build = lambda **options: PRM_OPD(form="topk", **options)  # noqa: E731
 TURN = with_both(turnopd, turnopd.TurnOpdConfig)
 TCOD = with_both(tcod, tcod.TcodConfig)
@@ -298,15 +297,14 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
     (HINTS, "n", 4, "group", ITSELF),
-    (HINTS, "teacher", "live", "target_fn.target_fn", HintTargets(own=None, w_reward=0.0, live=True)),
-    (HINTS, "teacher", "live", "needs_reference", True),
-    (GROUPED_HINTS, "w_group", 0.7, "target_fn.target_fn", HintTargets(own=group_advantages, w_reward=0.7)),
-    (GROUPED_HINTS, "w_group", 0.7, "select", ComparableGroups(spread=False)),
-    (HINTS, "form", "sampled", "target_fn.target_fn", HintTargets(own=None, w_reward=0.0)),
-    (HINTS, "form", "topk", "target_fn.target_fn", HintTargets(k=9, own=None, w_reward=0.0)),
+    (HINTS, "reader", "live", "target_fn.target_fn", HintTargets(own=None, told=Told(reader="live"))),
+    (HINTS, "reader", "live", "needs_reference", True),
+    (HINTS, "position", "opening", "told.position", ITSELF),
+    (HINTS, "form", "sampled", "target_fn.target_fn", HintTargets(own=None)),
+    (HINTS, "form", "topk", "target_fn.target_fn", HintTargets(k=9, own=None)),
     (HINTS, "form", "topk", "token_loss.loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (HINTS, "form", "topk", "token_loss.kl_coef", 0.02),
-    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintTargets(own=None, w_reward=0.0, reject_below=0.05)),
+    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintTargets(own=None, reject_below=0.05)),
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
@@ -330,7 +328,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "entropy_coef", 0.07, "entropy_gradient", True),
     (PRM_OPD, "mask_neutral", True, "select", ScoredOrHinted(scored=ScoredTurns(mask_neutral=True))),
-    (PRM_OPD, "hint_position", "last_message", "hint_position", ITSELF),
+    (PRM_OPD, "position", "last_message", "told", Told(position="last_message")),
     (PRM_OPD, "weight", "token_mean", "weight", WEIGHTS["token_mean"]),
     (PRM_OPD, "w_hint", 1.0, "judge", "both"),
     # sft

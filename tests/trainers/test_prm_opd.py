@@ -16,7 +16,7 @@ import torch
 from turngym.envs.core.episode import Episode, TopK
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
-from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
+from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError
@@ -64,20 +64,6 @@ def test_scores_everywhere_and_log_ratios_where_there_are_hints(mixed: list[Epis
     np.testing.assert_allclose(targets.label_logp_N[:3], [0.5 - 10.04, 0.5 - 11.05, -12.05], atol=1e-5)
     alone = HintTargets()(batch, mixed, Scorers(student=Table(), reference=Table(value=0.5)))
     np.testing.assert_allclose(alone.advantage_N, SCORE + RATIO, atol=1e-5)
-
-
-def test_the_group_stands_in_for_the_judge(mixed: list[Episode]) -> None:
-    """OPID: returns 0 and 1 of one group, -1 / sqrt 2 and 1 / sqrt 2, beside the log-ratio of the live student."""
-    pair = [replace(mixed[0], group=3), replace(mixed[1], group=3, episode_return=1.0)]
-    signal = HintTargets(own=group_advantages, w_reward=0.5, live=True)
-    found = signal(pack(pair), pair, Scorers(student=Table(), teacher=Table(value=9.0))).advantage_N
-    own = np.where(np.arange(8) < 6, -1.0, 1.0) / 2**0.5
-    ratio = RATIO - 0.5 * (RATIO != 0)  # the student itself reads the hint: half a nat less
-    np.testing.assert_allclose(found, 0.5 * own + ratio, atol=1e-5)
-    # each alone in its group: the baseline is 0
-    apart = [pair[0], replace(pair[1], group=4)]
-    found = signal(pack(apart), apart, Scorers(student=Table())).advantage_N
-    np.testing.assert_allclose(found, 0.5 * (np.arange(8) >= 6) + ratio, atol=1e-5)
 
 
 def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, TopK, Turn
-from turngym.envs.core.protocols import Scorer
-from turngym.trainers.algorithm import Scorers, Targets
+from turngym.envs.core.episode import Episode, TopK
+from turngym.trainers.algorithm import Scorers, Targets, Told
 from turngym.trainers.algorithms.grpo_opd import combined_advantage
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judged import majority, turn_name
-from turngym.trainers.losses import sampled_advantage
-from turngym.trainers.targets import TargetError, grpo_advantage, label_logprobs, rewards
-
-Located = tuple[Episode, Turn, slice]
-"""A supervised turn, and where its tokens are in the order of N."""
+from turngym.trainers.judged import majority
+from turngym.trainers.told import Located, batch_turns, reader_of, score_turns, told_logprobs, told_turns
 
 
 def turn_scores(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.float32]:
@@ -28,11 +23,6 @@ def turn_scores(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.
     for _, turn, tokens in batch_turns(batch, episodes):
         score_N[tokens] = 0.0 if turn.judge_scores is None else majority(turn.judge_scores)
     return score_N
-
-
-def group_advantages(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.float32]:
-    """`grpo_advantage` of each token's episode, by its return: float32 [N]."""
-    return grpo_advantage(rewards(batch, episodes, "return"), batch.group_E)[batch.episode_N].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +53,26 @@ class HintTargets:
     reject_below: float = 0.0
     """Behind the first token of a response to which q gives less than this probability only s_t counts."""
     own: Callable[[RolloutBatch, Sequence[Episode]], NDArray[np.float32]] | None = turn_scores
-    """s_t on each token: the judge's scores, or `group_advantages`; None: 0."""
+    """s_t on each token: the judge's scores; None: 0."""
     w_reward: float = 1.0
     w_hint: float = 1.0
-    live: bool = False
-    """Whether the student as it is before the update reads the hints: it teaches itself ([sdpo])."""
+    told: Told = field(default_factory=Told)
+    """Who reads the hints: the live student teaches itself ([sdpo])."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)
-        hinted = [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
-        where_N = np.zeros(batch.tokens, np.bool_)
-        for _, _, tokens in hinted:
-            where_N[tokens] = True
+        hinted = told_turns(batch, episodes)
         if self.k is not None:
-            found = self._support(self.k, batch, episodes, hinted, where_N, scorers)
+            found = self._support(self.k, batch, episodes, hinted, scorers)
             return found if self.own is None else replace(found, advantage_N=score_N)
         if not hinted:
             return Targets(advantage_N=np.float32(self.w_reward) * score_N)
-        student_logp_N = label_logprobs(scorers.student, batch, "student")
-        # as likely as the student finds it where nobody was told anything: a log-ratio of 0
-        teacher_logp_N = student_logp_N.copy()
-        teacher_logp_N[where_N] = score_turns(hinted, self._teacher(scorers).logprobs)
-        ratio_N = sampled_advantage(student_logp_N, teacher_logp_N)
+        both = told_logprobs(batch, episodes, scorers, self.told)
+        ratio_N = both.gap_N
         if self.reject_below:
-            ratio_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below) & where_N] = 0.0
+            ratio_N[~up_to_rejection(batch, episodes, both.told_N, self.reject_below) & both.where_N] = 0.0
         advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
-        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=both.told_N)
 
     def _support(
         self,
@@ -96,10 +80,12 @@ class HintTargets:
         batch: RolloutBatch,
         episodes: Sequence[Episode],
         hinted: Sequence[Located],
-        where_N: NDArray[np.bool_],
         scorers: Scorers,
     ) -> Targets:
         """The hinted teacher's top-K; elsewhere a placeholder that the mask takes out."""
+        where_N = np.zeros(batch.tokens, np.bool_)
+        for _, _, tokens in hinted:
+            where_N[tokens] = True
         # half of the mass on K ids, so that every form of the KL is finite there
         ids_NK = np.tile(np.arange(k, dtype=np.int64), (batch.tokens, 1))
         logp_NK = np.full((batch.tokens, k), -np.log(2 * k), np.float32)
@@ -110,7 +96,7 @@ class HintTargets:
         likely: list[TopK] = []
 
         def ask(rows: list[NDArray[np.int32]], positions: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            likely.extend(self._teacher(scorers).topk(rows, positions, asked))
+            likely.extend(reader_of(self.told, scorers).topk(rows, positions, asked))
             return [item.logp for item in likely]
 
         logp_HK = score_turns(hinted, ask)
@@ -128,12 +114,6 @@ class HintTargets:
             where_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
         return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, topk_tail_N=tail_N, kl_mask_N=where_N)
 
-    def _teacher(self, scorers: Scorers) -> Scorer:
-        teacher = scorers.student if self.live else scorers.reference if scorers.teacher is None else scorers.teacher
-        if teacher is None:
-            raise TargetError("hints need a teacher or the frozen initial policy, and neither was given")
-        return teacher
-
 
 def up_to_rejection(
     batch: RolloutBatch, episodes: Sequence[Episode], logp_N: NDArray[np.floating[Any]], below: float
@@ -146,42 +126,3 @@ def up_to_rejection(
             # the rejected token itself still teaches: up to there the prefix is one that the teacher accepts
             kl_mask_N[tokens.start + int(rejected[0]) + 1 : tokens.stop] = False
     return kl_mask_N
-
-
-Ask = Callable[[list[NDArray[np.int32]], list[NDArray[np.int64]]], list[NDArray[np.float32]]]
-
-
-def score_turns(turns: Sequence[Located], ask: Ask) -> NDArray[np.float32]:
-    """Asks about each turn's original response after its prompt with the hint: float32 [n] or [n, K], nats.
-
-    The rows of the result are the tokens of `turns`, in order. `ask(ids, positions)` gets one row per turn: int32
-    [P + R] and the R positions of the response. Raises TargetError as `HintTargets` does, naming the turn.
-    """
-    ids, positions = [], []
-    for episode, turn, _ in turns:
-        prompt = turn.hint_prompt_ids
-        assert prompt is not None
-        ids.append(np.concatenate([prompt, episode.response_ids(turn)]).astype(np.int32))
-        positions.append(np.arange(len(prompt), len(prompt) + turn.response_length, dtype=np.int64))
-    found = ask(ids, positions)
-    if len(found) != len(turns):
-        raise TargetError(f"the teacher answered {len(found)} turns; {len(turns)} were asked")
-    for (episode, turn, _), values in zip(turns, found, strict=True):
-        if len(values) != turn.response_length:
-            raise TargetError(
-                f"{turn_name(episode, turn)}: the teacher answered {len(values)} log-probabilities for a response of "
-                f"{turn.response_length} tokens"
-            )
-        if not np.isfinite(values).all():
-            raise TargetError(
-                f"{turn_name(episode, turn)}: the teacher's log-probabilities are not all finite: {values}"
-            )
-    return np.concatenate(found).astype(np.float32)
-
-
-def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[Located]:
-    """Each supervised turn in the order of N, and where its tokens are."""
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(batch.response_N)) + 1, [batch.tokens]])
-    for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        episode = episodes[batch.source_E[batch.episode_N[start]]]
-        yield episode, episode.turns[batch.turn_N[start]], slice(start, stop)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLoss
-from turngym.trainers.algorithms.judge_targets import HintTargets, group_advantages
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
+from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.targets import ComparableGroups, WithReference, support_kl
+from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -25,12 +26,9 @@ class OpdHintsConfig:
     n: int = 1
     """Episodes per task. They are one group; more than one where `--judge attempts` tells one attempt what another
     did."""
-    teacher: Literal["initial", "live"] = "initial"
+    reader: Reader = "initial"
     """Who reads the hints. Where no other model teaches: the initial policy (with --reference-every K the student of up
     to K steps before; with --reference-rate a moving average of the student), or the student as it is."""
-    w_group: float = 0.0
-    """Weight of the group-relative advantage. It is the episode's, beside the log-ratio (OPID; needs `n` of 2 or more).
-    Turns without a hint then count, too."""
     form: Literal["sampled", "topk"] = "sampled"
     """What is minimized. `sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the
     teacher's top-K."""
@@ -40,8 +38,8 @@ class OpdHintsConfig:
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    hint_position: Literal["last_user", "last_message"] = field(default="last_user", metadata=IN_FILE)
-    """Which message gets the hint; they differ where observations are tool results."""
+    position: Position = field(default="last_user", metadata=IN_FILE)
+    """Which message gets the hint: the first observation, the last of role user, the last."""
     reject_below: float = 0.0
     """Probability where a response's lesson ends. It teaches up to its first token that the hinted teacher gives less
     than this probability: what follows goes on from words that it would not have said. 0: to its end."""
@@ -51,8 +49,6 @@ class OpdHintsConfig:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ConfigError(f"n is {self.n}; valid: at least 1")
-        if self.w_group < 0 or (self.w_group and self.n < 2):
-            raise ConfigError(f"w_group is {self.w_group} with n {self.n}; valid: 0, or above it with n of at least 2")
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
@@ -63,25 +59,21 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
 
     l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
     Turns without a hint are dropped. q is the frozen initial policy, its moving average, the live student, or
-    (`teacher`) a model of its own. With `w_group` all turns stay, and A_i = w_group (R_j - mean_g) / (std_g + 1e-6) +
-    h_t (log q - log p), h_t 1 on turns with a hint, else 0.
-    Source: [openclaw-rl] section 4.2, Option B, [sdpo], [sdft], OPID's abstract (arXiv 2606.26790);
-    docs/algorithms.md#opd-hints.
+    (`teacher`) a model of its own.
+    Source: [openclaw-rl] section 4.2, Option B, [sdpo], [sdft]; docs/algorithms.md#opd-hints.
     Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
     offset; a failed request is an error, not zeros.
     """
-    if context.has_teacher and config.teacher == "live":
-        raise ConfigError("teacher is live, and --teacher names another model: leave one of them out")
+    if context.has_teacher and config.reader == "live":
+        raise ConfigError("reader is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     topk = config.form == "topk"
-    if topk and config.w_group:
-        raise ConfigError(f"w_group is {config.w_group} with form topk, which has no advantage; valid: form sampled")
+    told = Told(position=config.position, reader=config.reader)
     signal = HintTargets(
         k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
-        own=group_advantages if config.w_group else None,
-        w_reward=config.w_group,
-        live=config.teacher == "live",
+        own=None,
+        told=told,
     )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
@@ -95,13 +87,12 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
-        select=ComparableGroups(spread=False) if config.w_group else HintedTurns(),
+        select=HintedTurns(),
         group=config.n,
         needs_teacher=context.has_teacher,
         judge="hint",
-        hint_position=config.hint_position,
-        # without a teacher it reads the hints
-        needs_reference=bool(config.kl_coef) or (config.teacher == "initial" and not context.has_teacher),
+        told=told,
+        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
         settings={**fingerprint(config), **fingerprint(context.distill)},

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -19,6 +20,7 @@ from turngym.trainers.algorithm import (
     TokenLoss,
     TokenLosses,
     Tokens,
+    Told,
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.config import ConfigError, fingerprint
@@ -91,8 +93,8 @@ class PrmOpdConfig:
     """Weight of the entropy bonus."""
     mask_neutral: bool = field(default=False, metadata=IN_FILE)
     """Leave out turns with score 0 and no hint."""
-    hint_position: Literal["last_user", "last_message"] = field(default="last_user", metadata=IN_FILE)
-    """Which message gets the hint; they differ where observations are tool results."""
+    position: Position = field(default="last_user", metadata=IN_FILE)
+    """Which message gets the hint: the first observation, the last of role user, the last."""
     reject_below: float = 0.0
     """Probability where a hint's lesson ends. It teaches up to a response's first token that the hinted teacher gives
     less than this probability. 0: to the response's end."""
@@ -122,11 +124,13 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     """
     low, high = config.clip
     topk = config.form == "topk"
+    told = Told(position=config.position)
     signal = HintTargets(
         k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
         w_reward=config.w_reward,
         w_hint=config.w_hint,
+        told=told,
     )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
@@ -148,9 +152,8 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         select=ScoredOrHinted(scored=ScoredTurns(mask_neutral=config.mask_neutral)),
         needs_teacher=context.has_teacher,
         judge="both",
-        hint_position=config.hint_position,
-        # without a teacher it reads the hints
-        needs_reference=bool(config.kl_coef) or not context.has_teacher,
+        told=told,
+        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
         settings={**fingerprint(config), **fingerprint(context.distill)},

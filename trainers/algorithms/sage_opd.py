@@ -24,12 +24,12 @@ from turngym.trainers.algorithm import (
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.algorithms.judge_targets import batch_turns
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import majority
 from turngym.trainers.targets import TeacherTopK, support_kl
 from turngym.trainers.token_weights import WEIGHTS
+from turngym.trainers.told import batch_turns
 
 FACTOR = "factor"
 """The column of `Targets.extra` that `Reweighted` multiplies with."""

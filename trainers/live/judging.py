@@ -13,19 +13,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from turngym.agents.judges.judges import HINT_HEAD, WORDS, BothQuestions, is_plain, make_judge
+from turngym.agents.judges.judges import WORDS, BothQuestions, is_plain, make_judge
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import Tools, messages_from_json
 from turngym.agents.rendering.conversation import Message
+from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, joined, separate
+from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
 from turngym.retrieval.supervised import SupervisedThread
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judged import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.config import ServeProxy
 from turngym.trainers.live.sessions import BACKLOG
@@ -123,7 +124,11 @@ def make_session_judge(
         return None
     options = config.judging
     judge = make_judge(options, kind, WORDS, make_env=_no_env, seed=config.run.seed, device=config.device)
-    hints = SessionHints(renderer=renderer, max_context=max_context, position=algorithm.hint_position)
+    hints = SessionHints(
+        renderer=renderer,
+        max_context=max_context,
+        position=(algorithm.told or Told()).position,
+    )
     # what is behind a url may be asked by several threads, a turn each: no turn waits for another's votes
     remote = isinstance(judge.one if isinstance(judge, BothQuestions) else judge, HttpJudge)
     # a turn costs two questions there
@@ -359,15 +364,15 @@ class TurnJudging:
 class SessionHints:
     """Fills in `Turn.hint_prompt_ids` of a proxy's episodes: the turn's messages with the hint in them, tokenized anew.
 
-    The hint follows the last message of role user; where there is none, or with `last_message`, the last message; an
-    empty list gets a user message. A hint with control tokens or control characters is refused, and one that leaves
-    the answer no room in `max_context`: `hint` stays, `hint_prompt_ids` stays None.
+    The hint follows the last message of role user (`opening`: the first); where there is none, or with `last_message`,
+    the last message; an empty list gets a user message. A hint with control tokens or control characters is refused,
+    and one that leaves the answer no room in `max_context`: `hint` stays, `hint_prompt_ids` stays None.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
     """
 
     renderer: ChatListRenderer
     max_context: int
-    position: Literal["last_user", "last_message"] = "last_user"
+    position: Position = "last_user"
 
     def enhance(self, episode: Episode) -> Episode:
         """`episode` with the prompts of its hints."""
@@ -382,7 +387,8 @@ class SessionHints:
             if turn.hint is not None and plain and turn.hint_prompt_ids is None:
                 messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
                 users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-                place = users[-1] if users and self.position == "last_user" else len(messages) - 1
+                at = {"opening": 0, "last_user": -1}.get(self.position)
+                place = users[at] if users and at is not None else len(messages) - 1
                 messages[place]["content"] += HINT_HEAD + turn.hint
                 ids = self.renderer.ids(messages, tools)
                 if len(ids) + turn.response_length <= self.max_context:

@@ -1,0 +1,170 @@
+"""Skills: short texts that say how tasks of a kind are done, and which task is told which of them.
+
+A folder of text files with a `skills.toml`, in which each name on the right is a file of the folder:
+
+    always = "general.txt"        # told in every task, first (may be left out)
+    otherwise = "unknown.txt"     # told where nothing below matches (may be left out)
+
+    [category]                    # by the task's category; in Search that is the data source
+    heat = "heat.txt"
+
+    [keyword]                     # by what the first observation says, in any case; all that match are told
+    "price lower than" = "price.txt"
+
+A policy may read them itself (`--examples skills:FOLDER`), or its teacher alone (`--judge skills:FOLDER`). Both see the
+same prompt: the text stands after the first observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.core.errors import AgentError, did_you_mean
+from turngym.envs.core.settings import SettingsError, read_toml
+from turngym.envs.core.task import content_hash
+from turngym.retrieval.user_files import read_text, user_path
+
+FILE = "skills.toml"
+PREFIX = "skills:"
+SHIPPED = Path(__file__).parents[1] / "worlds" / "skills"
+"""The folders of this package: alfworld, webshop, search."""
+HINT_HEAD = "\n\n[user's hint / instruction]\n"
+"""Stands in a prompt in front of a hint or a skill."""
+LONGEST = 20_000
+"""Most characters of one text. A context has room for a page, not for a book."""
+SHORTEST = 11
+"""Fewest characters of one text: what is shorter is no hint (docs/algorithms.md#hint-choice)."""
+MARKS = ("[HINT_START]", "[HINT_END]")
+LOOKED_AT = 200
+"""Tasks, spread evenly over a split, that a folder is checked against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skills:
+    """The texts of a folder, by what they are for."""
+
+    name: str
+    always: str = ""
+    otherwise: str = ""
+    category: Mapping[str, str]
+    """Category -> text."""
+    keyword: Mapping[str, str]
+    """Words of the first observation -> text."""
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset({self.always, self.otherwise, *self.category.values(), *self.keyword.values()} - {""})
+
+    @property
+    def identity(self) -> str:
+        """The number of texts and a hash of them, for the record of a result."""
+        content = {
+            "always": self.always,
+            "otherwise": self.otherwise,
+            "category": dict(self.category),
+            "keyword": dict(self.keyword),
+        }
+        return f"{len(self.texts)} skills, {content_hash(content)[:16]}"
+
+    def text(self, category: str, observation: str) -> str | None:
+        """What a task of `category` whose first observation is `observation` is told; None: no text is for it."""
+        found = [text for _, _, text in self._matches(category, observation)]
+        if not found and self.otherwise:
+            found = [self.otherwise]
+        if not found and (self.category or self.keyword or not self.always):
+            return None
+        # two words may stand for one text, which is told once
+        return "\n".join(dict.fromkeys([*([self.always] if self.always else []), *found]))
+
+    def added_to(self, observation: str, category: str) -> str:
+        """The first `observation` of a task with its skills. Raises AgentError where no text is for the task."""
+        text = self.text(category, observation)
+        if text is None:
+            raise AgentError(f"skills {self.name}: no text for a task of category {category!r}; {self._way_out}")
+        return observation + HINT_HEAD + text
+
+    def check(self, env: Any) -> None:
+        """Looks at tasks of a `TextEnv`. Raises AgentError for one without a text, and for an entry that matches none."""
+        ids = env.task_ids()
+        chosen = [ids[number] for number in range(0, len(ids), max(1, -(-len(ids) // LOOKED_AT)))]
+        used: set[tuple[str, str]] = set()
+        categories: set[str] = set()
+        for task in chosen:
+            observation, info = env.reset(seed=0, options={"task": task})
+            category = str(info["category"])
+            categories.add(category)
+            if self.text(category, observation) is None:
+                raise AgentError(f"skills {self.name}: no text for task {task}, category {category!r}; {self._way_out}")
+            used |= {(table, key) for table, key, _ in self._matches(category, observation)}
+        for table, key in (*(("category", key) for key in self.category), *(("keyword", key) for key in self.keyword)):
+            if (table, key) not in used:
+                known = ""
+                if table == "category":
+                    known = f"; there are {', '.join(sorted(categories))}.{did_you_mean(key, sorted(categories))}"
+                raise AgentError(
+                    f"skills {self.name}: [{table}] {key!r} matches none of {len(chosen)} tasks of {env.env_id}{known}"
+                )
+
+    def _matches(self, category: str, observation: str) -> Iterator[tuple[str, str, str]]:
+        """(table, key, text) of the entries for a task."""
+        if category in self.category:
+            yield "category", category, self.category[category]
+        # not what a teacher is told behind it
+        said = observation.partition(HINT_HEAD)[0].lower()
+        yield from (("keyword", word, text) for word, text in self.keyword.items() if word.lower() in said)
+
+    @property
+    def _way_out(self) -> str:
+        return f"valid: a line in [category] or [keyword] of its {FILE}, or `otherwise`"
+
+
+def read_skills(named: str) -> Skills:
+    """Reads `FOLDER`, a TOML file in such a folder, or a folder of this package by its name (`alfworld`).
+
+    Raises AgentError for a folder, a mapping or a text that cannot be used.
+    """
+    path = user_path(named)
+    if not path.exists() and (SHIPPED / named).exists() and ".." not in Path(named).parts:
+        path = SHIPPED / named
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        shipped = ", ".join(sorted(folder.name for folder in SHIPPED.iterdir()))
+        raise AgentError(f"skills {named}: there is no {path.name} there; valid: a folder with {FILE}, or {shipped}")
+    try:
+        table = read_toml(path)
+    except SettingsError as error:
+        raise AgentError(f"skills {named}: {error}") from error
+    if unknown := sorted(table.keys() - {"always", "otherwise", "category", "keyword"}):
+        raise AgentError(f"skills {named}: {unknown[0]!r} is unknown; valid: always, otherwise, category, keyword")
+    of_kind: dict[str, dict[str, str]] = {}
+    for kind in ("category", "keyword"):
+        entries = table.get(kind, {})
+        if not isinstance(entries, Mapping):
+            raise AgentError(f"skills {named}: {kind} is {entries!r}; valid: a table of names to files")
+        if "" in entries:
+            raise AgentError(f"skills {named}: [{kind}] has an empty name, which would match everything or nothing")
+        of_kind[kind] = {key: _text(named, path.parent, file) for key, file in entries.items()}
+    single = {name: _text(named, path.parent, table[name]) for name in ("always", "otherwise") if name in table}
+    if not single and not any(of_kind.values()):
+        raise AgentError(f"skills {named}: {path.name} names no file; valid: always, otherwise, [category], [keyword]")
+    return Skills(name=named, category=of_kind["category"], keyword=of_kind["keyword"], **single)
+
+
+def _text(named: str, folder: Path, file: object) -> str:
+    if not isinstance(file, str) or not file or Path(file).name != file:
+        raise AgentError(f"skills {named}: {file!r} is no file of the folder; valid: a name such as heat.txt")
+    path = folder / file
+    if not path.is_file():
+        raise AgentError(f"skills {named}: there is no {file} there")
+    if path.stat().st_size > 4 * LONGEST:
+        raise AgentError(f"skills {named}: {file} has {path.stat().st_size} bytes; valid: up to {LONGEST} characters")
+    text = read_text(path, AgentError).strip()
+    if not SHORTEST <= len(text) <= LONGEST:
+        raise AgentError(f"skills {named}: {file} has {len(text)} characters; valid: {SHORTEST} to {LONGEST}")
+    if mark := next((mark for mark in MARKS if mark in text), None):
+        raise AgentError(f"skills {named}: {file} has {mark} in it, which ends or begins a hint; leave it out")
+    return text
