@@ -196,6 +196,13 @@ _VERL_AGENT = (
 )
 WORDING = "prompts in our own words (--prompts CHECKOUT takes the published ones)"
 """What differs from verl-agent as long as `--prompts` is `own`."""
+WORKERS = 128
+"""Workers of a validation of verl-agent (`val_batch_size`)."""
+DRAWN = (
+    f"each task of the panel once, there {WORKERS} draws",
+    "goals in the order of the original's shuffle and one draw of price caps, there both depend on the worker",
+)
+"""What differs from verl-agent as long as tasks are not drawn (`--sampling published`)."""
 _VERL_AGENT_WHY = (
     "their texts are theirs; a longer prompt is an error there (in Search it loses its beginning); a panel plays the "
     "same tasks for any batch, where the harness's depend on the number of its workers. In training a win is worth 1 "
@@ -269,7 +276,7 @@ PRESETS: tuple[Preset, ...] = (
         sources=(_VERL_AGENT.format("alfworld"),),
         differs=(
             WORDING,
-            "each task of the panel once, there 128 draws",
+            DRAWN[0],
             "no limit on the prompt, there 2,048 tokens",
         ),
         why=_VERL_AGENT_WHY.format(0.01, 0.1),
@@ -285,9 +292,8 @@ PRESETS: tuple[Preset, ...] = (
         sources=(_VERL_AGENT.format("webshop"),),
         differs=(
             WORDING,
-            "each task of the panel once, there 128 draws",
+            *DRAWN,
             "no limit on the prompt, there 4,096 tokens",
-            "goals in the order of the original's shuffle and one draw of price caps, there both depend on the worker",
         ),
         why=_VERL_AGENT_WHY.format(0.01, 0.1) + "; a win is a score of exactly 1, there and here",
         max_turns=15,

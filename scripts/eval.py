@@ -56,6 +56,9 @@ class EvalOptions:
     )
     samples: Count | None = None
     """Episodes per task; by default the preset's, else 4."""
+    sampling: str = "panel"
+    """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
+    128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
     out: Path | None = None
     """Folder for results.json, trace.jsonl and config.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: int = 0
@@ -144,6 +147,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
         options.player.agent,
         preset=options.preset,
         samples=options.samples,
+        sampling=options.sampling,
         seed=options.seed,
         temperature=options.player.temperature,
         slots=options.player.slots,

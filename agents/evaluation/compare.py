@@ -17,10 +17,12 @@ from statistics import fmean
 from typing import Any
 
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
-from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
+from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, seconds_played
+from turngym.agents.evaluation.published import workers_of
 from turngym.agents.evaluation.results import ABOUT, EACH, FORMAT, IDENTITY, PER_EPISODE, check_settings
 from turngym.agents.evaluation.scores import (
     APPROXIMATE,
+    SAMPLING,
     EpisodeOutcome,
     EvaluationError,
     as_outcomes,
@@ -177,17 +179,21 @@ def _settings(
     known = next((one.task for one in outcomes if one.task.sha256), outcomes[0].task)
     panel: Mapping[str, Any] = next((note for _, meta in reversed(noted) if (note := meta.get("panel"))), {})
     count = len({one.task.task_id for one in outcomes})
+    samples, limit = 1 + max(one.sample for one in outcomes), count if count < panel.get("tasks", count) else None
+    if SAMPLING in played:
+        # a task may be drawn several times in one validation, or never
+        samples, limit = played[DRAWS] // (workers_of(played[SAMPLING]) or 1), None
     return {
         "panel": panel.get("name"),
         "panel_sha256": panel.get("sha256"),
         "env_id": known.env_id,
         "tasks": count,
-        "limit": count if count < panel.get("tasks", count) else None,
+        "limit": limit,
         "agent": None,
         "temperature": None,
         **played,
         **{name: value for _, meta in noted for name, value in meta.items() if name in ABOUT},
-        "samples": 1 + max(one.sample for one in outcomes),
+        "samples": samples,
     }
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from turngym.agents.evaluation.original import departures
-from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
+from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, TaskEvaluation, gather_shares
+from turngym.agents.evaluation.published import published_tasks, workers_of
+from turngym.agents.evaluation.scores import SAMPLING, EvaluationError
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent, as_opened
@@ -28,7 +30,7 @@ from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.secrets import redacted
 from turngym.envs.core.settings import FILE, to_table, write_config
-from turngym.envs.core.task import ToolSpec
+from turngym.envs.core.task import Task, ToolSpec
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
 
@@ -45,6 +47,7 @@ def evaluate(
     *,
     preset: str | Preset | None = None,
     samples: int | None = None,
+    sampling: str = "panel",
     seed: int = 0,
     temperature: float | None = None,
     slots: int = 64,
@@ -69,6 +72,8 @@ def evaluate(
         preset: name of a published set-up of the panel's environment (docs/presets.md). Explicit arguments override
             its values, and its values override the panel's.
         samples: episodes per task; by default the preset's, else 4.
+        sampling: `panel` plays each task `samples` times. `published` plays the tasks of the first `samples`
+            validations of the published harness with 128 workers, `published:N` with N (`published_tasks`).
         seed: the same seed gives the same episodes for any `slots` and `workers`.
         temperature: at which a model samples; 0 is greedy. By default the preset's, else 0.85.
         slots: episodes played, and requests generated, at a time.
@@ -107,37 +112,50 @@ def evaluate(
             workers=workers,
             servers=servers,
         )
-        opened, samples = ready.opened, ready.samples(samples)
+        opened, samples, workers_drawn = ready.opened, ready.samples(samples), workers_of(sampling)
+        if workers_drawn is not None and limit is not None:
+            raise EvaluationError(
+                f"--limit {limit} takes the first tasks of a panel, --sampling {sampling} draws them: give one of both"
+            )
+
+        def draw(env: Any) -> Sequence[Task]:
+            if workers_drawn is None:
+                return ()
+            return published_tasks(panel, env, workers=workers_drawn, validations=samples, seed=seed)
+
+        scoring, draws = _opened(panel, env_maker(panel.env_id, **ready.kwargs)(), verify, draw)
         # an evaluation that shows how its own tasks are done would measure copying
-        assert_disjoint(opened.examples.tasks, panel.tasks)
-        scoring = _opened(panel, env_maker(panel.env_id, **ready.kwargs)(), verify)
+        assert_disjoint(opened.examples.tasks, draws or panel.tasks)
+        drawn = {} if workers_drawn is None else {SAMPLING: f"published:{workers_drawn}", DRAWS: len(draws)}
         trace = None if out is None else Path(out) / "trace.jsonl"
         # a resumed evaluation keeps the configuration with which it began
         if trace is not None and not trace.exists():
             call: dict[str, Any] = {"panel": named, **preset_name(ready.preset), "samples": samples, "out": str(out)}
-            call |= {"limit": limit, "seed": seed, "data": data}
+            call |= {"limit": limit, "seed": seed, "data": data, "sampling": sampling}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
             keep_settings(
                 trace.with_name(FILE), call, ready.named or agent, ready.player, servers, ready.workers, command
             )
-        with open_workers(ready.workers, ready.workload(len(panel.tasks[:limit]) * samples)) as play:
+        many = len(draws) or len(panel.tasks[:limit]) * samples
+        with open_workers(ready.workers, ready.workload(many)) as play:
             result = TaskEvaluation(
                 panel,
                 ready.make_env,
                 opened.agent,
                 samples=samples,
                 limit=limit,
+                draws=draws,
                 temperature=opened.temperature,
                 seed=seed,
                 slots=slots,
                 trace=trace,
                 system=opened.system,
-                settings=identity(ready.overrides, opened) | ready.preset_note | scoring,
+                settings=identity(ready.overrides, opened) | ready.preset_note | scoring | drawn,
                 about={
                     **({"chat": opened.chat} if opened.chat else {}),
                     **({} if ready.preset is None else {"preset_values": ready.preset.values}),
                     **eval_overrides(panel, ready.kwargs),
-                    **ready.departs(panel, samples, limit, scoring),
+                    **ready.departs(panel, samples, limit, scoring, workers_drawn),
                 },
                 progress=progress,
                 play=play,
@@ -186,7 +204,7 @@ class Prepared:
         return next(count for count in (given, own, SAMPLES) if count is not None)
 
     def departs(
-        self, panel: Panel, samples: int, limit: int | None, scoring: Mapping[str, str]
+        self, panel: Panel, samples: int, limit: int | None, scoring: Mapping[str, str], drawn: int | None = None
     ) -> dict[str, list[str]]:
         """What an evaluation on `panel` does otherwise than the original, as its records have it."""
         return departures(
@@ -199,6 +217,7 @@ class Prepared:
             samples=samples,
             limit=limit,
             scoring=scoring,
+            drawn=drawn,
         )
 
     @property
@@ -280,11 +299,15 @@ def eval_overrides(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {} if own is None or kwargs.get("max_turns") == own else {"panel_max_turns": own}
 
 
-def _opened(panel: Panel, env: Any, verify: bool) -> dict[str, str]:
-    """Compares the tasks of `env` with the panel's if `verify`, closes it, and returns its `scoring`."""
+def _opened(
+    panel: Panel, env: Any, verify: bool, draw: Callable[[Any], Sequence[Task]]
+) -> tuple[dict[str, str], Sequence[Task]]:
+    """Compares the tasks of `env` with the panel's if `verify`, closes it, and returns its `scoring` and what `draw`
+    finds in it."""
     try:
         problems = verify_panel(panel, env) if verify else []
         scoring = guard_of(env).base.scoring
+        draws = () if problems else draw(env)
     finally:
         env.close()
     if problems:
@@ -292,7 +315,7 @@ def _opened(panel: Panel, env: Any, verify: bool) -> dict[str, str]:
             f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
             "data that the panel names (`turngym panel verify` lists every difference)"
         )
-    return scoring
+    return scoring, draws
 
 
 @dataclass(frozen=True, slots=True)

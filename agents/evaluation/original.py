@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.evaluation.results import BESIDE, DEPARTS
-from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, WORDING, Preset
+from turngym.agents.presets import ALFWORLD, DRAWN, SEARCH, WEBSHOP, WORDING, WORKERS, Preset
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel
 
@@ -65,6 +65,7 @@ def departures(
     samples: int,
     limit: int | None,
     scoring: Mapping[str, str],
+    drawn: int | None = None,
 ) -> dict[str, list[str]]:
     """What an evaluation does otherwise than the original, each in a few words, as its records have it.
 
@@ -77,6 +78,7 @@ def departures(
         channel: how the agent writes actions; None for bare ones, of scripted agents.
         temperature: None for agents that do not sample.
         scoring: `TextEnv.scoring`.
+        drawn: workers of `--sampling published`; None where the panel's tasks are played alike.
     """
     env_id = plain_id(panel.env_id)
     if env_id not in RULES:
@@ -89,6 +91,7 @@ def departures(
     if preset is None:
         memory = played.get("memory")
         rules += [f"memory {memory}"] if memory not in (None, "all") else []
+        rules += [f"tasks drawn as by {drawn} workers of verl-agent"] if drawn is not None else []
         return {DEPARTS: [*rules, *found]}
     # scripted agents read no prompt
     speaks = channel is not None and played.get("memory") is not None
@@ -97,10 +100,16 @@ def departures(
     if temperature is not None and preset.temperature is not None and temperature != preset.temperature:
         rules.append(f"temperature {temperature:g} ({preset.temperature:g})")
     if preset.samples is not None and samples != preset.samples:
-        rules.append(f"{samples} samples a task ({preset.samples})")
+        what = "samples a task" if drawn is None else "validations"
+        rules.append(f"{samples} {what} ({preset.samples})")
+    if drawn not in (None, WORKERS):
+        rules.append(f"{drawn} workers ({WORKERS})")
     # a checkout's own texts do not differ by ours, nor does who reads no prompt
     reads_own = speaks and played.get("prompts") in (None, preset.prompts)
     own = [text for text in preset.differs if text != WORDING or reads_own]
+    if drawn is not None:
+        own = [text for text in own if text not in DRAWN]
+        own += ["games shuffled from the panel's order, there from the file system's"] if env_id == ALFWORLD else []
     return {DEPARTS: [*rules, *found, *own], BESIDE: rules}
 
 

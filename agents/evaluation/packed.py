@@ -23,7 +23,7 @@ from turngym.agents.evaluation.packed_file import PackedResult, flat, read_resul
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.rules import panel_of, played_with, stated
-from turngym.agents.evaluation.scores import APPROXIMATE, EvaluationError, Scores, score
+from turngym.agents.evaluation.scores import APPROXIMATE, SAMPLING, EvaluationError, Scores, score
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker, probe
@@ -48,6 +48,11 @@ def packed(run: str | Path) -> PackedResult:
     result = rescore(run)
     if not result.settings.get("panel"):
         raise EvaluationError(f"{run} was not played on a panel, so nobody else could know its tasks")
+    if sampling := result.settings.get(SAMPLING):
+        raise EvaluationError(
+            f"{run} was played with --sampling {sampling}: its tasks are draws, not the panel's, and only results of a "
+            "whole panel are packed; play it again without --sampling"
+        )
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
     written = Path(run) / "results.json"

@@ -7,6 +7,7 @@ finds out what a trace already holds, so that only the rest is played.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -15,9 +16,10 @@ from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
 from turngym.agents.evaluation.original import departs_line
-from turngym.agents.evaluation.results import BESIDE, DEPARTS, episode_row, results_json, write_results
+from turngym.agents.evaluation.results import BESIDE, DEPARTS, PER_EPISODE, episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
     APPROXIMATE,
+    SAMPLING,
     EpisodeOutcome,
     EvaluationError,
     Scores,
@@ -36,6 +38,8 @@ from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
 from turngym.envs.panels import Panel
 
+DRAWS = "draws"
+"""Setting: number of drawn tasks, those that were drawn again included; missing where nothing was drawn."""
 ELAPSED = "elapsed"
 """Name of a timing of each episode: seconds from the start of its evaluation, summed over all calls, to its end."""
 
@@ -81,10 +85,15 @@ class RecordedEpisodes:
 
 
 def read_recorded(
-    trace: Path | None, tasks: Sequence[Task], samples: int, settings: Mapping[str, Any], errors_again: bool
+    trace: Path | None,
+    tasks: Sequence[Task],
+    samples: Mapping[str, int],
+    settings: Mapping[str, Any],
+    errors_again: bool,
 ) -> RecordedEpisodes:
     """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation.
 
+    `samples`: how many of each task, by its id.
     With `errors_again`, episodes that ended in an error count as missing and are played again.
     """
     recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
@@ -94,16 +103,17 @@ def read_recorded(
             problems.append(episode)
             continue
         where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
-        said = {**episode.meta, "seed": episode.seed}
-        for name, value in settings.items():
-            if said.get(name) != value:
+        said = {name: value for name, value in episode.meta.items() if name not in PER_EPISODE} | {"seed": episode.seed}
+        # both ways: what only the trace has is another evaluation's, too
+        for name in {**settings, **said}:
+            if said.get(name) != (value := settings.get(name)):
                 raise EvaluationError(
                     f"{where}: played with {name} {said.get(name)!r}, this evaluation has {value!r}; continue "
                     "with the old setting or write to another folder"
                 )
         recorded.seconds = max(recorded.seconds, seconds_played(episode))
         failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
-        if known is None or episode.sample >= samples or (failed and errors_again):
+        if known is None or episode.sample >= samples[episode.task.task_id] or (failed and errors_again):
             continue
         # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
@@ -169,7 +179,7 @@ class EvalResult:
     @property
     def missing(self) -> int:
         """Number of episodes that a trace of an interrupted evaluation lacks."""
-        return self.settings["tasks"] * self.settings["samples"] - len(self.outcomes)
+        return self.settings.get(DRAWS, self.settings["tasks"] * self.settings["samples"]) - len(self.outcomes)
 
     def table(self) -> Table:
         """Success by category and behavior, one column."""
@@ -196,6 +206,11 @@ class EvalResult:
         what += f", examples {self.settings['examples']}" if "examples" in self.settings else ""
         what += f", scores approximate ({why})" if (why := self.settings.get(APPROXIMATE)) else ""
         samples = self.settings["samples"]
+        if sampling := self.settings.get(SAMPLING):
+            drawn, tasks = self.settings.get(DRAWS), self.settings["tasks"]
+            return f"{what}: {drawn} draws of {tasks} tasks, {sampling}" + (
+                "" if heat is None else f", temperature {heat:g}"
+            )
         return f"{what}: {samples} sample{'s' if samples > 1 else ''}" + (
             "" if heat is None else f", temperature {heat:g}"
         )
@@ -242,6 +257,8 @@ class TaskEvaluation:
     samples: int = 4
     limit: int | None = None
     """Play only the first `limit` tasks."""
+    draws: Sequence[Task] = ()
+    """Tasks to be played instead of each task `samples` times; one that is there twice is played twice."""
     temperature: float | None = 0.85
     """Recorded only: the agent samples."""
     seed: int = 0
@@ -264,8 +281,15 @@ class TaskEvaluation:
 
     @property
     def chosen(self) -> tuple[Task, ...]:
-        """The tasks that are played."""
+        """The tasks that are played, each once."""
+        if self.draws:
+            return tuple({task.task_id: task for task in self.draws}.values())
         return tuple(self.tasks.tasks if isinstance(self.tasks, Panel) else self.tasks)[: self.limit]
+
+    @property
+    def times(self) -> Mapping[str, int]:
+        """How often each task is played, by its id."""
+        return Counter(task.task_id for task in self.draws) or {task.task_id: self.samples for task in self.chosen}
 
     @property
     def played(self) -> dict[str, Any]:
@@ -310,14 +334,15 @@ class TaskEvaluation:
         self._play(self._jobs(recorded)[rank::size], recorded, share_trace(self.trace, rank))
 
     def _recorded(self, errors_again: bool) -> RecordedEpisodes:
-        return read_recorded(self.trace, self.chosen, self.samples, {**self.played, "seed": self.seed}, errors_again)
+        return read_recorded(self.trace, self.chosen, self.times, {**self.played, "seed": self.seed}, errors_again)
 
     def _jobs(self, recorded: RecordedEpisodes) -> list[Job]:
+        times = self.times
         return [
             Job(task_id=task.task_id, sample=sample, group=place, seed=self.seed, sha256=task.sha256)
-            for sample in range(self.samples)
+            for sample in range(max(times.values()))
             for place, task in enumerate(self.chosen)
-            if not recorded.has(task.task_id, sample)
+            if sample < times[task.task_id] and not recorded.has(task.task_id, sample)
         ]
 
     def _play(self, jobs: Sequence[Job], recorded: RecordedEpisodes, into: Path | None) -> float:

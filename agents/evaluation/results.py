@@ -36,7 +36,7 @@ def check_settings(settings: Any) -> None:
         raise ValueError(f"its settings are {settings!r:.80}")
     kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
     kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None}
-    kinds |= {"scored_with": str | None, "approximate": str | None}
+    kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
     for name, kind in kinds.items():
         value = settings.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):

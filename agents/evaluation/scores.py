@@ -53,6 +53,8 @@ class EpisodeOutcome:
     """Whether the episode recorded the tokens that an endpoint charges for."""
     approximate: str | None = None
     """Why its score is only about the benchmark's; None where it is exact."""
+    drawn: bool = False
+    """Whether its task was drawn (`--sampling published`): every draw counts alike, however often a task was drawn."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -76,6 +78,7 @@ class EpisodeOutcome:
             cut=sum(turn.finish == "length" for turn in episode.turns),
             used="usage" in episode.meta,
             approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else intern(str(why)),
+            drawn=SAMPLING in episode.meta,
         )
 
     @property
@@ -88,6 +91,8 @@ class EpisodeOutcome:
         return sum(count for verdict, count in zip(Verdict, self.verdicts, strict=True) if not verdict.valid)
 
 
+SAMPLING = "sampling"
+"""In `Episode.meta` and in the settings of results: how tasks were drawn; missing where each was played alike."""
 APPROXIMATE = "approximate"
 """In `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]
@@ -188,6 +193,8 @@ def score(episodes: Played) -> Scores:
     for one in counted:
         rows.setdefault(one.task.category, []).append(one)
     graded = score_means(counted)
+    if graded and any(one.drawn for one in counted):
+        graded = {f"draw {number}": one.score for number, one in enumerate(counted)}
     means = task_means(counted)
     shared = {one.task.task_id: one.task.cluster or one.task.task_id for one in counted}
     clusters = [shared[task_id] for task_id in means]
@@ -325,6 +332,12 @@ def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
 def _row(name: str, counted: Sequence[EpisodeOutcome]) -> ScoreRow:
     tasks = list(_by_task(counted).values())
     least = min(samples for _, samples in tasks)
+    if any(one.drawn for one in counted):
+        # the published number is a mean over draws; those of one task do not say more than one task can
+        draws = clustered([float(one.success) for one in counted], clusters=[one.task.task_id for one in counted])
+        return ScoreRow(
+            name=name, samples=1, episodes=len(counted), avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
+        )
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= least]
     best = {k: clustered([pass_at_k(samples, wins, k) for wins, samples in tasks]) for k in ks}
     return ScoreRow(

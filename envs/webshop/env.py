@@ -58,6 +58,9 @@ ends the episode; the score from 0 to 1 says how well it fits: kind of product, 
 class WebShopEnv(TextEnv):
     """One shopper: reward is the score of the purchase, which ends the episode; all other actions bring 0.0.
 
+    A task's id is `PROFILE/GOAL`. `PROFILE/GOAL@SEED` is the same goal with prices and price caps as `price_seed=SEED`
+    draws them.
+
     Args:
         profile: `embedded` (generated, needs no data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`.
         split: which goals are listed, `train` or `eval`; None is `train`, or `eval` in a shop too small for training
@@ -233,15 +236,22 @@ class WebShopEnv(TextEnv):
         }
 
     def _begin(self, task_id: str) -> str:
-        goal = self.shop.goals[self._listed.goal_of(task_id)]
+        number, price_seed = self._listed.goal_of(task_id)
+        self._enter(self._opened if price_seed is None else self._opened.drawn_with(price_seed))
+        goal = self.shop.goals[number]
         # hash and best purchase are worked out once for all samples of a task that are played in a row
-        if goal is not self._goal:
-            self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index))
+        if goal is not self._goal or self._task is None or self._task.task_id != task_id:
+            self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index), task_id)
             self._attainable = float(self.shop.attainable(goal, self.quirks)[0])
         self._goal = goal
         self._show(State())
         self._history.begin(self._view.observation)
         return self._view.observation
+
+    def _enter(self, shop: Shop) -> None:
+        """Play in `shop`: the opened one, or another draw of its prices."""
+        self.shop = shop
+        self._views = views_of(shop, self.quirks, show_attributes=self._show_attributes)
 
     def _show(self, state: State) -> None:
         self._state = state
@@ -298,7 +308,7 @@ class WebShopEnv(TextEnv):
 
     def _close(self) -> None:
         if self._given is None:
-            self.shop.close()
+            self._opened.close()
 
     def _reopen(self) -> None:
         """Take a shop: one use of it, which `_close` gives back, or the caller's."""
@@ -316,9 +326,9 @@ class WebShopEnv(TextEnv):
             if given is None:
                 opened.close()
             raise
-        self.shop = opened
+        self._opened = opened
+        self._enter(opened)
         self._listed = GoalIds(opened.profile.name, listed, len(opened.goals))
-        self._views = views_of(opened, self.quirks, show_attributes=self._show_attributes)
         self._goal = None
 
 

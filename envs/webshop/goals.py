@@ -143,6 +143,11 @@ class Goals(LazySequence[Goal]):
         self._made = lru_cache(maxsize=4096)(self._make)
 
     @property
+    def order(self) -> np.ndarray:
+        """int64 [len(self)]: place in file order of each goal."""
+        return self._order
+
+    @property
     def weights(self) -> np.ndarray:
         """float64 [len(self)], in the goals' order."""
         return np.repeat(self.entries.weight, self.entries.goals)[self._order]
@@ -287,7 +292,7 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-# --- task ids: `<profile>/<goal>`
+# --- task ids: `<profile>/<goal>`, and `<profile>/<goal>@<price seed>` for prices and caps of another draw
 
 
 class GoalIds(LazySequence[str]):
@@ -308,20 +313,32 @@ class GoalIds(LazySequence[str]):
     def __contains__(self, task_id: object) -> bool:
         return isinstance(task_id, str) and self._number(task_id) is not None
 
-    def goal_of(self, task_id: str) -> int:
-        """The goal's number. Raises TaskError for an id of another shop and for a number that does not exist."""
-        number = self._number(task_id)
-        if number is None:
-            raise TaskError(f"task {task_id!r} is not one of {self._prefix}0 to {self._prefix}{self._goals - 1}")
-        return number
+    def goal_of(self, task_id: str) -> tuple[int, int | None]:
+        """The goal's number, and the seed of its prices; None for the shop's own.
 
-    def _number(self, task_id: str) -> int | None:
-        digits = task_id.removeprefix(self._prefix)
-        # one spelling per goal: no sign, no leading zeros, no other alphabet's digits
-        # twelve digits at most: int() raises ValueError for thousands of them
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or task_id != f"{self._prefix}{int(digits)}":
+        Raises TaskError for an id of another shop and for a number that does not exist.
+        """
+        found = self._number(task_id)
+        if found is None:
+            raise TaskError(f"task {task_id!r} is not one of {self._prefix}0 to {self._prefix}{self._goals - 1}")
+        return found
+
+    def _number(self, task_id: str) -> tuple[int, int | None] | None:
+        if not task_id.startswith(self._prefix):
             return None
-        return int(digits) if int(digits) < self._goals else None
+        goal, at, seed = task_id.removeprefix(self._prefix).partition("@")
+        number, price_seed = _plain_number(goal), _plain_number(seed)
+        if number is None or number >= self._goals or (at and price_seed is None):
+            return None
+        return number, price_seed if at else None
+
+
+def _plain_number(digits: str) -> int | None:
+    """A number in its one spelling: no sign, no leading zeros, no other alphabet's digits."""
+    # twelve digits at most: int() raises ValueError for thousands of them
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or digits != str(int(digits)):
+        return None
+    return int(digits)
 
 
 def listed_goals(splits: Splits, split: str | None) -> tuple[int, ...]:

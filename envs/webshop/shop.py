@@ -58,6 +58,8 @@ RESULTS = 50
 """Products that one search finds at most."""
 MEMO = 4096
 """Searches, products and best purchases that are remembered, each."""
+DRAWN = 16
+"""Other draws of a shop's prices that are remembered."""
 MEMO_BYTES = 32 << 20
 """Of searches: queries are the agents' own words, and may be as long as they like."""
 
@@ -99,6 +101,7 @@ class Shop:
         self._splits = lru_cache(maxsize=None)(partial(make_splits, self.goals, profile, part_of=own_parts))
         # concurrent searches for the same keywords may both ask the index; the lock guards only the memory
         self._search = cached(LRUCache(MEMO_BYTES, _answer_cost), lock=Lock())(self._find)
+        self._drawn = lru_cache(maxsize=DRAWN)(self._draw_with)
         self._opened_with: Callable[[], Shop] | None = None
 
     def __repr__(self) -> str:
@@ -174,6 +177,13 @@ class Shop:
         score, options = self._best(goal, quirks)
         return score, dict(options)
 
+    def drawn_with(self, price_seed: int) -> Shop:
+        """The same products, goals and search with prices and price caps drawn with another seed.
+
+        It is not closed by itself: it lives as long as this shop.
+        """
+        return self if price_seed == self.price_seed else self._drawn(price_seed)
+
     def splits(self, scheme: str | None = None) -> Splits:
         """Goals for training and for evaluation: `make_splits` for this shop."""
         return self._splits(scheme)
@@ -187,8 +197,14 @@ class Shop:
             for key in [key for key, shop in _open.items() if shop is self]:
                 del _open[key]
         self.products.close()
-        for memo in (self._at_row, self._facts, self._best, self._search, self._splits):
+        for memo in (self._at_row, self._facts, self._best, self._search, self._splits, self._drawn):
             memo.cache_clear()
+
+    def _draw_with(self, price_seed: int) -> Shop:
+        shop = Shop(self.products, self.profile, price_seed=price_seed, tagger=self.tagger)
+        # what is found does not depend on prices
+        shop._search = self._search
+        return shop
 
     # a method, because the goals are given it before there is a memo
     def _at(self, row: int) -> Product:
@@ -235,14 +251,15 @@ def _answer_cost(answer: tuple[str, tuple[str, ...]]) -> int:
     return max(cost, MEMO_BYTES // MEMO) if cost <= MEMO_BYTES // 16 else MEMO_BYTES + 1
 
 
-def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
+def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | None = None) -> Task:
     """The task of buying for `goal`; its hash covers goal, price and all that the reward reads of the goal product.
 
-    `split` None: that of the shop's default splits. Row of the result tables: the product's department.
+    `split` None: that of the shop's default splits; `task_id` None: the profile and the goal's number. Row of the
+    result tables: the product's department.
     """
     product = shop.product(goal.asin)
     assert product is not None
-    task_id = f"{shop.profile.name}/{goal.index}"
+    task_id = task_id or f"{shop.profile.name}/{goal.index}"
     parts = {
         "task_id": task_id,
         "text": goal.instruction_text,

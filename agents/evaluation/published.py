@@ -1,0 +1,115 @@
+"""Which tasks does the published harness play? `published_tasks` draws them as verl-agent and its forks do.
+
+Its validation has N workers (128), each with a seed of its own and one task at a time. Which tasks are played, and how
+often, therefore depends on N, and in WebShop the order of goals and the price caps depend on the worker, too. A panel
+has none of that; this is for meeting a published number, and for finding out what such a number can be worth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.evaluation.scores import EvaluationError
+from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, WORKERS
+from turngym.envs.core.errors import did_you_mean
+from turngym.envs.core.task import Task, plain_id
+from turngym.envs.guard import guard_of
+from turngym.envs.panels import Panel, collect_tasks
+from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.goals import PAPERS
+
+FIRST_SEED = 1000
+"""Worker i of a validation is seeded with the run's seed + 1000 + i."""
+MOST_WORKERS = 10_000
+
+
+def workers_of(sampling: str) -> int | None:
+    """Number of workers of `published` or `published:N`; None for `panel`. Raises EvaluationError for anything else."""
+    name, colon, number = sampling.partition(":")
+    if name == "published" and not colon:
+        return WORKERS
+    if name == "published" and number.isascii() and number.isdigit() and 1 <= int(number[:6]) <= MOST_WORKERS:
+        return int(number[:6])
+    if sampling == "panel":
+        return None
+    raise EvaluationError(
+        f"--sampling is {sampling!r:.80}; valid are panel, published ({WORKERS} workers) and published:N (1 to "
+        f"{MOST_WORKERS:,} workers).{did_you_mean(name, ['panel', 'published'])}"
+    )
+
+
+def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, seed: int) -> list[Task]:
+    """The tasks of the first `validations` validations, one after another, `workers` each; a task may be there twice.
+
+    ALFWorld: each worker shuffles the games by its seed and plays the next one at every validation. The harness begins
+    with the order of its file system, which differs between machines; this begins with the panel's.
+    WebShop: each validation draws `workers` of the numbers 0 to 499 without repetition. A worker shuffles all goals of
+    the shop by its seed, and draws prices and price caps with it: number k means another goal to each, and its caps
+    are its own. Ids are `PROFILE/GOAL@SEED`.
+
+    Args:
+        env: an environment of the panel; it is played to learn the hashes of WebShop's tasks.
+
+    Raises EvaluationError for an environment for which the harness draws nothing, and for too small a shop.
+    """
+    env_id = plain_id(panel.env_id)
+    if env_id == ALFWORLD:
+        numbers = [_games(len(panel.tasks), seed + FIRST_SEED + worker, validations) for worker in range(workers)]
+        return [panel.tasks[own[turn]] for turn in range(validations) for own in numbers]
+    if env_id == WEBSHOP:
+        base = guard_of(env).base
+        assert isinstance(base, WebShopEnv)
+        shop = base.shop
+        ids = list(_goals(shop.profile.name, shop.goals.order, workers, validations, seed))
+        found = {task.task_id: task for task in collect_tasks(env, dict.fromkeys(ids))}
+        return [found[task_id] for task_id in ids]
+    why = (
+        "the harness plays all rows of its test sets in order" if env_id == SEARCH else "no published harness is known"
+    )
+    raise EvaluationError(f"--sampling published: nothing is drawn for {env_id}: {why}; leave it out")
+
+
+def _games(count: int, seed: int, validations: int) -> list[int]:
+    """Places of the games that one worker plays: all of them shuffled, and shuffled again once all were played."""
+    rng = np.random.RandomState(seed)
+    order, played = list(range(count)), list[int]()
+    while len(played) < validations:
+        rng.shuffle(order)
+        played += order
+    return played[:validations]
+
+
+def _goals(profile: str, order: np.ndarray, workers: int, validations: int, seed: int) -> Iterator[str]:
+    """Ids of WebShop's tasks; `order` int64 [goals] is the place in file order of each of our goals."""
+    count = len(order)
+    first, end = PAPERS["test"]
+    assert end is not None
+    if count < end:
+        raise EvaluationError(
+            f"--sampling published draws among goals {first} to {end - 1} of each worker; {profile} has {count} goals: "
+            "take a panel of a larger shop"
+        )
+    if workers > end:
+        raise EvaluationError(
+            f"--sampling published:{workers}: a validation draws at most {end} goals without repetition"
+        )
+    # our number of each place in file order
+    number_of = np.argsort(order)
+    rng = np.random.RandomState(seed + FIRST_SEED)
+    for _ in range(validations):
+        for worker, place in enumerate(rng.choice(range(first, end), size=workers, replace=False).tolist()):
+            own = seed + FIRST_SEED + worker
+            yield f"{profile}/{number_of[_shuffled(count, own)[place]]}@{own}"
+
+
+@lru_cache(maxsize=512)
+def _shuffled(count: int, seed: int) -> np.ndarray:
+    """Place in file order of the first goals of a worker's own order, int64 [500]."""
+    places = list(range(count))
+    random.Random(seed).shuffle(places)
+    return np.array(places[: PAPERS["test"][1]], dtype=np.int64)
