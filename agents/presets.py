@@ -197,7 +197,7 @@ _VERL_AGENT = (
 WORDING = "prompts in our own words (--prompts CHECKOUT takes the published ones)"
 """What differs from verl-agent as long as `--prompts` is `own`."""
 WORKERS = 128
-"""Workers of a validation of verl-agent (`val_batch_size`)."""
+"""Workers of a validation of verl-agent, its batch size there."""
 DRAWN = (
     f"each task of the panel once, there {WORKERS} draws",
     "goals in the order of the original's shuffle and one draw of price caps, there both depend on the worker",

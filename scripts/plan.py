@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from turngym.agents.models import base_model
+from turngym.agents.presets import ALFWORLD, find_preset
 from turngym.envs.core.settings import Range, read_toml, settings_of
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
@@ -146,6 +147,12 @@ def of_run(table: Mapping[str, Any]) -> PlanOptions:
     named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
     named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
     named |= {name: name for name in ("engine", "engine_memory")}
+    # what a preset sets holds unless it was given beside it
+    preset = find_preset(table.get("preset"), table.get("env", ALFWORLD))
+    own: dict[str, Any] = {}
+    if preset is not None:
+        own = {"max_turns": preset.max_turns, "max_new_tokens": preset.max_new_tokens, "eval_samples": preset.samples}
+    table = {**table, **{name: value for name, value in own.items() if table.get(name) is None}}
     work: dict[str, Any] = {ours: table[theirs] for ours, theirs in named.items() if table.get(theirs) is not None}
     if "autocast" in table:
         work["precision"] = "float32" if table["autocast"] == "off" else "autocast"

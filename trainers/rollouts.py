@@ -283,6 +283,7 @@ class StudentRollouts:
             # the channel as `evaluate` records it: without it nobody could play the responses again
             settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs), **scoring},
             about=departures(
+                panel.env_id,
                 panel,
                 preset,
                 kwargs,

@@ -47,7 +47,7 @@ from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, load_student
-from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs
+from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs, with_teacher_folder
 from turngym.trainers.targets import RewardedCollect
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_config import TrainConfig, train_config
@@ -274,7 +274,9 @@ def _with_recorded(config: TrainConfig) -> TrainConfig:
     rollouts, models = config.rollouts, config.models
     teacher = None if models.teacher is None else hub_folder(models.teacher)
     models = replace(models, student=hub_folder(models.student), teacher=teacher)
-    return replace(config, models=models, rollouts=replace(rollouts, play=with_recorded(rollouts.play)))
+    play = with_recorded(rollouts.play)
+    play = replace(play, also=tuple(with_teacher_folder(text) for text in play.also))
+    return replace(config, models=models, rollouts=replace(rollouts, play=play))
 
 
 def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel | None]:

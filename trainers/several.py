@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from turngym.agents.models import hub_folder
 from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
@@ -83,6 +84,16 @@ def further_env(text: str) -> FurtherEnv:
         raise ConfigError(f"--also {text!r}: share must be a number above 0")
     teacher = given.pop("teacher", None)
     return FurtherEnv(env=env, share=share, teacher=None if teacher is None else user_path(teacher), make=make, **given)
+
+
+def with_teacher_folder(text: str) -> str:
+    """`text` of `--also` with the folder of its teacher where that is named as on the hub (`ORG/NAME[@REVISION]`)."""
+    if further_env(text).teacher is None:
+        return text
+    parts = (part.partition("=") for part in _PARTS.split(text))
+    return ",".join(
+        f"teacher={hub_folder(value)}" if name == "teacher" else name + is_ + value for name, is_, value in parts
+    )
 
 
 def json_or_text(text: str) -> Any:

@@ -204,10 +204,16 @@ class Prepared:
         return next(count for count in (given, own, SAMPLES) if count is not None)
 
     def departs(
-        self, panel: Panel, samples: int, limit: int | None, scoring: Mapping[str, str], drawn: int | None = None
+        self,
+        panel: Panel | None,
+        samples: int,
+        limit: int | None,
+        scoring: Mapping[str, str],
+        drawn: int | None = None,
     ) -> dict[str, list[str]]:
-        """What an evaluation on `panel` does otherwise than the original, as its records have it."""
+        """What an evaluation on `panel` does otherwise than the original, as its records have it; None: a rollout."""
         return departures(
+            self.env,
             panel,
             self.preset,
             self.kwargs,

@@ -55,7 +55,8 @@ CHAT = ("system", "observation_role", "memory", "prompts", "thinking", "max_new_
 
 
 def departures(
-    panel: Panel,
+    env_id: str,
+    panel: Panel | None,
     preset: Preset | None,
     made: Mapping[str, Any],
     *,
@@ -73,6 +74,7 @@ def departures(
     beside the preset. {} where no original is known.
 
     Args:
+        panel: None where tasks of the environment are played and no panel.
         made: all arguments of gym.make.
         played: fields of `AgentOptions`, those of the preset included; `memory` None for agents that read no prompt.
         channel: how the agent writes actions; None for bare ones, of scripted agents.
@@ -80,7 +82,7 @@ def departures(
         scoring: `TextEnv.scoring`.
         drawn: workers of `--sampling published`; None where the panel's tasks are played alike.
     """
-    env_id = plain_id(panel.env_id)
+    env_id = plain_id(env_id)
     if env_id not in RULES:
         return {}
     found, rules = _tasks(env_id, panel, made, limit), _rules(env_id, panel, preset, made)
@@ -121,7 +123,7 @@ def departs_line(departs: Sequence[str] | None, preset: str | None = None) -> st
     return f"Not as {who}: {'; '.join(departs)}" if departs else f"As {who}"
 
 
-def _tasks(env_id: str, panel: Panel, made: Mapping[str, Any], limit: int | None) -> list[str]:
+def _tasks(env_id: str, panel: Panel | None, made: Mapping[str, Any], limit: int | None) -> list[str]:
     if env_id == ALFWORLD:
         generated = str(made.get("split", "generated")).startswith("generated")
     elif env_id == WEBSHOP:
@@ -129,18 +131,20 @@ def _tasks(env_id: str, panel: Panel, made: Mapping[str, Any], limit: int | None
     else:
         generated = made.get("source", "world") == "world"
     found = ["generated tasks"] if generated else []
-    if limit is not None and limit < len(panel.tasks):
+    if panel is None:
+        found.append("tasks of no panel")
+    elif limit is not None and limit < len(panel.tasks):
         found.append(f"the first {limit} of {len(panel.tasks)} tasks")
     return found
 
 
-def _rules(env_id: str, panel: Panel, preset: Preset | None, made: Mapping[str, Any]) -> list[str]:
+def _rules(env_id: str, panel: Panel | None, preset: Preset | None, made: Mapping[str, Any]) -> list[str]:
     """Arguments of gym.make that are not the preset's, else not the original's; those that nobody knows, too."""
     own = {} if preset is None else preset.make()
     wanted: dict[str, Any] = {**GUARD, **RULES[env_id], **own}
     defaults = {**DEFAULTS, **({"on_invalid": "noop"} if env_id == SEARCH else {})}
     found = list[str]()
-    turns = wanted.pop("max_turns", panel.make_kwargs.get("max_turns"))
+    turns = wanted.pop("max_turns", None if panel is None else panel.make_kwargs.get("max_turns"))
     if turns is not None and made.get("max_turns", 50) != turns:
         found.append(f"{made.get('max_turns', 50)} turns ({turns})")
     for name, value in wanted.items():

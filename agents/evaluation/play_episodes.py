@@ -12,6 +12,8 @@ import numpy as np
 
 from turngym.agents.endpoint.messages import usage_table
 from turngym.agents.evaluation.evaluate import keep_settings, prepare
+from turngym.agents.evaluation.original import departs_line
+from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
@@ -46,6 +48,8 @@ class PlayedEpisodes:
     """How the agent writes actions; None for bare ones."""
     made: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
+    departs: str = ""
+    """One line that says in what this is not the original's protocol; empty where no original is known."""
 
     @property
     def errors(self) -> int:
@@ -65,6 +69,7 @@ class PlayedEpisodes:
         where = "" if self.out is None else f" in {self.out}"
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
         chat = f"\n{self.chat}" if self.chat else ""
+        chat = (f"\n{self.departs}" if self.departs else "") + chat
         played = [episode for episode in self.episodes if not episode.status.is_error]
         said = hints(score(played), played, self.channel, self.made) if played else []
         return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *said))
@@ -172,6 +177,9 @@ def play_episodes(
                 meta={"temperature": opened.temperature, **ready.preset_note, **scoring},
             )
             watch.check()
+        departs = ready.departs(None, samples, None, scoring).get(DEPARTS)
+        if departs is not None and depth is not None:
+            departs = [f"episodes end after {depth} turns", *departs]
         return PlayedEpisodes(
             episodes=tuple(episodes),
             agent=opened.agent.name,
@@ -179,6 +187,7 @@ def play_episodes(
             chat=opened.chat,
             channel=opened.channel,
             made=ready.kwargs,
+            departs=departs_line(departs, None if ready.preset is None else ready.preset.name),
         )
 
 

@@ -20,7 +20,6 @@ from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, collect_tasks
-from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.goals import PAPERS
 
 FIRST_SEED = 1000
@@ -62,8 +61,7 @@ def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, s
         numbers = [_games(len(panel.tasks), seed + FIRST_SEED + worker, validations) for worker in range(workers)]
         return [panel.tasks[own[turn]] for turn in range(validations) for own in numbers]
     if env_id == WEBSHOP:
-        base = guard_of(env).base
-        assert isinstance(base, WebShopEnv)
+        base: Any = guard_of(env).base
         shop = base.shop
         ids = list(_goals(shop.profile.name, shop.goals.order, workers, validations, seed))
         found = {task.task_id: task for task in collect_tasks(env, dict.fromkeys(ids))}

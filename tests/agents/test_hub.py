@@ -119,6 +119,22 @@ def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path
     assert f"snapshots/{COMMIT}" in (tmp_path / "run" / "config.toml").read_text()
 
 
+def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: Path, hub: Any) -> None:
+    own = load_world("alfworld").checkpoint("student")
+    also = "turngym/WebShop-v0,share=1,teacher=some-org/tiny,split=train"
+    words = ["train", "opd", "--student", str(own), "--teacher", str(own), "--steps", "1", "--episodes", "2"]
+    words += ["--max-turns", "2", "--no-tensorboard", "--threads", "1", "--also"]
+    missing = run(tmp_path, hub.url, *words, also.replace("tiny", "nothing"), "--out", "missing")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    assert "the hub gives no such model" in missing.stderr
+    done = run(tmp_path, hub.url, *words, also, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    # by its commit in the record of the run, and with its own weights' hash in the identity
+    written = (tmp_path / "run" / "config.toml").read_text()
+    assert f"snapshots/{COMMIT},split=train" in written
+    assert "teacher=some-org/tiny" not in written.partition("[provenance")[0]
+
+
 def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()

@@ -20,6 +20,7 @@ from turngym.agents.evaluation.published import FIRST_SEED, published_tasks
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.shop import Shop
 
 Wins = NDArray[np.float64]
 HOUSES, SHOP = "alfworld-valid-seen", "webshop-papers-test"
@@ -148,12 +149,23 @@ def shop_tables(data: str | None) -> str:
         places = list(range(count))
         random.Random(worker).shuffle(places)
         trained |= set(places[500:])
+    sides = [sides_of_caps(base.shop, int(task_id.rpartition("/")[2]), seeds) for task_id in panel.task_ids]
     leaked = sum(int(order[int(task_id.rpartition("/")[2])]) in trained for task_id in drawn)
     env.close()
     return table(header, rows) + (
+        f"\nOf the products that the words of an instruction find, {100 * np.mean(sides):.1f} % are within the cap of "
+        "some of these workers and above that of others.\n"
         f"\nOf {len(drawn)} goals that a validation with seed 0 draws among all {count:,} of the shop, {held_out} are "
         f"among the panel's 500, and {leaked} are training goals of at least one of the run's 16 training seeds.\n"
     )
+
+
+def sides_of_caps(shop: Shop, goal: int, seeds: range) -> float:
+    """Share of the products found by a goal's words that are within the cap of some workers, not of others."""
+    draws = [shop.drawn_with(seed) for seed in seeds]
+    found = shop.search(shop.goals[goal].request)
+    within = [[one.price(asin) <= one.goals[goal].price_upper for one in draws] for asin in found]
+    return float(np.mean([len(set(row)) > 1 for row in within])) if within else 0.0
 
 
 def spread(values: Wins, *, signed: bool = False) -> str:

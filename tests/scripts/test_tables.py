@@ -97,6 +97,12 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     )
     assert (asked.work.episodes, asked.work.turns, asked.work.response, asked.work.slots) == (6, 7, 8, 9)
     assert (asked.work.eval_episodes, asked.work.lora_rank) == (15, 4)
+    # of a preset: its turns, responses and samples, each unless it was given beside it
+    left = {name: table[name] for name in ("student", "panel", "eval_limit")} | {"preset": "verl-agent"}
+    work = plan.of_run(left).work
+    assert (work.turns, work.response, work.eval_episodes) == (50, 512, 5)
+    work = plan.of_run({**left, "max_turns": 7, "eval_samples": 3}).work
+    assert (work.turns, work.response, work.eval_episodes) == (7, 512, 15)
     (tmp_path / "config.toml").write_text('student = "tiny"\nepisodes = 6\n[optimizer]\nlr = 1.0\n')
     words = ["plan", "--config", str(tmp_path / "config.toml"), "--turns", "3", "--gpus", "1"]
     assert main(words) == 0
