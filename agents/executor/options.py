@@ -91,8 +91,9 @@ class WorkerOptions:
     """How often an episode is restarted after its worker died, before it counts as failed."""
     step_timeout: Annotated[float, Range(above=True, most=math.inf)] = STEP_TIMEOUT
     """Seconds for one step of an environment. Or for one reset, or one call of a --reward function, in any process. A
-    longer one is given up, and its episode ends as error_timeout; inf waits for ever. With --workers 0, one that holds
-    Python's interpreter lock (a pattern, a C extension) cannot be given up."""
+    longer one is given up, and its episode ends as error_timeout; inf waits for ever. One that holds the interpreter
+    lock (a pattern, a C extension) ends its process after twice this time and 20 s. A worker is replaced; with
+    --workers 0 the command ends and keeps the episodes that have finished."""
     worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = field(default=600.0, metadata=IN_FILE)
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
 

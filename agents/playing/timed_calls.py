@@ -1,7 +1,8 @@
 """Other people's code that may hang or fail: environments, rewards and judges are called with a limit on the time.
 
 A call that takes too long cannot be ended in this process. It is given up: its thread is left to itself, and what it
-returns later is dropped.
+returns later is dropped. A call that holds the interpreter lock cannot be given up either: it ends the process
+(`turngym.retrieval.lock_watch`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import EnvBackendError, TurngymError
+from turngym.retrieval.lock_watch import LockWatch
 
 STEP_TIMEOUT = 120.0
 """Seconds for one step of an environment by default."""
@@ -88,11 +90,18 @@ class TimedCalls:
             raise TurngymError(f"the time for {what} is {seconds:g} s; it must be more than 0 (inf is no limit)")
         self.seconds, self.what = seconds, what
         self._queue: SimpleQueue[_Batch | None] | None = None
+        self._watch = LockWatch(f"{what} took more than {seconds:g} s")
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
         """The outcome of every call, in order. Ctrl-C lets the call under way end, for up to a second."""
         if math.isinf(self.seconds):
             return [attempt(call) for call in calls]
+        try:
+            return self._run(calls)
+        finally:
+            self._watch.done()
+
+    def _run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
         if self._queue is None:
             self._queue = _start_thread()
             # the thread of an object that nobody closed ends too
@@ -101,9 +110,11 @@ class TimedCalls:
         self._queue.put(batch)
         try:
             # the limit is for each call: a batch that is not over is waited for as long as its calls come and go
+            self._watch.expect(self.seconds)
             while not batch.over(batch.called_at + self.seconds):
                 if batch.give_up(self.seconds):
                     break
+                self._watch.expect(self.seconds)
         except BaseException:
             batch.over(time.monotonic() + 1.0)
             batch.give_up(0.0)
@@ -113,6 +124,7 @@ class TimedCalls:
         if len(done) < len(calls):
             self._queue = None
             done.append(self._given_up())
+            self._watch.expect(self.seconds)
             rest = [_Batch([call]) for call in calls[len(done) :]]
             for one in rest:
                 queue = _start_thread()
