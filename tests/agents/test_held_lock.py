@@ -46,7 +46,8 @@ class Holds(TextEnv):
 
     @property
     def task(self):
-        return Task(env_id=self.env_id, task_id=self._task, sha256=content_hash(self._task), split=self.split, category='')
+        sha256 = content_hash(self._task)
+        return Task(env_id=self.env_id, task_id=self._task, sha256=sha256, split=self.split, category="")
 
     def admissible(self):
         return ("go",)
