@@ -158,8 +158,8 @@ Think about what you still have to know. Then either call the tool {tool} once, 
 REACT_ALFWORLD = """You solve a household task by thinking and acting in turn. The message begins with the house and \
 the task, and goes on with your thoughts, your actions and what you saw after each of them.
 Write your next thought between <think> and </think>, then your next command between <action> and </action>, for \
-example <action>take mug 2 from cabinet 1</action>. Commands: go to, open, close, take ... from ..., move ... to ..., \
-clean, heat or cool ... with ..., use, examine, look, inventory."""
+example <action>take mug 2 from cabinet 1</action>. Commands: go to, open, close, take ... from ..., put ... in/on \
+..., clean, heat or cool ... with ..., use, examine, look, inventory."""
 REACT_WEBSHOP = """You buy in a web store what an instruction asks, by thinking and acting in turn. The message \
 begins with the first page, and goes on with your thoughts, your actions and the page after each of them.
 Write your next thought between <think> and </think>, then your next action between <action> and </action>: \
@@ -236,6 +236,8 @@ _REACT_WHY = "chat models continue messages; the published examples are theirs"
 _ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
 _ON_WEBSHOP: Any = {"env_id": WEBSHOP, "tool": "webshop_step", "argument": "action"}
 _ON_SEARCH: Any = {"env_id": SEARCH, "tool": "search", "argument": "query"}
+_BEFORE_0_4: Any = {"words": "put"}
+"""`put ... in/on` for `move ... to`, `You arrive at loc 3.`, no `help`: alfworld before its release 0.4."""
 _SHOP: Any = {"strict_admissible": False, "backdoors": True}
 """The shop's own rules: searches are possible on every page, and so are its special queries."""
 PRESETS: tuple[Preset, ...] = (
@@ -286,14 +288,36 @@ PRESETS: tuple[Preset, ...] = (
         train_kwargs={"invalid_cost": 0.01},
     ),
     Preset(
+        **{**_VERL_AGENT_FORM, "name": "verl-agent-put"},
+        **_ON_ALFWORLD,
+        about="verl-agent's ALFWorld in the words of alfworld before 0.4, for models that were trained with them",
+        sources=(
+            _VERL_AGENT.format("alfworld"),
+            "alfworld before 0.4 (github.com/alfworld/alfworld, issue 96 and commit 1fa7e68)",
+        ),
+        differs=(
+            WORDING,
+            DRAWN[0],
+            "no limit on the prompt, there 2,048 tokens",
+        ),
+        why="a model that says `put mug 1 in/on shelf 2` wins no game that asks for `move mug 1 to shelf 2`; "
+        + _VERL_AGENT_WHY.format(0.01, 0.1),
+        max_turns=50,
+        memory="verl-agent:2",
+        temperature=0.4,
+        env_kwargs=_BEFORE_0_4,
+        train_kwargs={"invalid_cost": 0.01},
+    ),
+    Preset(
         **_VERL_AGENT_FORM,
         **_ON_WEBSHOP,
         about="verl-agent's (GiGPO's) WebShop: 15 turns, one prompt a turn with the last 2 turns and all actions",
         sources=(_VERL_AGENT.format("webshop"),),
         differs=(
             WORDING,
-            *DRAWN,
+            DRAWN[0],
             "no limit on the prompt, there 4,096 tokens",
+            DRAWN[1],
         ),
         why=_VERL_AGENT_WHY.format(0.01, 0.1) + "; a win is a score of exactly 1, there and here",
         max_turns=15,
@@ -331,6 +355,7 @@ PRESETS: tuple[Preset, ...] = (
         why=_REACT_WHY,
         max_turns=49,
         system=REACT_ALFWORLD,
+        env_kwargs=_BEFORE_0_4,
     ),
     Preset(
         **_REACT_FORM,

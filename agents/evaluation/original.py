@@ -16,7 +16,7 @@ from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel
 
 RULES: Mapping[str, Mapping[str, Any]] = {
-    ALFWORLD: {"put_alias": False, "domain_randomization": False},
+    ALFWORLD: {"words": "game", "domain_randomization": False},
     WEBSHOP: {
         "strict_admissible": False,
         "backdoors": True,

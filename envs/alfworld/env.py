@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -22,7 +23,8 @@ from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 
 Engine = Literal["native", "textworld"]
-_PUT = re.compile(r"put (?P<o>.+) in/on (?P<r>.+)")
+Words = Literal["game", "put"]
+_MOVE, _OLD_PUT = "- move <object> to <receptacle>", "- put <object> in/on <receptacle>"
 INSTRUCTIONS = """You are in a house and have a household task to do, such as putting a clean mug in a cabinet. \
 You act by short text commands, one at a time, and read what happens.
 Commands:
@@ -51,7 +53,8 @@ class ALFWorldEnv(TextEnv):
         part: which generated games are listed, `train` or `eval`; ids of the other part are playable too. What is
             unseen is for evaluation alone.
         domain_randomization: shuffle the numbers of objects and receptacles at every reset (training splits only).
-        put_alias: also accept `put O in/on R`, the wording before alfworld 0.4, for `move O to R`.
+        words: `game`, as the game says it; `put`, as alfworld before its release 0.4, with `put O in/on R` for `move O
+            to R`, `You arrive at loc 3.` and no `help`: for models that were trained before. Tasks stay the same.
 
     `info["goal_rate"]` is the share of goal conditions met (None for games that only TextWorld can play).
     """
@@ -67,7 +70,7 @@ class ALFWorldEnv(TextEnv):
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("searching",)
     told_by = frozenset({"engine"})
-    scored_by = frozenset({"put_alias", "domain_randomization"})
+    scored_by = frozenset({"words", "domain_randomization"})
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class ALFWorldEnv(TextEnv):
         config: str | GeneratorConfig = "small",
         part: Part = "train",
         domain_randomization: bool = False,
-        put_alias: bool = False,
+        words: Words = "game",
         render_mode: str | None = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
@@ -88,7 +91,14 @@ class ALFWorldEnv(TextEnv):
             raise TaskError(f"domain_randomization shuffles numbers in training; split {split!r} is for evaluation")
         self.engine_name = engine
         self.domain_randomization = domain_randomization
-        self.put_alias = put_alias
+        self._reworded = checked_choice("words", words, get_args(Words), TaskError) == "put"
+        if self._reworded and engine != "native":
+            raise TaskError("words='put' is told by engine='native' alone; the reference tells what a game's file says")
+        if self._reworded:
+            told = INSTRUCTIONS.replace(_MOVE, _OLD_PUT).replace(" / help", "")
+            self.instructions = told  # type: ignore[misc]
+            examples = tuple(re.sub(r"move (.+) to (.+)", r"put \1 in/on \2", one) for one in self.tool.examples)
+            self.tool = replace(self.tool, examples=examples)  # type: ignore[misc]
         self._tasks: dict[tuple[str, int], Task] = {}
         self._task: Task | None = None
         self._shuffle: int | None = None
@@ -130,13 +140,7 @@ class ALFWorldEnv(TextEnv):
         return None if self._native is None else f"Your task is to: {self._native.game.task_text}"
 
     def canonical(self, action: str) -> str:
-        action = action.strip()
-        if self.put_alias:
-            match = _PUT.fullmatch(action)
-            # games made before alfworld 0.4 have `put` as their own wording
-            if match is not None and action not in self.admissible():
-                return f"move {match['o']} to {match['r']}"
-        return action
+        return action.strip()
 
     def expert_action(self) -> str | None:
         return None if self._native is None else next_action(self._native)
@@ -164,7 +168,11 @@ class ALFWorldEnv(TextEnv):
         if self._reference is None:
             game = self.source.game(task_id)
             self._task = self._identify(task_id, game)
-            self._native = NativeEngine(game if shuffle is None else Game.renumbered(game, shuffle))
+            if self._reworded:
+                game = Game.reworded(game, shuffle)
+            elif shuffle is not None:
+                game = Game.renumbered(game, shuffle)
+            self._native = NativeEngine(game)
             return self._native.reset()
         data = self.source.data(task_id)
         self._task = self._identify(task_id, data)

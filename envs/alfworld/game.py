@@ -60,6 +60,17 @@ class Wording:
     """The answer to `help`; None where the game has no such command (alfworld before 0.4)."""
 
 
+BEFORE_0_4 = Wording(
+    task="",
+    go="You arrive at {lend}. ",
+    put_command="put {o} in/on {r}",
+    put="You put the {o} in/on the {r}.",
+    help=None,
+)
+"""The words of alfworld before its release 0.4, which said `move` for `put ... in/on` (github.com/alfworld/alfworld,
+issue 96)."""
+
+
 class Game:
     """Everything about a game that playing does not change. Attributes are read-only by convention.
 
@@ -97,6 +108,13 @@ class Game:
         other.data, other.source, other.shuffle = game.data, game.source, shuffle
         other.problem, other.wording = game.problem, game.wording
         other._name()
+        return other
+
+    @classmethod
+    def reworded(cls, game: Game, shuffle: int | None) -> Game:
+        """The same game as alfworld before 0.4 tells it; its hash stays, as the task does."""
+        other = cls.renumbered(game, shuffle)
+        other.wording = replace(BEFORE_0_4, task=game.wording.task)
         return other
 
     def _name(self) -> None:

@@ -285,7 +285,8 @@ class Planner:
         if not spots:
             return None
         spot = self._nearest(spots)
-        return self._approach(spot) or f"move {self._object(thing)} to {self._receptacle(spot)}"
+        command = self.engine.game.wording.put_command
+        return self._approach(spot) or command.format(o=self._object(thing), r=self._receptacle(spot))
 
     def _drop(self) -> str | None:
         """Put what is in hand and of no use into the nearest receptacle that takes it."""
@@ -356,7 +357,7 @@ def plausible_mistake(engine: NativeEngine, rng: np.random.Generator) -> str:
     if verb == "take":
         return f"take {thing()} from {place()}"
     if verb == "move":
-        return f"move {thing()} to {place()}"
+        return game.wording.put_command.format(o=thing(), r=place())
     if verb == "treat":
         return f"{pick(('clean', 'heat', 'cool'))} {thing()} with {place()}"
     return f"{pick(('open', 'close'))} {place()}" if verb == "open" else f"use {thing()}"

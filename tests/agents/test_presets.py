@@ -201,8 +201,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "- search[<your keywords>]" in read_trace(tmp_path / "r.jsonl")[0][0].turns[0].observation
     capsys.readouterr()
     assert command.main(["eval", "--preset", "turnopt", *words]) == 2
-    assert "unknown preset 'turnopt'; presets are: react, search-r1, turnopd, verl-agent. Did you mean" in (
-        capsys.readouterr().err
+    assert (
+        "unknown preset 'turnopt'; presets are: react, search-r1, turnopd, verl-agent, verl-agent-put. Did you mean"
+        in (capsys.readouterr().err)
     )
     with pytest.raises(TurngymError, match=r"preset 'search-r1' has no set-up of turngym/WebShop-v0; it has: turngym"):
         find_preset("search-r1", WEBSHOP)

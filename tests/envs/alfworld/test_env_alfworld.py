@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from alfworld_house import house
 
@@ -74,19 +75,56 @@ def test_an_episode(folder: Path) -> None:
     assert (reward, truncated, info["success"], info["score"], info["goal_rate"]) == (1.0, False, True, 1.0, 1.0)
 
 
-def test_the_old_put_is_an_alias_only_when_asked_for(folder: Path) -> None:
-    verdicts = []
-    for alias in (False, True):
-        env = made(split="valid_seen", data=folder, put_alias=alias)
+def test_the_words_before_0_4_are_a_matter_of_the_environment_and_not_of_the_task(folder: Path) -> None:
+    seen = []
+    for words in ("game", "put"):
+        env = made(split="valid_seen", data=folder, words=words)
         env.reset(options={"task": env.task_ids()[1]})
         for action in ("go to countertop 1", "take mug 1 from countertop 1"):
-            env.step(action)
-        text, _, _, _, info = env.step("put mug 1 in/on cabinet 1")
-        verdicts.append((info["verdict"], text == "You move the mug 1 to the cabinet 1.", info["action"]))
-    assert verdicts == [
-        ("inadmissible", False, "put mug 1 in/on cabinet 1"),
-        ("ok", True, "move mug 1 to cabinet 1"),
-    ]
+            _, _, _, _, info = env.step(action)
+        listed = [one for one in info["admissible_actions"] if one.startswith(("put", "move", "help"))]
+        old, _, _, _, told = env.step("put mug 1 in/on cabinet 1")
+        new, _, _, _, moved = env.step("take mug 1 from cabinet 1")
+        new, _, _, _, moved = env.step("move mug 1 to cabinet 1")
+        seen.append((env.unwrapped.task.sha256, listed, told["verdict"], old, moved["verdict"], new))
+    assert seen[0][0] == seen[1][0]
+    assert seen[0][1] == ["help", *sorted(one for one in seen[0][1] if one.startswith("move mug 1 to "))]
+    assert seen[1][1] == sorted(f"put mug 1 in/on {one.removeprefix('move mug 1 to ')}" for one in seen[0][1][1:])
+    assert (seen[1][2], seen[1][3]) == ("ok", "You put the mug 1 in/on the cabinet 1.")
+    assert (seen[0][2], seen[1][4], seen[0][4]) == ("inadmissible", "inadmissible", "ok")
+
+
+def test_experts_mistakes_and_prompts_say_put_where_the_environment_does() -> None:
+    put = "put mug 2 in/on shelf 1"
+    for words, said, other in (("game", "move ", "put "), ("put", "put ", "move ")):
+        env = made(words=words)
+        assert (put in env.tool.examples, "- put <object> in/on" in env.instructions) == (words == "put",) * 2
+        assert ("help" in env.instructions) is (words == "game")
+        actions, mistakes = [], []
+        for number in range(4):
+            for player in (None, "searching"):
+                text, _ = env.reset(options={"task": env.unwrapped.task_ids()[number]})
+                made_by = None if player is None else env.unwrapped.make_player(player)
+                terminated = False
+                while not terminated:
+                    mistakes.append(env.unwrapped.plausible_mistake(np.random.default_rng(len(mistakes))))
+                    actions.append(env.expert_action() if made_by is None else made_by.act())
+                    text, _, terminated, _, info = env.step(actions[-1])
+                    assert info["verdict"] == "ok", actions[-1]
+                    if made_by is not None:
+                        made_by.observe(actions[-1])
+                    if words == "put" and actions[-1].startswith("go to "):
+                        assert text.startswith("You arrive at loc ")
+        assert any(action.startswith(said) for action in actions)
+        assert any(action.startswith(said) for action in mistakes)
+        assert not any(action.startswith(other) for action in actions + mistakes)
+
+
+def test_the_reference_tells_its_own_words() -> None:
+    with pytest.raises(TaskError, match="engine='native' alone"):
+        ALFWorldEnv(words="put", engine="textworld")
+    with pytest.raises(TaskError, match="words is 'putt'"):
+        ALFWorldEnv(words="putt")  # type: ignore[arg-type]
 
 
 def test_numbers_are_shuffled_anew_at_every_reset_and_snapshots_keep_them() -> None:
