@@ -5,23 +5,36 @@
     Told.position    where it is put (`agents.judges.hints.HintPrompts` makes `Turn.hint_prompt_ids`)
     Told.reader      who reads it and scores the student's own tokens
 
-opd-hints and prm-opd minimize a divergence from that reader (`algorithms/judge_targets.py`).
+opd-hints and prm-opd minimize a divergence from that reader (`algorithms/judge_targets.py`). sdar, rlsd, skill-sd, opid
+and agent-opsd use its log-ratio beside a reward that is compared within the group (`told_group`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.protocols import Scorer
-from turngym.trainers.algorithm import Scorers, Told
+from turngym.trainers.algorithm import (
+    Algorithm,
+    BuildContext,
+    FixedDepth,
+    Scorers,
+    TargetFn,
+    Targets,
+    TokenLoss,
+    Told,
+)
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import turn_name
-from turngym.trainers.targets import TargetError, label_logprobs
+from turngym.trainers.targets import ComparableGroups, TargetError, WithReference, label_logprobs
+from turngym.trainers.token_weights import WEIGHTS
 
 Float32N = NDArray[np.float32]
 Located = tuple[Episode, Turn, slice]
@@ -124,3 +137,73 @@ def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[Lo
     for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         episode = episodes[batch.source_E[batch.episode_N[start]]]
         yield episode, episode.turns[batch.turn_N[start]], slice(start, stop)
+
+
+# Methods that add what a told policy says to a reward that is compared within the group.
+
+LOGP, WHERE = "told_logp", "told"
+"""The columns of `Targets.extra` that `WithTold` adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithTold:
+    """Another target function's targets, and the reader's log-probabilities of the labels: the columns `told_logp`
+    (where nothing was told: the student's) and `told`, 1 where something was, else 0."""
+
+    target_fn: TargetFn
+    told: Told
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.target_fn(batch, episodes, scorers)
+        found = told_logprobs(batch, episodes, scorers, self.told)
+        extra = {LOGP: found.told_N, WHERE: found.where_N.astype(np.float32)}
+        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.told_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldAdvantage:
+    """Another target function's advantages, changed by what the reader finds: `change(advantage_N, logp, batch, step)`
+    gives float64 [N]; the step is 1-based."""
+
+    target_fn: TargetFn
+    told: Told
+    change: Callable[[NDArray[np.float64], ToldLogprobs, RolloutBatch, int], NDArray[np.float64]]
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.target_fn(batch, episodes, scorers)
+        assert targets.advantage_N is not None
+        found = told_logprobs(batch, episodes, scorers, self.told)
+        changed_N = self.change(targets.advantage_N.astype(np.float64), found, batch, scorers.step)
+        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.told_N)
+
+
+def told_group(
+    config: Any, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss, told: Told
+) -> Algorithm:
+    """The composition that these methods share. `config` has `n`, `kl_coef` and `weight`.
+
+    Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
+    """
+    return Algorithm(
+        name=name,
+        depth=FixedDepth(h_max=context.run.full_depth),
+        target_fn=WithReference(target_fn=target_fn) if config.kl_coef else target_fn,
+        weight=WEIGHTS[config.weight],
+        token_loss=token_loss,
+        group=config.n,
+        select=ComparableGroups(spread=False),
+        needs_teacher=False,
+        judge="hint",
+        told=told,
+        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=False),
+        settings=fingerprint(config),
+    )
+
+
+def check_group(n: int, **amounts: float) -> None:
+    """Raises ConfigError for a group of one, and for an amount below 0 (or one that is no number)."""
+    if n < 2:
+        raise ConfigError(f"n is {n}; a group needs at least 2 episodes to compare")
+    for name, value in amounts.items():
+        if not 0.0 <= value < float("inf"):
+            raise ConfigError(f"{name} is {value}; valid: at least 0")

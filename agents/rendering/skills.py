@@ -88,7 +88,7 @@ class Skills:
         return observation + HINT_HEAD + text
 
     def check(self, env: Any) -> None:
-        """Looks at tasks of a `TextEnv`. Raises AgentError for one without a text, and for an entry that matches none."""
+        """Looks at tasks of a `TextEnv`. Raises AgentError for one without a text, or an entry that matches none."""
         ids = env.task_ids()
         chosen = [ids[number] for number in range(0, len(ids), max(1, -(-len(ids) // LOOKED_AT)))]
         used: set[tuple[str, str]] = set()

@@ -225,12 +225,16 @@ def _builds(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "build"
 
 
+COMPOSE = ("Algorithm", "told_group")
+"""What puts an algorithm together: the class, and what the methods of `trainers/told.py` share."""
+
+
 def names(path: Path) -> set[str]:
     """What the algorithms that a file builds are called: the constants given as `Algorithm(name=...)`."""
     given = [
         keyword.value
         for node in ast.walk(ast.parse(read(path)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Algorithm"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in COMPOSE
         for keyword in node.keywords
         if keyword.arg == "name"
     ]

@@ -26,10 +26,12 @@ from turngym.trainers import (
     step_metrics,
     targets,
     token_weights,
+    told,
     train_loop,
     turn_stats,
 )
 from turngym.trainers.algorithms import (
+    agent_opsd,
     atod,
     gigpo,
     grpo_opd,
@@ -38,8 +40,12 @@ from turngym.trainers.algorithms import (
     kd_reward,
     loopstop,
     luffy,
+    opid,
     prm_opd,
+    rlsd,
     sage_opd,
+    sdar,
+    skill_sd,
     tcod,
     turnopd,
 )
@@ -101,6 +107,12 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "judge_unread",
     ),
     judge_targets: ("judge_targets", "prm_opd"),
+    told: ("told", "told_group", "judge_targets"),
+    sdar: ("told_group",),
+    rlsd: ("told_group",),
+    skill_sd: ("told_group",),
+    opid: ("told_group",),
+    agent_opsd: ("told_group",),
     prm_opd: ("prm_opd",),
     env_judges: ("judge_rules",),
     step_metrics: (
@@ -131,6 +143,7 @@ ELSEWHERE = (
         "GigpoConfig.",
         "LoopStopConfig.",
     ),
+    "told_group",
     *("LoopStopConfig.", "ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
@@ -147,7 +160,21 @@ WITH_MODELS = {
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 SQUARED = "the difference is squared"
+MIDDLE = "the middle one of three numbers"
 SAME = {
+    "score_turns: np.array_equal(prompt[:len(ids[-1])], ids[-1]) -> np.array_equal(ids[-1], prompt[:len(ids[-1])])": (
+        "equality has no direction"
+    ),
+    "directed_advantage: np.clip(factor_N, 1.0 - eps, 1.0 + eps) -> np.clip(1.0 - eps, factor_N, 1.0 + eps)": MIDDLE,
+    "directed_advantage: np.clip(np.sign(advantage_N) * gap_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) -> "
+    "np.clip(-LOG_RATIO_LIMIT, np.sign(advantage_N) * gap_N, LOG_RATIO_LIMIT)": MIDDLE,
+    "turn_factors: np.clip(1.0 + eps * sign * z_T, 1.0 - eps, 1.0 + eps) -> "
+    "np.clip(1.0 - eps, 1.0 + eps * sign * z_T, 1.0 + eps)": MIDDLE,
+    "belief_moves: np.clip(1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), BELIEF_LEAST, 1.0 - BELIEF_LEAST) -> "
+    "np.clip(BELIEF_LEAST, 1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), 1.0 - BELIEF_LEAST)": MIDDLE,
+    "belief_moves: np.clip(logit_T, -50.0, 50.0) -> np.clip(-50.0, logit_T, 50.0)": MIDDLE,
+    "belief_moves: 50.0 -> 51.0": "a belief is cut long before",
+    "belief_moves: 50.0 -> 51.0 (2)": "a belief is cut long before",
     "_softmax: -1 -> 1": LAST_AXIS,
     "_softmax: -1 -> 1 (2)": LAST_AXIS,
     "_softmax: -1 -> 1 (3)": LAST_AXIS,

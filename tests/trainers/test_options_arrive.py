@@ -13,6 +13,7 @@ import pytest
 
 from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, Told
 from turngym.trainers.algorithms import (
+    agent_opsd,
     atod,
     gigpo,
     grpo,
@@ -22,11 +23,15 @@ from turngym.trainers.algorithms import (
     luffy,
     opd,
     opd_hints,
+    opid,
     ppo_kd,
     prm_opd,
     prm_rl,
+    rlsd,
     sage_opd,
+    sdar,
     sft,
+    skill_sd,
     tcod,
     turnopd,
 )
@@ -104,6 +109,12 @@ LUFFY = with_run(luffy, luffy.LuffyConfig)
 PRM = with_run(prm_rl, prm_rl.PrmRlConfig)
 SFT = with_run(sft, sft.SftConfig)
 OPD = with_distill(opd, opd.OpdConfig())
+SDAR = with_run(sdar, sdar.SdarConfig)
+RLSD = with_run(rlsd, rlsd.RlsdConfig)
+SKILL_SD = with_run(skill_sd, skill_sd.SkillSdConfig)
+OPID = with_run(opid, opid.OpidConfig)
+AGENT_OPSD = with_run(agent_opsd, agent_opsd.AgentOpsdConfig)
+TOLD = (SDAR, RLSD, SKILL_SD, OPID, AGENT_OPSD)
 HINTS = with_both(opd_hints, opd_hints.OpdHintsConfig)
 PRM_OPD = with_both(prm_opd, prm_opd.PrmOpdConfig)
 
@@ -308,6 +319,38 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
+    # what tells a policy something beside a group's reward
+    *(
+        row
+        for build in TOLD
+        for row in (
+            (build, "n", 5, "group", ITSELF),
+            (build, "n", 5, "select", ComparableGroups(spread=False)),
+            (build, "n", 5, "judge", "hint"),
+            (build, "reward", "score", "target_fn.target_fn.target_fn.reward", ITSELF),
+            (build, "kl_coef", 0.3, "needs_reference", True),
+            (build, "kl_coef", 0.0, "needs_reference", False),
+            (build, "reader", "initial", "target_fn.target_fn.told.reader", ITSELF),
+            (build, "reader", "initial", "told.reader", ITSELF),
+            (build, "position", "last_message", "told.position", ITSELF),
+        )
+    ),
+    *(
+        (build, "kl_coef", 0.3, f"token_loss{inner}.kl_coef", ITSELF)
+        for build, inner in zip(TOLD, (".loss", "", ".loss", "", ""), strict=True)
+    ),
+    (SDAR, "coef", 0.3, "token_loss.coef", ITSELF),
+    (SDAR, "beta", 2.0, "token_loss.beta", ITSELF),
+    (SDAR, "clip", (0.1, 0.3), "token_loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (RLSD, "lam", 0.3, "target_fn.target_fn.change", rlsd.Directed(lam=0.3, eps=0.2, fade=100)),
+    (RLSD, "eps", 0.3, "target_fn.target_fn.change", rlsd.Directed(lam=0.5, eps=0.3, fade=100)),
+    (RLSD, "fade", 7, "target_fn.target_fn.change", rlsd.Directed(lam=0.5, eps=0.2, fade=7)),
+    (SKILL_SD, "coef", 0.3, "token_loss.coef", ITSELF),
+    (SKILL_SD, "clip", (0.1, 0.3), "token_loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (OPID, "w_told", 0.3, "target_fn.target_fn.change", opid.Added(w_told=0.3)),
+    (OPID, "scale", "none", "target_fn.target_fn.target_fn.scale", ITSELF),
+    (AGENT_OPSD, "lam", 0.3, "target_fn.target_fn.change", agent_opsd.Believed(lam=0.3, eps=0.2)),
+    (AGENT_OPSD, "eps", 0.3, "target_fn.target_fn.change", agent_opsd.Believed(lam=0.5, eps=0.3)),
     # prm-opd
     (PRM_OPD, "form", "sampled", "target_fn.target_fn", HintTargets()),
     (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
@@ -350,7 +393,7 @@ def test_an_option_arrives(build: Build, option: str, value: Any, place: str, wa
     assert isinstance(found, type(wanted))
 
 
-@pytest.mark.parametrize("build", [GRPO, GIGPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS])
+@pytest.mark.parametrize("build", [GRPO, GIGPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
@@ -368,7 +411,7 @@ def test_the_clip_of_the_sampled_form() -> None:
         (lambda weight: opd.build(opd.OpdConfig(weight=weight), BuildContext(run=RUN)), ("trajectory", "turn_mean")),
         *(
             (build, ("trajectory", "token_mean", "turn_mean"))
-            for build in (GRPO, GIGPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS)
+            for build in (GRPO, GIGPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS, *TOLD)
         ),
     ],
 )

@@ -1,0 +1,133 @@
+"""AgentOPSD: GRPO whose advantage is larger in turns that move a belief in success the way the episode went.
+
+Read next: trainers/told.py, trainers/algorithms/rlsd.py, trainers/algorithms/grpo.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.protocols import Position
+from turngym.envs.core.settings import IN_FILE
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError
+from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.targets import GroupAdvantage, Reward
+from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+
+Float64N = NDArray[np.float64]
+PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
+"""A belief is kept this far from 0 and 1: the prior, and those after each turn."""
+
+
+def belief_moves(gap_T: Float64N, prior: float) -> Float64N:
+    """How far each turn moves the belief in success: float64 [T], in [-1, 1].
+
+    logit V_t = logit V_{t-1} + gap_t, V_{-1} = `prior`; the move is V_t - V_{t-1}. `gap_T` is the sum of log q - log p
+    over a turn's tokens, nats. A belief near 0 or 1 hardly moves.
+    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    """
+    prior = min(max(prior, PRIOR_LEAST), 1.0 - PRIOR_LEAST)
+    logit_T = np.log(prior / (1.0 - prior)) + np.cumsum(gap_T)
+    # cut so that exp does not overflow; the belief is cut closer anyway
+    belief_T = np.clip(1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), BELIEF_LEAST, 1.0 - BELIEF_LEAST)
+    return np.diff(belief_T, prepend=prior)
+
+
+def turn_factors(move_T: Float64N, sign: float, *, lam: float, eps: float) -> Float64N:
+    """1 - lam + lam clip(1 + eps sign z_t, 1 - eps, 1 + eps), z the moves as z-scores in their episode: float64 [T].
+
+    z_t = (move_t - mean) / (std + 1e-6), the deviation that of the population; a single turn has 0.
+    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    """
+    z_T = (move_T - move_T.mean()) / (move_T.std() + BELIEF_LEAST)
+    return (1.0 - lam) + lam * np.clip(1.0 + eps * sign * z_T, 1.0 - eps, 1.0 + eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Believed:
+    """A_i = A_j times the `turn_factors` of its turn; the prior of a group is its share of successes.
+
+    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    """
+
+    lam: float
+    eps: float
+
+    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+        changed_N, gap_N = advantage_N.copy(), logp.gap_N.astype(np.float64)
+        for episode in np.unique(batch.episode_N):
+            mine_N = np.flatnonzero(batch.episode_N == episode)
+            _, turn_n = np.unique(batch.turn_N[mine_N], return_inverse=True)
+            prior = float(batch.success_E[batch.group_E == batch.group_E[episode]].mean())
+            move_T = belief_moves(np.bincount(turn_n, gap_N[mine_N]), prior)
+            sign = float(np.sign(advantage_N[mine_N[0]]))
+            changed_N[mine_N] *= turn_factors(move_T, sign, lam=self.lam, eps=self.eps)[turn_n]
+        return changed_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOpsdConfig:
+    """GRPO whose advantage is directed to turns by how they move a belief in success."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    lam: float = 0.5
+    """Share of the advantage that is directed (lambda)."""
+    eps: float = 0.2
+    """Most that a turn's factor differs from 1."""
+    reward: Reward = "return"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.01
+    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """What counts the same. Every token, every episode or every response."""
+    position: Position = field(default="opening", metadata=IN_FILE)
+    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+    reader: Reader = "live"
+    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
+    of up to K steps before, with --reference-rate a moving average)."""
+
+    def __post_init__(self) -> None:
+        check_group(self.n, lam=self.lam, eps=self.eps, kl_coef=self.kl_coef)
+        if max(self.lam, self.eps) > 1:
+            raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
+
+
+def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
+    """Clipped policy gradient on A_i = A_j (1 - lam + lam clip(1 + eps sign(A_j) z_t, 1 - eps, 1 + eps)).
+
+    A_j is the group-relative advantage, z_t the z-score, among the turns of the episode, of how far turn t moves the
+    belief V: logit V_t = logit V_{t-1} + sum_i (log q - log p) over its tokens, from the group's share of successes on.
+    Source: [agent-opsd]; docs/algorithms.md#agent-opsd.
+    Differs from the paper: its code was read, not its text. There the prior is the group's mean return, cut to below 1,
+    which with 10 for a success is the cut in nearly every group; here it is the share of successes that its comments
+    mean. Its scripts for WebShop and Search move a belief token by token within a turn; here it is always turn by turn,
+    as in its script for ALFWorld and as its page describes it.
+    """
+    low, high = config.clip
+    told = Told(position=config.position, reader=config.reader)
+    change = Believed(lam=config.lam, eps=config.eps)
+    return told_group(
+        config,
+        context,
+        name="agent-opsd",
+        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=told, change=change),
+        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
+        told=told,
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="agent-opsd",
+    config=AgentOpsdConfig,
+    build=build,
+    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
+)

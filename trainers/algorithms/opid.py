@@ -1,0 +1,94 @@
+"""OPID: GRPO whose advantage has a small addition, the log-ratio of the policy told what the episode itself teaches.
+
+Read next: trainers/told.py, agents/judges/env_judges.py, trainers/algorithms/grpo.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.protocols import Position
+from turngym.envs.core.settings import IN_FILE
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.targets import GroupAdvantage, Reward
+from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+
+Float64N = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A_i = A_j + w_told (log q - log p): float64 [N]; the second in nats, 0 where nothing was told.
+
+    Source: [opid]; docs/algorithms.md#added-log-ratio.
+    """
+
+    w_told: float
+
+    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+        return advantage_N + self.w_told * logp.gap_N.astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpidConfig:
+    """GRPO plus the log-ratio of a policy that was told what the finished episode teaches."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    w_told: float = 0.001
+    """Weight of the told policy's log-ratio."""
+    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    """What the advantage is divided by. The group's standard deviation, or nothing (published in WebShop)."""
+    reward: Reward = "return"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.01
+    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """What counts the same. Every token, every episode or every response."""
+    position: Position = field(default="last_user", metadata=IN_FILE)
+    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+    reader: Reader = "live"
+    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
+    of up to K steps before, with --reference-rate a moving average)."""
+
+    def __post_init__(self) -> None:
+        check_group(self.n, w_told=self.w_told, kl_coef=self.kl_coef)
+
+
+def build(config: OpidConfig, context: BuildContext) -> Algorithm:
+    """Clipped policy gradient on A_i = (R_j - mean_g) / (std_g + 1e-6) + w_told h_t (log q - log p).
+
+    q is the policy with the text in its prompt, before the update; h_t is 1 on turns that were told something.
+    Source: [opid]; docs/algorithms.md#opid.
+    Differs from the paper: its code was read, not its text. There a model draws a skill of the episode and up to five
+    of steps, with a weight each (both 0.001 in its scripts); `--judge episode` has rules for both scopes (a judge of
+    yours may be a model), and there is one weight. The mean of a group is over episodes, there over turns, so that long
+    ones count more. Its step advantage and its loss of distillation are 0 in all its scripts and left out.
+    """
+    low, high = config.clip
+    told = Told(position=config.position, reader=config.reader)
+    signal = GroupAdvantage(reward=config.reward, scale=config.scale)
+    return told_group(
+        config,
+        context,
+        name="opid",
+        target_fn=ToldAdvantage(target_fn=signal, told=told, change=Added(w_told=config.w_told)),
+        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
+        told=told,
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="opid",
+    config=OpidConfig,
+    build=build,
+    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
+)

@@ -1,0 +1,112 @@
+"""RLSD: GRPO whose advantage is larger on tokens that the policy, told a skill, finds in line with the outcome.
+
+Read next: trainers/told.py, trainers/algorithms/grpo.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.protocols import Position
+from turngym.envs.core.settings import IN_FILE
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError
+from turngym.trainers.losses import LOG_RATIO_LIMIT, PolicyGradient
+from turngym.trainers.targets import GroupAdvantage, Reward
+from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+
+Float64N = NDArray[np.float64]
+
+
+def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, eps: float) -> Float64N:
+    """A_i = A ((1 - lam) + lam clip(exp(sign(A) gap_i), 1 - eps, 1 + eps)): float64 [N], in the unit of `advantage_N`.
+
+    `gap_N` = log q - log p of the label, nats. After a success tokens that the told policy finds likelier count more,
+    after a failure those that it finds less likely. The sign stays, and no token changes by more than lam eps.
+    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    """
+    factor_N = np.exp(np.clip(np.sign(advantage_N) * gap_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return advantage_N * ((1.0 - lam) + lam * np.clip(factor_N, 1.0 - eps, 1.0 + eps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directed:
+    """`directed_advantage` with lam falling linearly to 0: lam max(1 - step / fade, 0); always lam where `fade` is 0.
+
+    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    """
+
+    lam: float
+    eps: float
+    fade: int
+
+    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+        lam = self.lam * max(1.0 - step / self.fade, 0.0) if self.fade else self.lam
+        return directed_advantage(advantage_N, logp.gap_N.astype(np.float64), lam=lam, eps=self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlsdConfig:
+    """GRPO whose advantage is directed to tokens by a policy that was told something."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    lam: float = 0.5
+    """Share of the advantage that is directed (lambda)."""
+    eps: float = 0.2
+    """Most that a token's factor differs from 1."""
+    fade: int = 100
+    """Steps after which `lam` is 0. It falls linearly; 0: it stays."""
+    reward: Reward = "return"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.01
+    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """What counts the same. Every token, every episode or every response."""
+    position: Position = field(default="opening", metadata=IN_FILE)
+    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+    reader: Reader = "live"
+    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
+    of up to K steps before, with --reference-rate a moving average)."""
+
+    def __post_init__(self) -> None:
+        check_group(self.n, lam=self.lam, eps=self.eps, fade=self.fade, kl_coef=self.kl_coef)
+        if max(self.lam, self.eps) > 1:
+            raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
+
+
+def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
+    """Clipped policy gradient on A_i = A_j ((1 - lam) + lam clip(exp(sign(A_j) gap_i), 1 - eps, 1 + eps)).
+
+    A_j is the group-relative advantage, gap_i = log q - log p of the label, q the policy with the text in its prompt;
+    where nothing was told the gap is 0 and A_i = A_j.
+    Source: [rlsd]; docs/algorithms.md#rlsd.
+    Differs from the paper: read in SDAR's code alone, the only one that could be had. There lam falls to 0 over 50
+    steps by default and over 100 in all scripts, which is the default here; `fade` 0 is a constant lam.
+    """
+    low, high = config.clip
+    told = Told(position=config.position, reader=config.reader)
+    change = Directed(lam=config.lam, eps=config.eps, fade=config.fade)
+    return told_group(
+        config,
+        context,
+        name="rlsd",
+        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=told, change=change),
+        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
+        told=told,
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="rlsd",
+    config=RlsdConfig,
+    build=build,
+    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
+)

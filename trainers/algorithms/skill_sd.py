@@ -1,0 +1,122 @@
+"""Skill-SD: GRPO, and beside it a divergence from the policy that is told a skill, weighted by who sampled the token.
+
+Read next: trainers/told.py, trainers/algorithms/sdar.py, trainers/algorithms/grpo.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turngym.envs.core.protocols import Position
+from turngym.envs.core.settings import IN_FILE
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    Reader,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+    Told,
+)
+from turngym.trainers.losses import PolicyGradient, known_behavior
+from turngym.trainers.targets import GroupAdvantage, Reward
+from turngym.trainers.told import LOGP, WHERE, WithTold, check_group, told_group
+
+K3_MOST, RATIO_MOST = 20.0, 10.0
+"""Log-ratios are cut from above to these before exp."""
+
+
+def importance_k3(logp_N: Tensor, told_logp_N: Tensor, log_ratio_N: Tensor) -> Tensor:
+    """l_i = rho (exp(-d) - 1 + d), d = log p - log q, rho = exp(log_ratio): [N], nats, at least 0 where nothing is cut.
+
+    `logp_N` and `log_ratio_N` (new / old policy) have gradients, both of which count: on fresh tokens the gradient's
+    mean is that of KL(p || q). -d is cut at 20, the log-ratio at 10.
+    Source: [skill-sd]; docs/algorithms.md#importance-weighted-k3.
+    """
+    d_N = logp_N - told_logp_N.detach()
+    return log_ratio_N.clamp(max=RATIO_MOST).exp() * ((-d_N).clamp(max=K3_MOST).exp() - 1.0 + d_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distilled:
+    """l_i = loss_i + coef `importance_k3`_i where the turn was told something.
+
+    Source: [skill-sd]; docs/algorithms.md#importance-weighted-k3.
+    Diagnostics: those of `loss`; `told_k3` and `told_gap` (nats), NaN where nothing was told.
+    """
+
+    loss: TokenLoss
+    coef: float
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner, told_n = self.loss(tokens), tokens.extra[WHERE]
+        # where it is unknown who sampled, the present policy stands in: a ratio of 1, with its gradient
+        ratio_n = tokens.sampled_logp_n - known_behavior(tokens)
+        own_n = importance_k3(tokens.logp_n, tokens.extra[LOGP], ratio_n)
+        gap_n = tokens.extra[LOGP] - tokens.logp_n.detach()
+        shown = {
+            name: torch.where(told_n > 0, value, torch.nan)
+            for name, value in (("told_k3", own_n.detach()), ("told_gap", gap_n))
+        }
+        return TokenLosses(loss_n=inner.loss_n + self.coef * told_n * own_n, diagnostics={**inner.diagnostics, **shown})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillSdConfig:
+    """GRPO with a divergence from the policy that was told something."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    coef: float = 0.001
+    """Weight of the divergence."""
+    reward: Reward = "return"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.01
+    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """What counts the same. Every token, every episode or every response."""
+    position: Position = field(default="opening", metadata=IN_FILE)
+    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+    reader: Reader = "live"
+    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
+    of up to K steps before, with --reference-rate a moving average)."""
+
+    def __post_init__(self) -> None:
+        check_group(self.n, coef=self.coef, kl_coef=self.kl_coef)
+
+
+def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
+    """Clipped policy gradient on group-relative advantages, plus coef rho_i (exp(-d_i) - 1 + d_i) on told turns.
+
+    d_i = log p - log q, q the policy with the text in its prompt, before the update; rho_i = p / the behavior policy.
+    Source: [skill-sd]; docs/algorithms.md#skill-sd.
+    Differs from the paper: read in SDAR's code alone, the only one that could be had. Its functions' own default of
+    coef is 0.1; 0.001 is what all its scripts run. There rho is relative to the policy before the update, scored anew;
+    here to the one that sampled, which is the same on fresh rollouts. Turns without a text have no second term.
+    """
+    low, high = config.clip
+    told = Told(position=config.position, reader=config.reader)
+    loss = PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef)
+    return told_group(
+        config,
+        context,
+        name="skill-sd",
+        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=told),
+        token_loss=Distilled(loss=loss, coef=config.coef),
+        told=told,
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="skill-sd",
+    config=SkillSdConfig,
+    build=build,
+    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
+)
