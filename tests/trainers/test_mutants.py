@@ -173,6 +173,8 @@ SAME = {
     "belief_moves: np.clip(1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), BELIEF_LEAST, 1.0 - BELIEF_LEAST) -> "
     "np.clip(BELIEF_LEAST, 1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), 1.0 - BELIEF_LEAST)": MIDDLE,
     "belief_moves: np.clip(logit_T, -50.0, 50.0) -> np.clip(-50.0, logit_T, 50.0)": MIDDLE,
+    "Believed.__call__: turn_factors(move_T, sign, lam=self.lam, eps=self.eps) -> "
+    "turn_factors(move_T, sign, lam=self.eps, eps=self.lam)": "only their product counts: 1 + lam eps clip(z, -1, 1)",
     "belief_moves: 50.0 -> 51.0": "a belief is cut long before",
     "belief_moves: 50.0 -> 51.0 (2)": "a belief is cut long before",
     "_softmax: -1 -> 1": LAST_AXIS,

@@ -184,10 +184,9 @@ def test_a_belief_is_of_its_episode_and_begins_with_its_group(group: list[Episod
         np.testing.assert_allclose(found[:3], [factor, factor, 2.0 - factor], atol=1e-4)
 
 
-def test_share_and_bound_of_a_belief_are_told_apart(make_episode: Make) -> None:
+def test_a_belief_of_three_turns(make_episode: Make) -> None:
     failed = make_episode([([9], [19])], number=1)
     episode = make_episode([([1], [10]), ([2], [11]), ([3], [12])], number=0, success=True)
-    # from 1/2, by .1, .2 and .15: z -1.2247, 1.2247 and 0; by .1, .1 and .3 (of .9): -.7071, -.7071 and 1.4142
     gap = [log(0.6 / 0.4), log(0.7 / 0.3) - log(0.6 / 0.4), log(0.99 / 0.01) - log(0.7 / 0.3)]
     pair = [replace(episode, group=1), replace(failed, group=1)]
     found = Believed(lam=0.4, eps=0.1)(np.ones(4), logps([*gap, 0.0]), pack(pair), 1)

@@ -65,7 +65,7 @@ class Believed:
             mine_N = np.flatnonzero(batch.episode_N == episode)
             _, turn_n = np.unique(batch.turn_N[mine_N], return_inverse=True)
             prior = float(batch.success_E[batch.group_E == batch.group_E[episode]].mean())
-            move_T = belief_moves(np.bincount(turn_n, gap_N[mine_N]), prior)
+            move_T = belief_moves(np.bincount(turn_n, gap_N[mine_N]).astype(np.float64), prior)
             sign = float(np.sign(advantage_N[mine_N[0]]))
             changed_N[mine_N] *= turn_factors(move_T, sign, lam=self.lam, eps=self.eps)[turn_n]
         return changed_N
