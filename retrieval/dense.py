@@ -106,9 +106,12 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
     # faiss' mapped reader ends the process if a file ends within its header; there is little to share in a small one
     mapped = mapped and Path(path).stat().st_size > SMALL
     flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
+    # no list in it is longer than the file, whatever length it says
+    if hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        faiss.set_deserialization_vector_byte_limit(Path(path).stat().st_size + SMALL)
     try:
         return faiss.read_index(str(library_path(Path(path).parent) / Path(path).name), flag)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
 
 
@@ -143,7 +146,7 @@ def train_index(index: Any, vectors: np.ndarray) -> None:
         ) from error
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: RuntimeError | MemoryError) -> str:
     """The text of a faiss error, without the place in its source."""
     return re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
 from turngym.retrieval.hub import model_folder
+from turngym.retrieval.mapped import map_array
 from turngym.retrieval.named_module import import_named
 from turngym.retrieval.user_files import library_path, user_path
 
@@ -187,7 +188,7 @@ class HashingEncoder:
         folder = Path(folder)
         try:
             head = json.loads((folder / "hashing.json").read_text(encoding="utf-8"))
-            encoder = cls(np.load(folder / "counts.npy"), int(head["passages"]), dim=int(head["dim"]))
+            encoder = cls(np.array(map_array(folder / "counts.npy")), int(head["passages"]), dim=int(head["dim"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RetrievalError(f"{folder}: no usable hashing encoder ({error}); build the index again") from error
         if encoder.fingerprint != head.get("fingerprint"):

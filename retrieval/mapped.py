@@ -6,7 +6,9 @@ end compute and compare checksums of files and manifests.
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import mmap
 import os
 import struct
@@ -90,6 +92,18 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
     if dtype is not None and array.dtype != np.dtype(dtype):
         raise BlobError(f"{path}: holds {array.dtype}, but {np.dtype(dtype)} is needed; build the index again")
     return np.asarray(array).view(np.ndarray)
+
+
+def array_of_bytes(data: bytes) -> np.ndarray:
+    """The array of a .npy file's bytes, read-only. Raises ValueError for others, and for another length than theirs."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("no array in version 1.0 of .npy")
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+    body = data[file.tell() :]
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body):
+        raise ValueError(f"an array of shape {shape} and {dtype} in {len(body):,} bytes")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if by_columns else "C")
 
 
 class BlobWriter(Closes):

@@ -161,6 +161,12 @@ _UNREADABLE = (EOFError, zlib.error, OSError)
 """What reading a cut or damaged `.gz`, or a broken disk, raises."""
 
 
+def read_whole(path: Path, error: type[Exception]) -> bytes:
+    """All bytes of a file, unpacked if it is a `.gz`, within its bounds; `error` where it cannot be read."""
+    with _Opened(path, error) as file:
+        return b"".join(iter(lambda: file.piece(CHUNK), b""))
+
+
 class _Opened:
     """The bytes of a file, unpacked if it is a `.gz` (told by its first bytes), within the bounds."""
 

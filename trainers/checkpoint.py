@@ -35,6 +35,7 @@ from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, save_model, trained
 from turngym.trainers.shard_files import ShardReader, ShardWriter
+from turngym.trainers.tensor_file import read_tensors
 from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
@@ -309,12 +310,12 @@ def load_checkpoint(
 
 def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> None:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+    saved = read_tensors(checkpoint / "optimizer.pt")
     load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
     # after load_model: what making a model draws must not count
     torch.set_rng_state(saved["torch_rng"])
     if critic is not None:
-        critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+        critic.load_state_dict(read_tensors(checkpoint / "critic.pt"))
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> dict[str, Part]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
+from turngym.retrieval.parquet_rows import read_parquet
 from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.config import LmLossConfig
@@ -21,6 +22,10 @@ from turngym.trainers.models import autocast, head, hidden_states, length_batche
 from turngym.trainers.world import SINGLE, World, balanced_shares
 
 Encode = Callable[[str], Sequence[int]]
+
+
+MOST_ROWS = 1_000_000_000
+"""Documents of one parquet file, which are streamed."""
 
 
 class TextError(TurngymError):
@@ -55,15 +60,12 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise TextError(f"{path}: parquet needs pip install 'turngym[parquet]'") from error
-    file = parquet.ParquetFile(path.open("rb"))
-    if column not in file.schema_arrow.names:
-        raise TextError(f"{path} has no column {column!r}; its columns are {', '.join(file.schema_arrow.names)}")
-    for batch in file.iter_batches(batch_size=256, columns=[column]):
-        yield from (text for text in batch.column(0).to_pylist() if text)
+    def choose(names: Sequence[str]) -> list[str]:
+        if column not in names:
+            raise TextError(f"{path} has no column {column!r}; its columns are {', '.join(names)}")
+        return [column]
+
+    yield from (row[column] for row in read_parquet(path, choose, TextError, MOST_ROWS) if row[column])
 
 
 class LmLoss:

@@ -24,6 +24,7 @@ from turngym.envs.core.protocols import RolloutRequest, RolloutSource
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
+from turngym.trainers.tensor_file import read_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +235,7 @@ class AsyncRollout(RolloutSchedule):
 
     def load(self, folder: Path) -> None:
         """Read it; the batches are played again when the first of them is asked for."""
-        saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        saved = read_tensors(folder / FILE)
         self._batches = deque(
             _Batch(
                 Planned(plan=DepthPlan(**batch["plan"]), request=_request(batch["request"])),

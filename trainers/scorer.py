@@ -31,6 +31,7 @@ from turngym.trainers.models import (
     save_model,
     vocabulary_size,
 )
+from turngym.trainers.tensor_file import read_tensors
 from turngym.trainers.world import World
 
 Ids = Sequence[NDArray[np.int32]]
@@ -238,7 +239,7 @@ class ReferenceRefresh:
 
     def load(self, folder: Path) -> None:
         if (folder / FILE).exists():
-            weights = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+            weights = read_tensors(folder / FILE)
             self.reference.load_state_dict(weights)
             if self.rate < 1.0:
                 device = next(iter(self.reference.state_dict().values())).device

@@ -88,10 +88,14 @@ def _checksum(value: Any) -> str:
     return f"{crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
+UNPACKER_BYTES = 1 << 27
+"""Memory of the unpacker itself, by the file's own head; what `write_result` writes needs 66 MB."""
+
+
 def read_result(path: str | Path) -> PackedResult:
     """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
     try:
-        unpack = lzma.LZMADecompressor()
+        unpack = lzma.LZMADecompressor(memlimit=UNPACKER_BYTES)
         if (size := Path(path).stat().st_size) > MOST_BYTES:
             raise ValueError(f"it has {size:,} bytes; at most {MOST_BYTES:,} are read")
         lines = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).split(b"\n")

@@ -8,7 +8,6 @@ tried on connecting: the log-probabilities of its responses are those that drew 
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,6 +35,7 @@ from turngym.agents.servers.client import (
     model_config,
     seed_of,
 )
+from turngym.retrieval.mapped import array_of_bytes
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
 
 ENTRY_BYTES = 128
@@ -222,7 +222,7 @@ class VllmDialect:
                     logp[line] = given[order][np.searchsorted(named[order], ask.chosen[line])]
             else:
                 text = answer["prompt_token_id_logprobs"]
-                rows = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+                rows = array_of_bytes(base64.b64decode(text, validate=True))
                 if rows.shape != (len(ask.ids) - 1 - ask.start, ask.chosen.shape[1]):
                     raise BadAnswer(f"{ask.where}: log-probabilities of shape {rows.shape} came")
                 logp = rows[ask.positions - ask.start - 1].astype(np.float32)

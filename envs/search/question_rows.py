@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import content_hash
 from turngym.envs.search.questions import Question, blank, wordless
-from turngym.retrieval.rows import RATIO, UNPACKED, read_rows, show, stem, text_problem
+from turngym.retrieval.parquet_rows import read_parquet
+from turngym.retrieval.rows import read_rows, show, stem, text_problem
 from turngym.retrieval.user_files import user_path
 
 QUESTIONS = ("question", "Question")
@@ -330,49 +331,12 @@ def _file_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield row.number, row.value
 
 
-_BATCH = 1 << 28
-"""Bytes of a batch of parquet rows at most."""
-
-
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    arrow, parquet = arrow_modules()
-    try:
-        # opened here, because pyarrow takes no path whose bytes are not UTF-8
-        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
-            size = path.stat().st_size
-            most = max(UNPACKED, RATIO * size)
-            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            unpacked = sum(group.total_byte_size for group in groups)
-            if unpacked > most or file.metadata.num_rows > MOST_ROWS:
-                raise TaskError(
-                    f"{path}: {file.metadata.num_rows:,} rows in {unpacked:,} unpacked bytes are too many for a file "
-                    f"of {size:,} bytes; valid: at most {MOST_ROWS:,} rows and {RATIO} times the size"
-                )
-            # contexts and paragraphs, most of the bytes, are never unpacked
-            names = file.schema_arrow.names
-            columns = [name for name in names if name in FIELDS]
-            if not columns:
-                raise TaskError(f"{path}: it has no column that is read, such as question; it has {names!r:.200}")
-            # a text that stands once in the file may be the value of every row: no batch takes more than `_BATCH` bytes
-            chunks = (group.column(place) for group in groups for place in range(group.num_columns))
-            longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-            number = unpacked = 0
-            for batch in file.iter_batches(batch_size=min(256, max(1, _BATCH // max(1, longest))), columns=columns):
-                unpacked += batch.nbytes
-                if unpacked > most:
-                    raise TaskError(f"{path}: its first {number:,} rows have more than {most:,} bytes")
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TaskError(f"{path} cannot be read as parquet: {error}") from error
+    def choose(names: Sequence[str]) -> list[str]:
+        # contexts and paragraphs, most of the bytes, are never unpacked
+        columns = [name for name in names if name in FIELDS]
+        if not columns:
+            raise TaskError(f"{path}: it has no column that is read, such as question; it has {names!r:.200}")
+        return columns
 
-
-def arrow_modules() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet. Raises TaskError that says what to install."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise TaskError(f"parquet files need pyarrow: pip install 'turngym[parquet]' ({error})") from error
-    return pyarrow, pyarrow.parquet
+    yield from enumerate(read_parquet(path, choose, TaskError, MOST_ROWS), start=1)

@@ -17,12 +17,13 @@ from typing import Any
 from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
 from turngym.envs.core.tables import written_whole
 from turngym.envs.search.protocol import harmless
-from turngym.envs.search.question_rows import ALIAS_FILE, arrow_modules, read_questions
+from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.world import preset
 from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
+from turngym.retrieval.parquet_rows import arrow_modules
 from turngym.retrieval.rows import Stamp, path_stamp
 from turngym.retrieval.user_files import user_path
 
@@ -315,7 +316,7 @@ def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator
 
 def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str = PROMPT) -> int:
     """Write the training prompts as parquet; the number of rows. `read_questions` reads the same questions back."""
-    arrow, parquet = arrow_modules()
+    arrow, parquet = arrow_modules(TaskError)
     # written out: of lists that are all empty pyarrow would infer lists of null
     text, strings = arrow.string(), arrow.list_(arrow.string())
     schema = arrow.schema(

@@ -6,9 +6,7 @@ by turn. Tables and figures are made from records alone (`turngym.trainers.study
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
+from turngym.retrieval.rows import read_whole
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
 if TYPE_CHECKING:
@@ -308,14 +307,11 @@ def read_records(path: Path) -> Records:
     if path.is_dir():
         path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
     try:
-        data = path.read_bytes()
-        values: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        values: dict[str, Any] = json.loads(read_whole(path, TurngymError))
         rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error
-    except OSError as error:
-        raise TurngymError(f"cannot read {path}: {error.strerror}") from error
 
 
 FREE = ("seed", "checkpoint_every", "keep_checkpoints")

@@ -1,0 +1,58 @@
+"""Rows of parquet files, bounded by what they hold and not by what their pages say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from turngym.retrieval.rows import RATIO, UNPACKED
+
+BATCH = 1 << 28
+"""Bytes of a batch of rows at most."""
+
+
+def read_parquet(
+    path: Path, choose: Callable[[Sequence[str]], Sequence[str]], error: type[Exception], most_rows: int
+) -> Iterator[dict[str, Any]]:
+    """The rows of a file, with the columns that `choose` takes of its names; the others are never unpacked.
+
+    Raises `error`, which names the file, where it is damaged, or holds more than `RATIO` times its size.
+    """
+    arrow, parquet = arrow_modules(error)
+    try:
+        # opened here, because pyarrow takes no path whose bytes are not UTF-8
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
+            size = path.stat().st_size
+            most = max(UNPACKED, RATIO * size)
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            unpacked = sum(group.total_byte_size for group in groups)
+            if unpacked > most or file.metadata.num_rows > most_rows:
+                raise error(
+                    f"{path}: {file.metadata.num_rows:,} rows in {unpacked:,} unpacked bytes are too many for a file "
+                    f"of {size:,} bytes; valid: at most {most_rows:,} rows and {RATIO} times the size"
+                )
+            columns = list(choose(file.schema_arrow.names))
+            # a text that stands once in the file may be the value of every row: no batch takes more than `BATCH` bytes
+            chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+            longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+            number = unpacked = 0
+            for batch in file.iter_batches(batch_size=min(256, max(1, BATCH // max(1, longest))), columns=columns):
+                unpacked += batch.nbytes
+                if unpacked > most:
+                    raise error(f"{path}: its first {number:,} rows have more than {most:,} bytes")
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as reason:
+        raise error(f"{path} cannot be read as parquet: {reason}") from reason
+
+
+def arrow_modules(error: type[Exception]) -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet. Raises `error` that says what to install."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as reason:
+        raise error(f"parquet files need pyarrow: pip install 'turngym[parquet]' ({reason})") from reason
+    return pyarrow, pyarrow.parquet
