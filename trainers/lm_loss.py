@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
-from turngym.retrieval.parquet_rows import read_parquet
+from turngym.envs.search.parquet_rows import read_parquet
 from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.config import LmLossConfig

@@ -15,8 +15,8 @@ from typing import Any
 
 from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import content_hash
+from turngym.envs.search.parquet_rows import read_parquet
 from turngym.envs.search.questions import Question, blank, wordless
-from turngym.retrieval.parquet_rows import read_parquet
 from turngym.retrieval.rows import read_rows, show, stem, text_problem
 from turngym.retrieval.user_files import user_path
 

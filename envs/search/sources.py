@@ -16,6 +16,7 @@ from typing import Any
 
 from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
 from turngym.envs.core.tables import written_whole
+from turngym.envs.search.parquet_rows import arrow_modules
 from turngym.envs.search.protocol import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
@@ -23,7 +24,6 @@ from turngym.envs.search.world import preset
 from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
-from turngym.retrieval.parquet_rows import arrow_modules
 from turngym.retrieval.rows import Stamp, path_stamp
 from turngym.retrieval.user_files import user_path
 

@@ -66,10 +66,10 @@ def test_a_faiss_index_whose_list_is_longer_than_its_file(tmp_path: Path) -> Non
 def test_tensors_that_are_compressed(tmp_path: Path) -> None:
     torch.save({"a": torch.arange(1000)}, tmp_path / "plain.pt")
     assert read_tensors(tmp_path / "plain.pt")["a"].sum() == 499_500
-    with zipfile.ZipFile(tmp_path / "plain.pt") as plain:
-        with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
-            for entry in plain.infolist():
-                bomb.writestr(entry.filename, plain.read(entry))
+    bomb = zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, bomb:
+        for entry in plain.infolist():
+            bomb.writestr(entry.filename, plain.read(entry))
     with pytest.raises(TurngymError, match=r"bomb.pt: .* bytes that hold more than they are"):
         read_tensors(tmp_path / "bomb.pt")
     (tmp_path / "none.pt").write_bytes(b"\x80\x02}q\x00.")

@@ -12,7 +12,7 @@ import gymnasium as gym
 import pytest
 
 from turngym.envs.core.errors import TaskError
-from turngym.envs.search import question_rows
+from turngym.envs.search import parquet_rows, question_rows
 from turngym.envs.search.question_rows import FIELDS, read_questions
 from turngym.envs.search.questions import Question, RewardRule
 from turngym.envs.search.sources import open_source
@@ -367,8 +367,8 @@ def test_a_file_has_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest
 def test_a_parquet_of_one_long_text_for_every_row_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(question_rows, "UNPACKED", 1 << 22)
-    monkeypatch.setattr(question_rows, "_BATCH", 1 << 20)
+    monkeypatch.setattr(parquet_rows, "UNPACKED", 1 << 22)
+    monkeypatch.setattr(parquet_rows, "BATCH", 1 << 20)
     one = arrow.array(["Who " + "x" * 500_000])
     asked = arrow.DictionaryArray.from_arrays(arrow.array([0] * 20_000, arrow.int32()), one)
     table = arrow.table({"question": asked, "answer": ["Ann"] * 20_000})
