@@ -89,7 +89,7 @@ def _checksum(value: Any) -> str:
 
 
 UNPACKER_BYTES = 1 << 27
-"""Memory of the unpacker itself, by the file's own head; what `write_result` writes needs 66 MB."""
+"""Memory of the unpacker itself, by the file's own head; packed results need 66 MB."""
 
 
 def read_result(path: str | Path) -> PackedResult:
