@@ -263,3 +263,19 @@ def test_pages_install_from_a_clone() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         found = re.findall(r"pip install [^`\n]*'turngym\[([a-z,]+)\]'", page.read_text(encoding="utf-8"))
         assert not found, f"{page.name}: pip install 'turngym[{found[0]}]'; write pip install -e '.[{found[0]}]'"
+
+
+@pytest.mark.parametrize(("tag", "said"), [("v9.9.9", "the tag is v9.9.9, scripts/turngym"), ("0.2.0", "the tag is 0.2.0")])
+def test_a_release_is_of_the_version(tag: str, said: str) -> None:
+    command = [str(ROOT / ".ci" / "release"), tag, "https://github.com/OWNER/NAME"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert not (ROOT / "dist").exists() or done.stdout == ""
+
+
+def test_a_tag_publishes_what_was_tried() -> None:
+    flow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    assert ".ci/release" in flow
+    assert [job in flow for job in ("needs: build", "needs: try")] == [True, True]
+    assert all(f'"3.{minor}"' in flow for minor in (11, 12, 13, 14))
