@@ -17,7 +17,7 @@ import tyro
 
 from turngym.agents.models import base_model
 from turngym.agents.presets import ALFWORLD, find_preset
-from turngym.envs.core.settings import Range, read_toml, settings_of
+from turngym.envs.core.settings import Count, Range, read_toml, settings_of
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.user_files import library_path
@@ -35,6 +35,10 @@ class PlanOptions:
     """The same; None for algorithms without a teacher."""
     gpus: Annotated[tuple[int, ...], Range(1)] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
+    steps: Count | None = None
+    """Steps of the run; with it a line says what all of it takes."""
+    eval_every: Annotated[int, Range(0)] = 10
+    """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
     work: Annotated[Workload, tyro.conf.arg(name="")] = field(default_factory=Workload)
@@ -98,10 +102,40 @@ def notes(options: PlanOptions) -> list[str]:
         f"{work.start_us:g} microseconds to start an operation, and no waiting for the environments or the network: "
         "measure yours with `turngym bench gpu` and `turngym bench rollout`, and say --compute-share, --decode-share "
         "and --start-us.",
+        *_whole(options),
         *_ahead(options),
         "to play: the student's weights before it plays. update: weights for each pass, gradients back. top K: 50 ids "
         "a sampled token. to a server: what each engine that plays gets instead of its own rollout.",
     ]
+
+
+def _whole(options: PlanOptions) -> list[str]:
+    """Hours of the whole run, and what to change where it does not fit."""
+    chip, student = chip_named(options.chip), _shape(options.student)
+    teacher = None if options.teacher is None else _shape(options.teacher)
+    found = {gpus: estimate(student, teacher, chip, gpus, options.work) for gpus in options.gpus}
+    said = []
+    if options.steps is not None:
+        evaluations = 1 + -(-options.steps // options.eval_every) if options.eval_every else 0
+        hours = [
+            f"{gpus}: {(options.steps * one.step_s + evaluations * one.eval_s) / 3600:.1f}"
+            for gpus, one in found.items()
+            if one.fits
+        ]
+        what = f"{options.steps} steps and {evaluations} evaluations"
+        said.append(f"the run: {what} take, in hours by GPUs, {', '.join(hours) or 'nothing, as nothing fits'}.")
+    if not all(one.fits for one in found.values()):
+        work = options.work
+        changes = {
+            "--lora-rank 16": not work.lora_rank,
+            "--rollout-dtype bfloat16": work.rollout_dtype == "float32" and not work.lora_rank,
+            "--teacher-dtype bfloat16": teacher is not None and work.teacher_dtype == "float32",
+            "--shard-teacher": teacher is not None and not work.shard_teacher and max(options.gpus) > 1,
+            "a smaller --micro-tokens": True,
+            "a smaller model or a larger chip": True,
+        }
+        said.append(f"where it does not fit: {', '.join(name for name, helps in changes.items() if helps)}.")
+    return said
 
 
 def _ahead(options: PlanOptions) -> list[str]:
@@ -163,7 +197,10 @@ def of_run(table: Mapping[str, Any]) -> PlanOptions:
         tasks = load_panel(panel).tasks[: table.get("eval_limit")]
         work["eval_episodes"] = len(tasks) * (table.get("eval_samples") or 4)
     student, teacher = table.get("student", "1.7B"), table.get("teacher")
-    return PlanOptions(student=str(student), teacher=None if teacher is None else str(teacher), work=Workload(**work))
+    run = {name: table[name] for name in ("steps", "eval_every") if table.get(name) is not None}
+    return PlanOptions(
+        student=str(student), teacher=None if teacher is None else str(teacher), work=Workload(**work), **run
+    )
 
 
 def _line(gpus: int, found: Estimate) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -172,6 +173,29 @@ def _qwen35(layers: int, width: int, heads: int, mlp: int, value_heads: int, tie
     )
 
 
+def _qwen25(
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    tied: bool,
+    *,
+    head_dim: int = 128,
+    vocab: int = 151_936,
+) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp=mlp,
+        vocab=vocab,
+        tied=tied,
+    )
+
+
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {
         "tiny": ModelShape(layers=2, width=128, heads=4, kv_heads=4, head_dim=32, mlp=256, vocab=600, tied=True),
@@ -183,13 +207,20 @@ SHAPES: Mapping[str, ModelShape] = MappingProxyType(
         "9B": _qwen35(32, 4096, 16, 12_288, 32, False),
         "14B": _qwen3(40, 5120, 40, 17_408, False),
         "32B": _qwen3(64, 5120, 64, 25_600, False),
+        "Qwen2.5-0.5B": _qwen25(24, 896, 14, 2, 4864, True, head_dim=64),
+        "Qwen2.5-1.5B": _qwen25(28, 1536, 12, 2, 8960, True),
+        "Qwen2.5-3B": _qwen25(36, 2048, 16, 2, 11_008, True),
+        "Qwen2.5-7B": _qwen25(28, 3584, 28, 4, 18_944, False, vocab=152_064),
     }
 )
-"""By the names that people use: dense Qwen3 models, hybrid Qwen3.5 ones (2B, 9B), the embedded worlds' tiny one."""
+"""By the names that people use: dense Qwen3 and Qwen2.5 models, hybrid Qwen3.5 ones (2B, 9B), the worlds' tiny one."""
 
 
 def shape_named(name: str) -> ModelShape:
-    """One of `SHAPES`. Raises ModelError, with the names, for another."""
+    """One of `SHAPES`, also by its name on the hub (`Qwen/Qwen2.5-1.5B-Instruct`, `Qwen/Qwen3-4B`). Raises ModelError,
+    with the names, for another."""
+    known = re.fullmatch(r"(?:Qwen/)?(?:Qwen3-)?(.+?)(?:-Instruct)?(?:@.*)?", name)
+    name = known[1] if known is not None and known[1] in SHAPES else name
     if name not in SHAPES:
         raise ModelError(f"model shape {name!r} is unknown; valid: {', '.join(SHAPES)}")
     return SHAPES[name]

@@ -265,7 +265,9 @@ def test_pages_install_from_a_clone() -> None:
         assert not found, f"{page.name}: pip install 'turngym[{found[0]}]'; write pip install -e '.[{found[0]}]'"
 
 
-@pytest.mark.parametrize(("tag", "said"), [("v9.9.9", "the tag is v9.9.9, scripts/turngym"), ("0.2.0", "the tag is 0.2.0")])
+@pytest.mark.parametrize(
+    ("tag", "said"), [("v9.9.9", "the tag is v9.9.9, scripts/turngym"), ("0.2.0", "the tag is 0.2.0")]
+)
 def test_a_release_is_of_the_version(tag: str, said: str) -> None:
     command = [str(ROOT / ".ci" / "release"), tag, "https://github.com/OWNER/NAME"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

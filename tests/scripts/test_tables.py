@@ -97,6 +97,8 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     )
     assert (asked.work.episodes, asked.work.turns, asked.work.response, asked.work.slots) == (6, 7, 8, 9)
     assert (asked.work.eval_episodes, asked.work.lora_rank) == (15, 4)
+    run = plan.of_run(table | {"steps": 30, "eval_every": 7})
+    assert (run.steps, run.eval_every) == (30, 7)
     # of a preset: its turns, responses and samples, each unless it was given beside it
     left = {name: table[name] for name in ("student", "panel", "eval_limit")} | {"preset": "verl-agent"}
     work = plan.of_run(left).work
@@ -111,6 +113,31 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     assert "6 episodes of 750 tokens" in text
     assert main([*words, "--batch-size", "3"]) == 2
     assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
+
+
+def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--teacher", "None", "--gpus", "1", "--student"]
+    totals = []
+    for steps in ("100", "200"):
+        assert main([*words, "Qwen/Qwen2.5-1.5B-Instruct", "--steps", steps, "--eval-every", "50"]) == 0
+        said = capsys.readouterr().out.replace("\n", " ")
+        totals.append(
+            float(said.partition(" evaluations take, in hours by GPUs, 1: ")[2].split(".  ")[0].split()[0][:-1])
+        )
+        assert f"{steps} steps and {1 + int(steps) // 50} evaluations" in said
+    assert totals[0] < totals[1] < 2.01 * totals[0]
+    assert main([*words, "Qwen/Qwen2.5-7B-Instruct@main", "--chip", "3090"]) == 1
+    said = capsys.readouterr().out
+    assert "where it does not fit: --lora-rank 16, --rollout-dtype bfloat16, a smaller --micro-tokens" in said
+    assert "--teacher-dtype" not in said.partition("where it does not fit")[2].partition(".")[0]
+
+
+def test_sizes_are_those_that_the_models_publish() -> None:
+    from turngym.trainers.plan import shape_named
+
+    published = {"Qwen2.5-0.5B": 0.49, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.61, "Qwen3-1.7B": 1.72}
+    for name, billions in published.items():
+        assert shape_named(f"Qwen/{name}").parameters / 1e9 == pytest.approx(billions, abs=0.01)
 
 
 def test_plan_takes_an_adapter_for_its_base(tmp_path: Path) -> None:
