@@ -1,0 +1,86 @@
+"""Each child of a server, a trainer and a player may be stopped (SIGSTOP): what is asked to end ends nevertheless."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from turngym.agents.servers.weights import free_port
+
+pytestmark = pytest.mark.long
+STUDENT = Path(__file__).parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
+PATIENCE = 60.0
+"""Seconds to the end after each of two signals; a drain has 20 or 30."""
+CORPUS = '{"id": "1", "title": "Lisbon", "text": "Lisbon is the capital of Portugal."}\n'
+COMMANDS: dict[str, Sequence[str]] = {
+    "proxy": ("serve", "proxy", "--student", str(STUDENT), "--out", "out", "--threads", "1", "--port", "PORT"),
+    "retrieval": ("serve", "retrieval", "--index", "bm25:corpus.jsonl", "--port", "PORT"),
+    "rollout": (
+        "rollout",
+        "--env",
+        "turngym/ALFWorld-v0",
+        "--agent",
+        f"model:{STUDENT}",
+        "--tasks",
+        "400",
+        "--workers",
+        "2",
+        "--out",
+        "o.jsonl",
+    ),
+}
+
+
+def children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are read from /proc")
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_it_ends(name: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(CORPUS)
+    argv = [word.replace("PORT", str(free_port("127.0.0.1"))) for word in COMMANDS[name]]
+    with (tmp_path / "log").open("w") as log:
+        child = subprocess.Popen([sys.executable, "-m", "turngym.scripts", *argv], cwd=tmp_path, stdout=log, stderr=log)
+    stopped = list[int]()
+    try:
+        # it plays, or answers
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not _working(name, tmp_path):
+            assert child.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        stopped = list(children(child.pid))
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(2):
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(PATIENCE)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        assert child.poll() is not None, (tmp_path / "log").read_text()
+        assert "Traceback" not in (tmp_path / "log").read_text()
+        time.sleep(2.0)
+        # no child is left behind, stopped or not
+        assert [pid for pid in stopped if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        for pid in stopped:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+        child.kill()
+        child.wait()
+
+
+def _working(name: str, folder: Path) -> bool:
+    if name == "rollout":
+        return (folder / "o.jsonl").exists() and (folder / "o.jsonl").stat().st_size > 0
+    return "ready" in (folder / "log").read_text()
