@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
 from turngym.envs.core.errors import ModelError
-from turngym.envs.core.files import weights_hash
 from turngym.envs.core.settings import Length
 from turngym.retrieval.user_files import library_path
 from turngym.trainers.config import ConfigError
@@ -36,14 +35,6 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.rank < 0 or self.alpha < 1:
             raise ConfigError(f"lora rank is {self.rank} and alpha {self.alpha}; valid: rank from 0, alpha from 1")
-
-
-def adapter_identity(lora: LoraConfig, student: Path) -> dict[str, Any]:
-    """Returns what a resumed run must share of its adapters; empty without adapters."""
-    if not lora.rank:
-        return {}
-    # adapters are only right on the weights that they were trained on, so the student counts too
-    return {"lora": {**asdict(lora), "targets": list(lora.targets)}, "student": weights_hash(student)}
 
 
 def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -108,11 +108,12 @@ class StudentRollouts:
     def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
         self.config, self.run = config, run
         play = config.play
-        self._preset = find_preset(play.preset, play.env_id)
+        # What follows without an underscore is read by `trainers/identity.py`, too.
+        self.preset = find_preset(play.preset, play.env_id)
         self._env_kwargs = json_object("--env-kwargs", play.env_kwargs)
         settings = ChatSettings.load(run.folder)
-        if self._preset is not None:
-            settings = self._preset.settings(settings, self._env_kwargs)
+        if self.preset is not None:
+            settings = self.preset.settings(settings, self._env_kwargs)
         self.settings = config.chat.applied(settings, play.env_id)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
@@ -140,18 +141,18 @@ class StudentRollouts:
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
-        self._scoring: dict[str, str] = self._env.env.unwrapped.scoring
-        if why := self._scoring.get("approximate"):
+        self.scoring: dict[str, str] = self._env.env.unwrapped.scoring
+        if why := self.scoring.get("approximate"):
             print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
 
         shots, tool = config.few_shots, self._env.env.unwrapped.tool
-        self._examples = Examples()
+        self.examples = Examples()
         if shots.examples is not None:
             channel = make_channel(self.settings.channel, tool)
             how = shots.examples_as, play.env_id, channel, tool, shots.examples_for
-            self._examples = read_examples(shots.examples, *how)
-            if self._examples.skills is not None:
-                self._examples.skills.check(self._env.env.unwrapped)
+            self.examples = read_examples(shots.examples, *how)
+            if self.examples.skills is not None:
+                self.examples.skills.check(self._env.env.unwrapped)
 
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
         self.servers: SyncedPolicy | None
@@ -167,10 +168,10 @@ class StudentRollouts:
 
         self._panel = None if play.panel is None else load_panel(play.panel)
         if self._panel is not None:
-            assert_disjoint(self._examples.tasks, self._panel.tasks)
+            assert_disjoint(self.examples.tasks, self._panel.tasks)
             check_panel(self._panel, self._eval_kwargs(self._panel), play.env_id, self._env.env.unwrapped.tool)
         self._demonstrations_opened: Demonstrations | None = None
-        self._demonstrations_identity: dict[str, Any] = {}
+        self.demonstrated: dict[str, Any] = {}
 
     def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
         config, engine = self.config, None
@@ -202,21 +203,21 @@ class StudentRollouts:
             slots=config.play.slots,
             dtype=config.play.rollout_dtype,
             engine=engine,
-            examples=self._examples.episodes,
-            skills=self._examples.skills,
+            examples=self.examples.episodes,
+            skills=self.examples.skills,
         )
-        if self._examples.text:
+        if self.examples.text:
             # in what is played alone: the settings that are saved with the model stay without
             said = player.settings.system
             if said is None:
                 channel = make_channel(self.settings.channel, player.tool)
                 said = system_message(self._env.env.unwrapped, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self._examples.in_system(said)))
+            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(said)))
         return player, engine
 
     def _maker(self, **more: Any) -> MakeEnv:
         """Makes the environment that is trained on."""
-        preset = {} if self._preset is None else self._preset.make(training=True)
+        preset = {} if self.preset is None else self.preset.make(training=True)
         run: dict[str, Any] = {"max_turns": self.run.max_turns}
         if self.config.play.split is not None:
             run["split"] = self.config.play.split
@@ -228,32 +229,6 @@ class StudentRollouts:
 
     def _eval_kwargs(self, panel: Panel) -> dict[str, Any]:
         return eval_make(panel, self.config.play.preset, self._env_kwargs, self.run)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must share of its rollout side; flat and JSON-able.
-
-        Who plays (workers, slots) is not in it: episodes do not depend on it.
-        """
-        play = self.config.play
-        identity: dict[str, Any] = {"env": play.env_id, "split": play.split, "env_kwargs": play.env_kwargs}
-        identity["chat"] = self.settings.identity
-        identity |= self._scoring
-        if self._examples.identity is not None:
-            identity["examples"] = self._examples.identity
-        if play.rollout_dtype is not None:
-            identity["rollout_dtype"] = play.rollout_dtype
-        # names alone, for folders may have moved
-        identity |= {"collect.expert": play.expert, "collect.traces": [path.name for path in play.traces]}
-        if self.run.judge is not None:
-            judging = asdict(self.config.judging)
-            # neither when to give the judge up nor how often its episodes are kept changes what is learned
-            del judging["judge_unread"]
-            identity["judge"] = {**judging, "judge_every": None, "expert": play.expert}
-        identity |= self._demonstrations_identity
-        if self._preset is not None:
-            identity |= self._preset.identity
-        return identity
 
     @property
     def evaluate(self) -> PanelEvaluation | None:
@@ -368,7 +343,7 @@ class StudentRollouts:
         settings = replace(ChatSettings.load(folder), channel=self.settings.channel)
         settings = complete_settings(settings, tokenizer, tool)
         renderer, channel = (
-            renderer_of(model, tokenizer, settings, tool, self._examples.episodes, self._examples.skills),
+            renderer_of(model, tokenizer, settings, tool, self.examples.episodes, self.examples.skills),
             make_channel(settings.channel, tool),
         )
         said = settings.system
@@ -378,7 +353,7 @@ class StudentRollouts:
             renderer=renderer,
             channel=channel,
             tool=tool,
-            system=self._examples.in_system(said) if self._examples.text else said,
+            system=self.examples.in_system(said) if self.examples.text else said,
             max_context=settings.max_context or model.config.get_text_config().max_position_embeddings,
         )
 
@@ -446,7 +421,7 @@ class StudentRollouts:
                 reward=self.run.reward,
                 device=self.run.device,
             )
-            self._demonstrations_opened, self._demonstrations_identity = opened
+            self._demonstrations_opened, self.demonstrated = opened
         return self._demonstrations_opened
 
     def judge(self) -> Judge:

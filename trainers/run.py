@@ -26,7 +26,6 @@ from turngym.agents.models import hub_folder
 from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.settings import FILE, read_toml, write_config
@@ -34,10 +33,11 @@ from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.collecting import DatasetCollect, with_recorded
-from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
+from turngym.trainers.identity import of_training
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
-from turngym.trainers.lora import adapter_identity, add_adapters
+from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.optimizer_step import unsuited_lr
@@ -211,7 +211,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     source = _judged(_played(config, algorithm, rollouts, others, teacher), algorithm, rollouts)
     evaluate: Callable[[int], EvalPoint] | None = rollouts.evaluate
     on_update: Callable[[int], None] = rollouts.learner_changed
-    identity = _identity(config, algorithm, rollouts, teacher)
+    also = {item.name: (item, others[item.name]) for item in further}
+    identity = of_training(config, algorithm, rollouts, teacher, also)
     if further:
         if not config.rollouts.play.traces:
             source = SeveralSources(
@@ -225,12 +226,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         if evaluate is not None and panels:
             evaluate = EachPanel(first=evaluate, others=panels)
         on_update = partial(_all_changed, (rollouts, *others.values()))
-        identity["share"] = config.rollouts.play.share
-        for item in further:
-            identity |= {f"{item.name}.{key}": value for key, value in others[item.name].identity.items()}
-            identity[f"{item.name}.share"] = item.share
-            if item.name in teachers and item.teacher is not None:
-                identity[f"{item.name}.teacher"] = weights_hash(item.teacher)
     source = _rewarded(source, config)
     if other and vocab_size is None and isinstance(teacher, LocalScorer):
         algorithm = _of_other_vocabulary(algorithm, config, rollouts, model, teacher.model)
@@ -395,30 +390,3 @@ def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
             f"is {kind}: leave one of them out"
         )
     return RewardedCollect(collect=source, reward=find_reward(name), timeout=config.rollouts.workers.step_timeout)
-
-
-def _identity(
-    config: TrainConfig, algorithm: Algorithm, rollouts: StudentRollouts, teacher: Scorer | None
-) -> dict[str, Any]:
-    """Returns what a resumed run must share beside the algorithm, the run and the optimizer."""
-    models, uses = config.models, find_algorithm(config.algorithm).reads
-    # what the rollout side says of demonstrations and experts is of those that read it
-    unread = [f"collect.{name}" for use, name in (("shown", "demonstrat"), ("expert", "expert")) if use not in uses]
-    identity = {key: value for key, value in rollouts.identity.items() if not key.startswith(tuple(unread))}
-    if algorithm.needs_teacher and models.teacher is None:
-        # a teacher on servers that has no folder is known by the name that its server gives
-        identity["teacher"] = teacher.fleet.servers[0].model  # type: ignore[union-attr]
-    identity["models.dtype"] = models.dtype
-    if algorithm.needs_teacher or algorithm.needs_reference:
-        identity["models.teacher_dtype"] = models.teacher_dtype
-    if "text" in uses:
-        text = fingerprint(getattr(config, "lm_loss", LmLossConfig()))
-        # by name alone, for folders may have moved
-        identity |= {f"lm_loss.{name}": value for name, value in text.items()}
-        identity["lm_loss.files"] = [path.name for path in text["files"]]
-    if algorithm.needs_reference:
-        identity["models.reference"] = weights_hash(models.student)
-    if models.teacher is not None and algorithm.needs_teacher:
-        # by content: folders may have moved when a run is resumed, or hold other weights under the same name
-        identity["teacher"] = weights_hash(models.teacher)
-    return identity | adapter_identity(config.lora, models.student)

@@ -30,6 +30,7 @@ from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, RolloutRequest, Sampling  # noqa: E402
+from turngym.trainers.identity import of_rollouts  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts  # noqa: E402
@@ -210,7 +211,7 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
         rollouts.close()
         assert next(engine._model.model.parameters()).dtype == name
         assert {tensor.dtype for tensor in engine._cache._keys} == {name}
-        assert rollouts.identity.get("rollout_dtype") == asked
+        assert of_rollouts(rollouts, frozenset()).get("rollout_dtype") == asked
         seen.append(np.concatenate([turn.logprobs for turn in episode.turns]))
     assert not np.array_equal(seen[0], seen[1])
     assert next(model.parameters()).dtype == torch.float32

@@ -29,10 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("__post_init__", "__eq__", "__hash__", "__repr__")
 WHOLE = {
     "fingerprint": "trainers/config.py",
-    "adapter_identity": "trainers/lora.py",
-    "identity": "",
+    "of_adapters": "trainers/identity.py",
+    "of_rollouts": "trainers/identity.py",
     "open_demonstrations": "trainers/collecting.py",
-    "run_identity": "trainers/fingerprint.py",
 }
 """Functions that take whole groups (`asdict`) to write them down, with their file."""
 UNSEEN: Mapping[str, str] = {

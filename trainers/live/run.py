@@ -28,11 +28,11 @@ from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.identity import of_adapters
 from turngym.trainers.live.config import ServeProxy, named
 from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
-from turngym.trainers.lora import adapter_identity
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncConfig
@@ -270,7 +270,7 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
         identity["teacher"] = weights_hash(config.teacher)
     elif config.servers.teacher_server:
         identity["teacher"] = config.servers.teacher_server
-    return identity | adapter_identity(config.lora, config.student)
+    return identity | of_adapters(config.lora, config.student)
 
 
 def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:

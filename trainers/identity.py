@@ -1,0 +1,87 @@
+"""What a run shares with the one that it goes on with, beside algorithm, run and optimizer: data, rules and models.
+
+`Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Data are known by name and
+models by content, since folders move. Who computes (workers, slots, servers) is not in it, for no episode depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.core.files import weights_hash
+from turngym.trainers.algorithm import Algorithm, find_algorithm
+from turngym.trainers.config import LmLossConfig, fingerprint
+from turngym.trainers.lora import LoraConfig
+from turngym.trainers.rollouts import StudentRollouts
+from turngym.trainers.scorer import Scorer
+from turngym.trainers.several import FurtherEnv
+from turngym.trainers.train_config import TrainConfig
+
+
+def of_training(
+    config: TrainConfig,
+    algorithm: Algorithm,
+    rollouts: StudentRollouts,
+    teacher: Scorer | None,
+    further: Mapping[str, tuple[FurtherEnv, StudentRollouts]],
+) -> dict[str, Any]:
+    """What a run of `turngym train` shares beside algorithm, run and optimizer; what its algorithm does not read is not
+    in it. `further` are the environments of --also."""
+    models, uses = config.models, find_algorithm(config.algorithm).reads
+    identity: dict[str, Any] = {"models.dtype": models.dtype, **of_rollouts(rollouts, uses)}
+    if algorithm.needs_teacher:
+        # by content: folders may have moved when a run is resumed, or hold other weights under the same name
+        named = None if models.teacher is None else weights_hash(models.teacher)
+        # a teacher on servers that has no folder is known by the name that its server gives
+        identity["teacher"] = named or teacher.fleet.servers[0].model  # type: ignore[union-attr]
+    if algorithm.needs_reference:
+        identity["models.reference"] = weights_hash(models.student)
+    if algorithm.needs_teacher or algorithm.needs_reference:
+        identity["models.teacher_dtype"] = models.teacher_dtype
+    if "text" in uses:
+        text = fingerprint(getattr(config, "lm_loss", LmLossConfig()))
+        # by name alone, for folders may have moved
+        identity |= {f"lm_loss.{name}": value for name, value in text.items()}
+        identity["lm_loss.files"] = [path.name for path in text["files"]]
+    if further:
+        identity["share"] = config.rollouts.play.share
+    for name, (item, played) in further.items():
+        identity |= {f"{name}.{key}": value for key, value in of_rollouts(played, uses).items()}
+        identity[f"{name}.share"] = item.share
+        if item.teacher is not None:
+            identity[f"{name}.teacher"] = weights_hash(item.teacher)
+    return identity | of_adapters(config.lora, models.student)
+
+
+def of_rollouts(rollouts: StudentRollouts, uses: frozenset[str]) -> dict[str, Any]:
+    """What is played, and by which rules, for an algorithm that `uses` so much of it."""
+    play = rollouts.config.play
+    identity: dict[str, Any] = {"env": play.env_id, "split": play.split, "env_kwargs": play.env_kwargs}
+    identity |= {"chat": rollouts.settings.identity, **rollouts.scoring}
+    if rollouts.examples.identity is not None:
+        identity["examples"] = rollouts.examples.identity
+    if play.rollout_dtype is not None:
+        identity["rollout_dtype"] = play.rollout_dtype
+    if rollouts.run.judge is not None:
+        judging = asdict(rollouts.config.judging)
+        # neither when to give the judge up nor how often its episodes are kept changes what is learned
+        del judging["judge_unread"]
+        identity["judge"] = {**judging, "judge_every": None, "expert": play.expert}
+    # names alone, for folders may have moved
+    identity["collect.traces"] = [path.name for path in play.traces]
+    if "expert" in uses:
+        identity["collect.expert"] = play.expert
+    if "shown" in uses:
+        identity |= rollouts.demonstrated
+    return identity | ({} if rollouts.preset is None else dict(rollouts.preset.identity))
+
+
+def of_adapters(lora: LoraConfig, student: Path) -> dict[str, Any]:
+    """What is trained in the place of the weights of the model in `student`; empty without adapters."""
+    if not lora.rank:
+        return {}
+    # adapters are only right on the weights that they were trained on, so the student counts too
+    return {"lora": {**asdict(lora), "targets": list(lora.targets)}, "student": weights_hash(student)}
