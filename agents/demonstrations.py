@@ -80,7 +80,7 @@ class LiveDemonstrator:
 
     agent: Agent
     make_env: MakeEnv
-    """In the channel that the agent writes."""
+    """Makes environments in the channel that the agent writes."""
     slots: int = SLOTS
     system: str | None = None
     apart: int = 0

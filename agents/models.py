@@ -32,7 +32,7 @@ plan for every new length. While tokens are sampled, every token has a new lengt
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
 MOST_ADAPTERS = 8
-"""On top of each other; more is a circle, or a file that wants to be one."""
+"""Most adapters on top of each other; more is a circle, or a file that wants to be one."""
 
 
 def hub_folder(named: str | Path, *, weights: bool = True) -> Path:

@@ -45,7 +45,7 @@ class OpenedAgent:
     chat: str = ""
     """How a model is spoken to, in a line for people."""
     fingerprint: str | None = None
-    """Of a model's files: two checkpoints of one name are not the same player."""
+    """Hash of a model's files: two checkpoints of one name are not the same player."""
     dtype: str | None = None
     """Precision of a model that plays in this process: another one draws other episodes."""
     origin: str | None = None

@@ -24,7 +24,7 @@ from turngym.envs.core.settings import (
 )
 
 TEMPERATURE = 0.85
-"""At which a model samples where nobody says otherwise."""
+"""Temperature at which a model samples where nobody says otherwise."""
 
 # Options of agents that have a name: which one plays, and how it speaks.
 
@@ -84,7 +84,8 @@ class AgentOptions:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> AgentOptions:
-        """From keywords: those of `EndpointOptions` stand beside the others. Raises AgentError for an unknown one."""
+        """Makes options from keywords: those of `EndpointOptions` stand beside the others. Raises AgentError for an
+        unknown one."""
         check_keywords(cls.__name__, cls, settings)
         inner = {field.name for field in fields(EndpointOptions)}
         endpoint = EndpointOptions(**{name: value for name, value in settings.items() if name in inner})

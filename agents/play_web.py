@@ -67,7 +67,7 @@ class PlaySettings:
     idle: float = 1800.0
     """Seconds without a click after which a game ends."""
     seed: int | None = None
-    """Of the tasks drawn at random; by default another order every time."""
+    """Fixes the tasks drawn at random; by default another order every time."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -124,7 +124,7 @@ class Preset:
 
 
 def preset_name(preset: Preset | None) -> dict[str, str]:
-    """As configuration files have it."""
+    """The name that configuration files have."""
     return {} if preset is None else {"preset": preset.name}
 
 

@@ -71,11 +71,11 @@ class Timeouts:
     """Seconds that a connection gets."""
 
     receive: float = 60.0
-    """From the first byte of a request to its last, however steadily bytes trickle in."""
+    """Seconds from the first byte of a request to its last, however steadily bytes trickle in."""
     idle: float = 75.0
-    """Without a request."""
+    """Seconds without a request."""
     send: float = 60.0
-    """For which a client may take nothing of its answer."""
+    """Seconds for which a client may take nothing of its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class DrainingServer:
         self.host, self.port = host, int(self._server.effective_port)
         self._wishes: SimpleQueue[str] = SimpleQueue()
         self.drained = False
-        """After `run`: whether every accepted request was answered."""
+        """Whether every accepted request was answered, after `run`."""
 
     @property
     def url(self) -> str:

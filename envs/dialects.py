@@ -23,7 +23,8 @@ from turngym.envs.tool_calls import (
 )
 
 HERMES = JsonCalls(name="hermes", opening="<tool_call>", closing="</tool_call>", form="<tool_call>\n%s\n</tool_call>")
-"""Of Qwen2.5, Qwen3, Qwen-VL, Hermes and Granite 4. It is the default: the channel `tool` means this one."""
+"""The dialect of Qwen2.5, Qwen3, Qwen-VL, Hermes and Granite 4. It is the default: the channel `tool` means this
+one."""
 _LLAMA = ("name", "parameters")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DEEPSEEK_HEAD = r"\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*"

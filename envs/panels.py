@@ -46,7 +46,7 @@ class Panel:
     name: str
     """Lower-case letters, digits and hyphens, for example `alfworld-valid-unseen`."""
     version: int
-    """From 1; any change of the content needs a new version."""
+    """Version, from 1; any change of the content needs a new one."""
     env_id: str
     """Gymnasium id; with its module for an environment of another package, `my_package:namespace/Name-v0`."""
     make_kwargs: Mapping[str, Any]

@@ -79,7 +79,7 @@ class Thoughts:
 
 
 THINK = Thoughts()
-"""Of Qwen, DeepSeek, GLM, Nemotron and most others."""
+"""Tags of Qwen, DeepSeek, GLM, Nemotron and most others."""
 HARMONY = Thoughts(
     opening="<|channel|>analysis<|message|>",
     closing="<|end|>",
@@ -89,7 +89,7 @@ HARMONY = Thoughts(
     spoken="<|channel|>final<|message|>",
     may_be_open=False,
 )
-"""Of GPT-OSS: the analysis channel."""
+"""Tags of GPT-OSS: the analysis channel."""
 COHERE = Thoughts(
     opening="<|START_THINKING|>",
     closing="<|END_THINKING|>",

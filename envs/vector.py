@@ -81,7 +81,8 @@ class TextVectorEnv(SyncVectorEnv):
     def step_lists(
         self, actions: Sequence[str]
     ) -> tuple[list[str], list[float], list[bool], list[bool], list[dict[str, Any]]]:
-        """As `step`, but in plain lists of `num_envs` with every environment's own info, for callers that loop.
+        """Steps as `step` does, but in plain lists of `num_envs` with every environment's own info, for callers that
+        loop.
 
         With `SameStep`, the infos of ended environments have `final_obs` and `final_info` too.
         """

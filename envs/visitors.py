@@ -49,7 +49,7 @@ class Visitors(Generic[V]):
     ) -> None:
         self._most, self._idle, self._dismiss, self._clock = most, idle, dismiss, clock
         self._open: OrderedDict[str, tuple[V, float]] = OrderedDict()
-        """With the time of the last use, in its order."""
+        """Open visits with the time of their last use, in its order."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

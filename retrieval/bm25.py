@@ -98,7 +98,7 @@ class LuceneIndex:
         return [(ids[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def search_rows(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, but as (rows int32, scores float32)."""
+        """Searches as `search` does, and returns (rows int32, scores float32)."""
         parts = self._opened()
         if k < 1:
             raise RetrievalError(f"k={k}: at least one document must be asked for")
@@ -168,7 +168,7 @@ class BM25Retriever:
         return len(self._index)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query at most `k` passages, best first, ties by id; none if no term is shared.
+        """Finds for each query `k` passages at most, best first, ties by id; none if no term is shared.
 
         Raises:
             RetrievalError: one string instead of a sequence of them, k below 1, or closed.

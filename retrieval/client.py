@@ -71,11 +71,11 @@ class ClientSettings:
     """Time-outs, retries and cache of a client. Durations are in seconds."""
 
     deadline: float = 20.0
-    """For one `search`, with all attempts and waits."""
+    """Seconds for one `search`, with all attempts and waits."""
     connect: float = 3.0
-    """For one connection."""
+    """Seconds for one connection."""
     attempt: float = 15.0
-    """For one request and its whole answer; our server gives up after 12 s by itself."""
+    """Seconds for one request and its whole answer; our server gives up after 12 s by itself."""
     retries: int = 2
     """Further attempts after a failed one."""
     backoff: float = 0.1
@@ -161,7 +161,7 @@ class HttpRetriever:
         return self._fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query at most `k` hits, best first.
+        """Finds for each query `k` hits at most, best first.
 
         Raises:
             RetrieverUnavailable: no readable answer within the deadline; the cause is chained.

@@ -54,7 +54,7 @@ class Retriever(Protocol):
         """Identifies corpus, kind of index and settings; goes into task hashes and reports."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query at most `k` (>= 1) hits, best first; fewer or none if nothing else matches.
+        """Finds for each query `k` (>= 1) hits at most, best first; fewer or none if nothing else matches.
 
         Raises:
             RetrieverUnavailable: the search failed; an empty list is never returned instead.

@@ -22,7 +22,7 @@ from turngym.retrieval.corpus import corpus_sha256
 from turngym.retrieval.user_files import library_path
 
 MATRIX_FROM = 4
-"""From this many queries on, one matrix product is faster than a scan for each (measured at 128 and 384 dimensions)."""
+"""Queries from which on one matrix product is faster than a scan for each (measured at 128 and 384 dimensions)."""
 SCAN_ALONE, MATRIX_ALONE = 1 << 26, 1 << 31
 """Up to this many multiplications one thread answers: about 10 ms for scans, 50 ms for a matrix product."""
 _ready = False

@@ -266,7 +266,7 @@ STYLES = {
     "dpr": EncoderStyle(pooling="pooler", pair=True, normalize=False),
     "plain": EncoderStyle(pooling="mean"),
 }
-"""As the families' model cards say; `plain` adds nothing."""
+"""Prefixes that the families' model cards name; `plain` adds nothing."""
 
 
 class HuggingFaceEncoder:

@@ -38,7 +38,7 @@ class Row(NamedTuple):
     """One row of a file."""
 
     number: int
-    """From 1."""
+    """Number of the row, from 1."""
     line: int | None
     """Line of the file, from 1; None in files whose rows are not lines."""
     value: Any

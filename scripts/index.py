@@ -51,7 +51,7 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """As `inspect`, and compare the hash of every file; status 1 if any differs."""
+    """Does what `inspect` does, and compares the hash of every file; status 1 if any differs."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the index."""

@@ -328,7 +328,7 @@ class Head:
 
     title: str
     summary: str
-    """At most three sentences."""
+    """Summary of three sentences at most."""
     facts: tuple[str, ...]
     """Environment and panel, what each run was, dates, the command."""
 

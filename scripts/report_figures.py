@@ -154,7 +154,7 @@ def plotting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _plain_import() -> Iterator[None]:
-    """Without the user's backend: matplotlib refuses to be imported where it does not know its name."""
+    """Imports without the user's backend: matplotlib refuses to be imported where it does not know its name."""
     backend = os.environ.pop(BACKEND, None)
     before = "matplotlib" in sys.modules
     try:

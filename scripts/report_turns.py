@@ -153,7 +153,7 @@ def _phase_lines(axis: Any, run: Diagnosed, values: Callable[[TurnCurves], Any],
 
 
 def _line(axis: Any, value_T: Any, label: str, smoothed: bool, **look: Any) -> None:
-    """As measured, or that thin and a moving mean of it thick."""
+    """Draws values as measured, or these thin and a moving mean of it thick."""
     if np.isfinite(value_T).any():
         turns = np.arange(len(value_T))
         if smoothed:

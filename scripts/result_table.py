@@ -49,7 +49,7 @@ class Group:
 
     title: str
     results: Mapping[str, PackedResult]
-    """By the name of their file, the most successful first."""
+    """Results by the name of their file, the most successful first."""
 
     def table(self) -> Table:
         """One row per result."""

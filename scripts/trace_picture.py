@@ -33,7 +33,7 @@ text { white-space: pre; font: 13px ui-monospace, "DejaVu Sans Mono", monospace;
 @keyframes shown { 0% { opacity: 1 } SHARE% { opacity: 0 } 100% { opacity: 0 } }
 @keyframes last { 0% { opacity: 1 } LONGER% { opacity: 0 } 100% { opacity: 0 } }"""
 HOLD = 3
-"""For how many frames the last one stays."""
+"""Number of frames for which the last one stays."""
 GAP = 0.01
 """Percent of the time by which a frame ends early: rounding could let two overlap."""
 LINE, CHARACTER, MARGIN = 18, 7.83, 16

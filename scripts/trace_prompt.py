@@ -68,7 +68,7 @@ class Prompts:
 
     @classmethod
     def of(cls, trace: Path, tokenizer: str | None = None) -> Prompts:
-        """With `tokenizer`, else that of the model that the configuration beside the trace names, if it is there."""
+        """Uses `tokenizer`, else that of the model that the configuration beside the trace names, if it is there."""
         settings = settings_beside(trace)
         kind, _, folder = str(settings.get("agent", "")).partition(":")
         folder = folder if kind == "model" else str(settings.get("student", ""))

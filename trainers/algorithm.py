@@ -87,7 +87,7 @@ class Tokens:
     sampled_logp_n: Tensor
     """The same at the temperature at which the token was drawn: comparable with `behavior_logp_n`."""
     behavior_logp_n: Tensor
-    """As sampled; NaN where unknown."""
+    """Log-probabilities as sampled, nats; NaN where unknown."""
     topk_logp_nK: Tensor | None = None
     """Student, at the ids of the targets."""
     teacher_logp_nK: Tensor | None = None
@@ -104,7 +104,7 @@ class Tokens:
     off_policy_n: Tensor
     """bool: the label was chosen by a demonstrator."""
     entropy_n: Tensor
-    """Of the student's whole distribution, nats; carries gradients where the algorithm asks for them."""
+    """Entropy of the student's whole distribution, nats; carries gradients where the algorithm asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +357,7 @@ class AlgorithmSpec:
     """A frozen dataclass whose fields have defaults and a docstring each: they become `--mine.field`, and `[mine]` in
     configuration files."""
     build: Callable[[Any, BuildContext], Algorithm]
-    """From such a configuration to the algorithm."""
+    """Builds the algorithm from such a configuration."""
     section: str = ""
     """Name of the settings, if not `name` (two algorithms may share them)."""
     uses: frozenset[Uses] = frozenset()

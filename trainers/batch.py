@@ -80,7 +80,7 @@ class RolloutBatch:
     behavior_logp_N: FloatArray
     """Log-probability as sampled, nats; NaN where unknown."""
     temperature_N: NDArray[np.float64]
-    """At which the policy drew the label, as its episode says; NaN where it does not."""
+    """Temperature at which the policy drew the label, as its episode says; NaN where it does not."""
     off_policy_N: BoolArray
     """The label was chosen by a demonstrator."""
     reward_E: NDArray[np.float64]

@@ -114,7 +114,7 @@ FOLDER = "checkpoints"
 MODEL = "model"
 SCHEMA = 1
 CHECKSUM = "crc32"
-"""In state.json, of its other fields."""
+"""Key in state.json: the hash of its other fields."""
 NAME = re.compile(r"step_(\d{6,})")
 
 

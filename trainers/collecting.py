@@ -43,7 +43,7 @@ from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig, RolloutConfig
 PROXY = "proxy"
 """Stands for the environment of sessions that clients had with the proxy."""
 WORLD = "world"
-"""In `meta` of an episode of a further environment: its name in the run."""
+"""Key in `meta` of an episode of a further environment: its name in the run."""
 TRACES = (".jsonl", ".json")
 """How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 

@@ -150,7 +150,7 @@ class ValueCritic:
 
 
 def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
-    """From hidden states to one value, zero at first, so that early advantages are the plain returns."""
+    """Maps hidden states to one value, zero at first, so that early advantages are the plain returns."""
     width, device = int(trunk.config.hidden_size), next(trunk.parameters()).device
     # as the policy's: a critic must not shift the run's random stream
     with torch.random.fork_rng(devices=[]):

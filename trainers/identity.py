@@ -1,7 +1,7 @@
 """What a run shares with the one that it goes on with, beside algorithm, run and optimizer: data, rules and models.
 
 `Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Data are known by name and
-models by content, since folders move. Who computes (workers, slots, servers) is not in it, for no episode depends on it.
+models by content, since folders move. Who computes (workers, slots, servers) is not in it: no episode depends on it.
 """
 
 from __future__ import annotations

@@ -258,7 +258,8 @@ class JudgedCollect:
 
 
 def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[str, Any]:
-    """Of the episodes before selection; `batch` is what was trained on, None if nothing was. Empty without a judge."""
+    """Statistics of the episodes before selection; `batch` is what was trained on, None if nothing was. Empty without a
+    judge."""
     turns = [turn for e in episodes if not e.status.is_error for turn in e.turns if is_trainable(turn)]
     asked = [turn for turn in turns if turn.judge_votes is not None]
     if not asked:

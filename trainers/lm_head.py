@@ -130,7 +130,7 @@ def _as_used(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, work: Head
 
 
 def _logits_of(hidden_n: Tensor, matrix: tuple[Tensor, Tensor | None], work: HeadWork) -> Tensor:
-    """Of a new array, in float32 or float64, divided by the temperature: [n, V]."""
+    """Logits in a new array, in float32 or float64, divided by the temperature: [n, V]."""
     logits = linear(hidden_n, *matrix)
     # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
     logits = logits if logits.dtype == torch.float64 else logits.float()

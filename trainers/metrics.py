@@ -363,7 +363,7 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
 
 
 def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
-    """As `read_metrics`, one row at a time: long runs write more than one wants in memory."""
+    """Reads as `read_metrics` does, one row at a time: long runs write more than one wants in memory."""
     path = Path(run) / FILE
     if not path.exists():
         raise TurngymError(f"no {FILE} in {run}: not a training run")

@@ -120,7 +120,7 @@ def pad(rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 Line = Sequence[tuple[int, int]]
-"""Of every row in a line: how many tokens of it lie there, and how many of the line's first tokens it begins with."""
+"""What a line holds of every row: how many of its tokens, and how many of the line's first tokens it begins with."""
 
 
 def hidden_states(

@@ -35,7 +35,7 @@ class Forward:
     """Use only the first ids, when teacher and student are padded to different sizes."""
     distill_temperature: float = 1.0
     sampling_temperature: float = 1.0
-    """Of rollouts; only counts for tokens whose episode does not say at which temperature it was drawn."""
+    """Temperature of rollouts; only counts for tokens whose episode does not say at which temperature it was drawn."""
     entropy_gradient: bool = False
     autocast: bool = False
     autocast_head: bool = True
@@ -310,7 +310,7 @@ class Epochs:
     """Seen before the first update: there, training and rollout used the same weights."""
     lr: float
     critic_losses: Sequence[float] = ()
-    """Of every update of the critic, if there is one."""
+    """Losses of every update of the critic, if there is one."""
     critic_explained: float | None = None
     """Share of the returns' variance that its values explained before these updates."""
 
@@ -376,7 +376,7 @@ def run_epochs(
 def minibatches(
     batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
 ) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
-    """At most `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
+    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
     # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn

@@ -339,7 +339,7 @@ class _Reading:
     student: Scorer
     teacher: Scorer
     masses: list[tuple[float, float]] = field(default_factory=list)
-    """Of each token the teacher's probability that was compared as one token, and as a piece of text."""
+    """Shares of each token's teacher probability that were compared as one token, and as a piece of text."""
 
     def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], k: int) -> list[TopK]:
         self._check(ids, positions)
@@ -416,7 +416,7 @@ class _Reading:
     def _shares(
         self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], pieces_N: dict[int, list[Piece]]
     ) -> dict[int, dict[int, float]]:
-        """By token the student's log-probabilities of the ids among which a piece has to be divided."""
+        """The student's log-probabilities by token, of the ids among which a piece has to be divided."""
         several = {token: [p.ids for p in pieces if len(p.ids) > 1] for token, pieces in pieces_N.items()}
         wanted = {token: sorted({*chain(*each)}) for token, each in several.items() if each}
         if not wanted:

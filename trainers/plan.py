@@ -25,7 +25,7 @@ from turngym.envs.core.settings import Count, Length, Range, Share
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 
 BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
-"""Of one number."""
+"""Bytes of one number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class LinearShape:
     """The linear-attention layers of a hybrid model (gated delta rule, as in Qwen3.5)."""
 
     layers: int
-    """Of the model's layers; the others attend."""
+    """How many of the model's layers are so; the others attend."""
     key_heads: int
     value_heads: int
     key_dim: int
@@ -43,11 +43,12 @@ class LinearShape:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def mixer_parameters(self, width: int) -> int:
-        """Of one layer less its MLP and the norms around: six projections, convolution, two gates' terms, one norm."""
+        """Parameters of one layer less its MLP and the norms around: six projections, convolution, two gates' terms,
+        one norm."""
         values = self.value_heads * self.value_dim
         projections = width * (self.channels + 2 * values + 2 * self.value_heads)
         return projections + self.channels * self.kernel + 2 * self.value_heads + self.value_dim
@@ -58,7 +59,7 @@ class LinearShape:
         return 5 * width + self.channels + 2 * values + 2 * self.value_heads
 
     def state_bytes(self, dtype: str) -> int:
-        """Of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest float32."""
+        """Bytes of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest float32."""
         rule = 4 * self.value_heads * self.key_dim * self.value_dim
         return self.layers * (rule + BYTES[dtype] * self.channels * self.kernel)
 
@@ -92,19 +93,19 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Of the keys; the values are as wide."""
+        """Width of the keys; the values are as wide."""
         return self.kv_heads * self.head_dim
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer that attends: four attention projections, three of the MLP, four norms."""
+        """Parameters of one decoder layer that attends: four attention projections, three of the MLP, four norms."""
         queries = 2 if self.linear is None else 3  # with a gate as wide as the queries
         attention = queries * self.width * self.query_width + 2 * self.width * self.kv_width
         return attention + 3 * self.width * self.mlp + 2 * self.width + 2 * self.head_dim
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, and of the head where it is a matrix of its own."""
+        """Parameters of the input embedding, and of the head where it is a matrix of its own."""
         return self.vocab * self.width * (1 if self.tied else 2)
 
     @property
@@ -114,14 +115,14 @@ class ModelShape:
 
     @property
     def _linear_parameters(self) -> int:
-        """Of all layers with linear attention."""
+        """Parameters of all layers with linear attention."""
         if self.linear is None:
             return 0
         around = 3 * self.width * self.mlp + 2 * self.width
         return self.linear.layers * (self.linear.mixer_parameters(self.width) + around)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of LoRA on every linear layer but the head: rank x (inputs + outputs) of each."""
+        """Parameters of LoRA on every linear layer but the head: rank x (inputs + outputs) of each."""
         queries = self.query_width * (1 if self.linear is None else 2)  # with a gate as wide as the queries
         mlp = 3 * (self.width + self.mlp)
         attention = 4 * self.width + queries + 2 * self.kv_width + self.query_width + mlp
@@ -129,11 +130,11 @@ class ModelShape:
         return rank * (self.attention_layers * attention + between)
 
     def kv_bytes(self, dtype: str = "bfloat16") -> int:
-        """Of one token's keys and values, all layers that attend."""
+        """Bytes of one token's keys and values, all layers that attend."""
         return 2 * BYTES[dtype] * self.attention_layers * self.kv_width
 
     def episode_bytes(self, length: int, dtype: str) -> int:
-        """Of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and saved)."""
+        """Bytes of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and saved)."""
         states = 0 if self.linear is None else 2 * self.linear.state_bytes(dtype)
         return self.kv_bytes(dtype) * length + states
 
@@ -213,7 +214,8 @@ SHAPES: Mapping[str, ModelShape] = MappingProxyType(
         "Qwen2.5-7B": _qwen25(28, 3584, 28, 4, 18_944, False, vocab=152_064),
     }
 )
-"""By the names that people use: dense Qwen3 and Qwen2.5 models, hybrid Qwen3.5 ones (2B, 9B), the worlds' tiny one."""
+"""Shapes by the names that people use: dense Qwen3 and Qwen2.5 models, hybrid Qwen3.5 ones (2B, 9B), the worlds' tiny
+one."""
 
 
 def shape_named(name: str) -> ModelShape:
@@ -363,7 +365,7 @@ class Workload:
     episodes: Count = 64
     """Per step, all GPUs together."""
     turns: Length = 30
-    """Of an episode."""
+    """Turns of an episode."""
     observation: int = 150
     """Tokens that an environment adds per turn, template included."""
     response: int = 100
@@ -375,32 +377,32 @@ class Workload:
     checkpointing: bool = True
     """Recompute activations."""
     precision: Precision = "autocast"
-    """Of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
+    """Precision of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
     lora_rank: int = 0
-    """Of adapters on every linear layer but the head; 0 trains all weights."""
+    """Rank of adapters on every linear layer but the head; 0 trains all weights."""
     slots: Count = 64
     """Episodes that a process plays side by side at most."""
     rollout_dtype: Dtype = "float32"
-    """Of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
+    """Precision of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """What plays: the trainer's process, or a server of the run's own beside it, on one GPU. It has its own weights, in
     --rollout-dtype, and gives its memory back during updates."""
     engine_memory: Annotated[float, Range(above=True, most=1)] = 0.4
     """Share of the chip's memory that such a server takes while it plays."""
     teacher_dtype: Dtype = "float32"
-    """Of the teacher's weights."""
+    """Precision of the teacher's weights."""
     shard_teacher: bool = False
     """Divide the teacher over the GPUs; each holds all of it while it scores."""
     eval_episodes: int = 536
-    """Of one evaluation (tasks times samples); each process plays its share."""
+    """Episodes of one evaluation (tasks times samples); each process plays its share."""
     compute_share: Annotated[float, Range(above=True, most=1)] = 0.4
-    """Of the chip's peak that forward and backward passes reach."""
+    """Share of the chip's peak that forward and backward passes reach."""
     decode_share: Annotated[float, Range(above=True, most=1)] = 0.5
-    """Of the memory's bandwidth that decoding reaches."""
+    """Share of the memory's bandwidth that decoding reaches."""
     start_us: float = 15.0
     """Microseconds for Python and torch to start one operation of the local engine; 0 if a server plays."""
     reserve: Share = 0.1
-    """Of the chip's memory left to the allocator, the libraries and the communication buffers."""
+    """Share of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
     def __post_init__(self) -> None:
         for name in ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots"):
@@ -431,19 +433,19 @@ class Estimate:
     """Weights, gradients and moments of the student's shard, the teacher or its shard, and what plays beside them (a
     copy of the student in another precision, its weights with the adapters merged): there all the time."""
     update: float
-    """On top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments, which
-    torch makes for all parameters at once."""
+    """Bytes on top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments,
+    which torch makes for all parameters at once."""
     scoring: float
-    """On top while the teacher scores: what a sharded one gathers."""
+    """Bytes on top while the teacher scores: what a sharded one gathers."""
     rollout: float
-    """On top while playing: the student's gathered weights and the engine's cache."""
+    """Bytes on top while playing: the student's gathered weights and the engine's cache."""
     at_once: int
     """Episodes that one GPU can keep in memory while playing; 0 if none fits."""
     rollout_s: float
     teacher_s: float
     update_s: float
     eval_s: float
-    """Of one evaluation; not part of a step."""
+    """Seconds of one evaluation; not part of a step."""
     room: float
     """Bytes that one GPU offers, the reserve taken off."""
 
@@ -483,7 +485,7 @@ def saved_bytes(shape: ModelShape, precision: Precision = "autocast", lora_rank:
 def activation_bytes(
     shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision, lora_rank: int = 0
 ) -> float:
-    """Of a forward pass over `tokens` until its backward pass.
+    """Bytes of a forward pass over `tokens` until its backward pass.
 
     With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
     """
@@ -493,7 +495,7 @@ def activation_bytes(
 
 
 def logits_bytes(shape: ModelShape, rows: int) -> float:
-    """Of the head, forward and backward: two float32 copies of a chunk's logits.
+    """Bytes of the head, forward and backward: two float32 copies of a chunk's logits.
 
     Its gradient is the one that the student's states count: chunks and micro-batches add to that.
     """
@@ -501,12 +503,12 @@ def logits_bytes(shape: ModelShape, rows: int) -> float:
 
 
 def embedding_bytes(shape: ModelShape) -> float:
-    """Of the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it has."""
+    """Bytes at the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it has."""
     return 4.0 * shape.vocab * shape.width
 
 
 def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
-    """Of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings.
+    """Bytes of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings.
 
     Frozen weights have no gradient.
     """
@@ -571,7 +573,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
 
 
 def _teacher_bytes(teacher: ModelShape, gpus: int, work: Workload) -> tuple[float, float]:
-    """Of one GPU all the time, and on top while it scores."""
+    """Bytes of one GPU all the time, and on top while it scores."""
     whole = float(BYTES[work.teacher_dtype] * teacher.parameters)
     return (whole / gpus, whole * (1 - 1 / gpus)) if work.shard_teacher else (whole, 0.0)
 
@@ -664,9 +666,9 @@ class Traffic:
     top_k: float
     """The teacher's K most likely ids of every sampled token, from all processes to all."""
     episodes: float
-    """Of the whole batch, from all processes to all."""
+    """Bytes of the whole batch, from all processes to all."""
     to_server: float
-    """To each engine server that plays: the weights, in the precision in which it holds them."""
+    """Bytes to each engine server that plays: the weights, in the precision in which it holds them."""
 
     @property
     def all(self) -> float:

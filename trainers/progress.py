@@ -11,7 +11,7 @@ from typing import Any, Self
 from turngym.envs.core.progress import ACTIVITY, LogLines, clock
 
 MUCH = 0.5
-"""From this share on, answers that are cut or cannot be read are what holds a run up."""
+"""Share of answers that are cut or cannot be read from which on they are what holds a run up."""
 SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "depth {}"), ("eval/avg", "Avg {:.1%}"))
 
 

@@ -58,7 +58,7 @@ class RolloutSchedule:
 
 
 FILE = "ahead.pt"
-"""In a checkpoint: the batches that were planned and not yet learned from."""
+"""File in a checkpoint: the batches that were planned and not yet learned from."""
 Weights = Mapping[str, Tensor]
 
 

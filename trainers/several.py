@@ -37,7 +37,7 @@ class FurtherEnv:
 
     env: str
     share: float = 1.0
-    """Of a step's tasks, relative to `--share` and the other environments."""
+    """Share of a step's tasks, relative to `--share` and the other environments."""
     split: str = "train"
     panel: str | None = None
     data: str | None = None
@@ -157,7 +157,7 @@ class SeveralSources:
     """
 
     sources: Mapping[str, RolloutSource]
-    """By the environment's name; the run's own has the name ""."""
+    """Sources by the environment's name; the run's own has the name ""."""
     shares: Sequence[float]
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
@@ -181,7 +181,7 @@ class RoutedTeachers:
 
     target_fn: TargetFn
     teachers: Mapping[str, Scorer]
-    """By the environment's name, where it has a teacher of its own; the run's scores all others."""
+    """Teachers by the environment's name, where it has one of its own; the run's scores all others."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         if scorers.teacher is None:

@@ -397,7 +397,7 @@ class ComparableGroups:
 # A rollout source whose episodes are worth what a function says, not what their environment paid.
 
 PAID = "environment_return"
-"""In `meta` of a rewarded episode: the return that its environment paid."""
+"""Key in `meta` of a rewarded episode: the return that its environment paid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

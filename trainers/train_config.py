@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from turngym.envs.core.settings import (
     Count,
     Length,
     Processes,
+    chosen,
     from_table,
     read_by,
     settings_of,
@@ -198,6 +199,13 @@ class TrainConfig:
     stale: AsyncConfig = field(default_factory=AsyncConfig, metadata={**FLAT, **read_by(PLAYS)})
     rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
 
+    def __post_init__(self) -> None:
+        given = chosen(self)
+        for keys, needed, holds in NEEDED:
+            if (key := next((key for key in keys if key in given), None)) and not holds(self):
+                option = "--" + key.replace("_", "-")
+                raise ConfigError(f"{option} {given[key]} needs {needed}, without which nothing reads it")
+
     @property
     def own(self) -> Any:
         """The algorithm's own settings."""
@@ -207,6 +215,67 @@ class TrainConfig:
     def has_teacher(self) -> bool:
         """Whether another model than the student teaches, from a folder or on servers."""
         return self.models.teacher is not None or bool(self.rollouts.servers.teacher_server)
+
+
+def _judge(config: TrainConfig) -> str:
+    return config.rollouts.judging.judge
+
+
+def _form(config: TrainConfig) -> str:
+    """How an algorithm with distillation compares student and teacher; opd-hints has a form of its own before it."""
+    distill: DistillConfig = config.distill  # type: ignore[attr-defined]
+    return getattr(config.own, "form", "topk") if getattr(config.own, "form", "topk") != "topk" else distill.form
+
+
+def _evaluates(config: TrainConfig) -> bool:
+    play = config.rollouts.play
+    return play.panel is not None or any("panel=" in text for text in play.also)
+
+
+Condition = tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]]
+NEEDED: tuple[Condition, ...] = (
+    (("eval_limit", "eval_samples", "eval_temperature"), "--panel", _evaluates),
+    (("examples_as", "examples_for"), "--examples", lambda c: c.rollouts.few_shots.examples is not None),
+    (("share",), "--also", lambda c: bool(c.rollouts.play.also)),
+    (("lora.alpha", "lora.targets"), "--lora.rank", lambda c: c.lora.rank > 0),
+    (("importance_cap",), "--staleness", lambda c: c.stale.staleness > 0),
+    (("log_project",), "--wandb or --trackio", lambda c: bool(c.run.trackers)),
+    (
+        ("demonstrated_tasks", "demonstration_success", "demonstration_reward", "demonstration_fits"),
+        "--demonstrations",
+        lambda c: c.rollouts.demonstrations.demonstrations is not None,
+    ),
+    # Processes and servers.
+    (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda c: c.rollouts.workers.executor == "ray"),
+    (
+        ("server_parallel", "server_deadline", "weight_sync", "weight_folder", "weight_address", "when_busy"),
+        "--policy-server, --teacher-server or --engine",
+        lambda c: c.rollouts.servers.elsewhere or bool(c.rollouts.servers.teacher_server),
+    ),
+    (
+        ("engine_python", "engine_memory", "engine_more"),
+        "--engine",
+        lambda c: c.rollouts.servers.engine != "local",
+    ),
+    # Judges.
+    (
+        ("judge_votes", "judge_temperature", "judge_max_tokens"),
+        "a model as --judge",
+        lambda c: _judge(c) not in ("auto", "rules", "expert", "attempts", "skill"),
+    ),
+    (("judge_model", "judge_parallel", "judge_tries"), "a url as --judge", lambda c: "://" in _judge(c)),
+    (("judge_strict", "judge_repeats"), "--judge expert", lambda c: _judge(c) in ("auto", "expert")),
+    # Distillation, and what single algorithms have.
+    (("distill.beta",), "--distill.form jsd or mixed", lambda c: _form(c) in ("jsd", "mixed")),
+    (("distill.clip",), "--distill.form sampled", lambda c: _form(c) == "sampled"),
+    (
+        ("distill.top_k", "distill.tail", "distill.support", "distill.importance"),
+        "a --distill.form other than sampled",
+        lambda c: _form(c) != "sampled",
+    ),
+    (("sft.loop_after", "sft.loop_slips"), "--sft.players", lambda c: bool(c.own.players)),
+)
+"""Settings that are read where another one is given: (keys, what must be given, whether it is)."""
 
 
 # cached, because settings made from two classes of the same algorithm would never be equal

@@ -52,7 +52,7 @@ class ClockReading:
 
     wall: float
     cpu: float
-    """Of all threads of this process; workers and servers have their own."""
+    """CPU seconds of all threads of this process; workers and servers have their own."""
 
     @classmethod
     def now(cls) -> ClockReading:

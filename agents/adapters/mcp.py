@@ -53,9 +53,9 @@ class Episodes:
     """
 
     sessions: PanelSessions
-    """With the channel `tool`: what a client calls is judged as the call of a model is."""
+    """Sessions with the channel `tool`: what a client calls is judged as the call of a model is."""
     agent: str = "mcp"
-    """Under which name episodes are recorded."""
+    """Name under which episodes are recorded."""
     named: bool = True
     """Several at a time, each with a name; False: one, which has none."""
     most: int = 64

@@ -461,7 +461,7 @@ class Transcript:
 
     @property
     def characters(self) -> int:
-        """Of the texts of all messages."""
+        """Counts the characters of the texts of all messages."""
         return sum(len(content) for m in self.messages if isinstance(content := m["content"], str))
 
     def forget(self) -> None:

@@ -38,13 +38,13 @@ class SimulatedStudy:
     second_spread: float | None = None
     """The same of the second method, if not as the first."""
     correlation: float = 0.0
-    """Of the seeds of both methods: 1 where a seed that is good for one is as good for the other."""
+    """Correlation of the two methods' seeds: 1 where a seed that is good for one is as good for the other."""
     hard: float = 0.15
     """Between tasks, for both methods alike."""
     task_spread: float = 0.1
     """Between tasks, for each method by itself."""
     both: float = 0.0
-    """Of what a seed does in a task beyond that."""
+    """Standard deviation of what a seed does in a task beyond that."""
     clusters: int = 0
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: float = 0.2

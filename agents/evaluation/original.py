@@ -30,7 +30,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 }
 """The originals' own rules, as arguments of gym.make."""
 GUARD: Mapping[str, Any] = {"on_invalid": "noop", "show_admissible": False, "reading": "strict"}
-"""Of every original: the guard that none of them has."""
+"""The guard that none of the originals has."""
 DEFAULTS: Mapping[str, Any] = {
     **GUARD,
     "on_invalid": "reject",

@@ -35,7 +35,7 @@ class PackedResult:
     settings: Mapping[str, Any]
     """How the episodes were played, as in results.json; panel, agent, model fingerprint and seed among them."""
     versions: Mapping[str, str]
-    """Of the packages that played."""
+    """Versions of the packages that played."""
     date: str
     seconds: float
     tokens: Mapping[str, int] | None
@@ -43,7 +43,7 @@ class PackedResult:
     scores: Mapping[str, Any]
     """The table, as `Scores.to_json` gives it."""
     episodes: tuple[Episode, ...]
-    """Without token ids, log-probabilities and timings."""
+    """The episodes without token ids, log-probabilities and timings."""
     seal: str = ""
     """SHA-256 of all of the above, as the file states it."""
     checksums: Mapping[str, str] = field(default_factory=dict)

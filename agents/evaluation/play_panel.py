@@ -56,7 +56,7 @@ class RecordedEpisodes:
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
     _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
-    """By sample and number of the task."""
+    """Rows by sample and number of the task."""
 
     def add(self, episode: Episode, place: int | None) -> None:
         """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""

@@ -94,7 +94,7 @@ class EpisodeOutcome:
 SAMPLING = "sampling"
 """In `Episode.meta` and in the settings of results: how tasks were drawn; missing where each was played alike."""
 APPROXIMATE = "approximate"
-"""In `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
+"""Key in `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]
 
 
@@ -267,7 +267,7 @@ def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
 
 
 def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
-    """As `score_means`, of task id, success and score of every episode."""
+    """Does what `score_means` does, from task id, success and score of every episode."""
     found: dict[str, list[float]] = {}
     graded = False
     for task_id, success, value in rows:
@@ -289,7 +289,7 @@ def _bounds(every: Sequence[EpisodeOutcome]) -> tuple[float, float]:
 
 
 def compare_scores(first: Played, second: Played) -> Difference | None:
-    """As `compare`, of the graded score; None where it is success in both, or not within [0, 1]."""
+    """Compares the graded score as `compare` does success; None where it is success in both, or not within [0, 1]."""
     counted = [[one for one in as_outcomes(run) if not one.status.is_error] for run in (first, second)]
     means = [score_means(run) for run in counted]
     if not any(means):
@@ -425,7 +425,7 @@ def _percent(share: float) -> str:
 
 
 MOST_MALFORMED = 0.9
-"""From this share of malformed answers on, a model does not write actions in the form that is asked for."""
+"""A model with this share of malformed answers or more does not write actions in the form that is asked for."""
 _TAG = r"<((?!think\b|information\b)\w+)>"
 EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} and </\1>"))
 """How a system message shows an action: whole, or by its tags. Thoughts and search results stand in tags, too."""

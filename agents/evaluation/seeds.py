@@ -55,7 +55,7 @@ class Parts:
 
     @classmethod
     def of(cls, values_SN: NDArray[np.float64]) -> Parts:
-        """With at least two seeds and two tasks."""
+        """The parts of `values`, of at least two seeds and two tasks."""
         count, tasks = values_SN.shape
         mean_S, mean_N = values_SN.mean(1), values_SN.mean(0)
         rest = values_SN - mean_S[:, None] - mean_N + values_SN.mean()
@@ -281,7 +281,8 @@ def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
 
 
 def differences(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> list[dict[str, float]]:
-    """After minus before, seed by seed and task by task. Raises ScoreError where seeds or tasks do not pair up."""
+    """Differences, after minus before, seed by seed and task by task. Raises ScoreError where seeds or tasks do not
+    pair up."""
     if len(before) != len(after) or any(a.keys() != b.keys() for a, b in zip(before, after, strict=True)):
         raise ScoreError(f"{len(before)} and {len(after)} runs do not pair up by seed and task")
     return [{task: b[task] - a[task] for task in a} for a, b in zip(before, after, strict=True)]
@@ -295,15 +296,15 @@ class Spread:
     """Variances of the difference of two methods on the scale of success; all in squared shares."""
 
     seed: float
-    """Of the mean over all tasks, between training seeds."""
+    """Variance of the mean over all tasks between training seeds."""
     seed_high: float
     """The same, where the pilot's few seeds happened to lie close together: its one-sided 80 % limit."""
     task: float
-    """Of the mean over all seeds, between tasks."""
+    """Variance of the mean over all seeds between tasks."""
     both: float
-    """Of what a seed does in a task beyond that."""
+    """Variance of what a seed does in a task beyond that."""
     sample: float
-    """Of a single pair of episodes, by chance alone."""
+    """Variance of a single pair of episodes by chance alone."""
     mean: float
     """The difference in the pilot."""
     paired: bool = False
@@ -324,7 +325,7 @@ class Design:
 
     @property
     def episodes(self) -> int:
-        """Of the evaluations."""
+        """Number of episodes of the evaluations."""
         return self.runs * self.tasks * self.samples
 
 

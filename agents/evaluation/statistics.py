@@ -274,7 +274,7 @@ def t_quantile(p: float, degrees: float) -> float:
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
-"""Of Gauss and Legendre on [-1, 1]."""
+"""Nodes and weights of Gauss and Legendre on [-1, 1]."""
 
 
 def chi_squared(p: float, degrees: float) -> float:

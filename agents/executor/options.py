@@ -13,7 +13,7 @@ from turngym.envs.core.settings import IN_FILE, Range
 from turngym.retrieval.cores import available_cores
 
 EPISODES = 2000
-"""With fewer episodes starting workers does not pay off: it takes each some seconds of processor time, about a third of
+"""Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
 the time in which a tiny model plays so many."""
 PARAMETERS = 64_000_000
 """Larger models keep several cores busy with their matrix products, and every worker holds a copy."""

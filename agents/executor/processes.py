@@ -139,7 +139,7 @@ class RolloutSpec:
     make_env: MakeEnv
     agent: Agent
     options: RolloutSettings
-    """With the slots of one worker, and without `on_episode`."""
+    """How a worker plays: the slots are those of one worker, and there is no `on_episode`."""
     registered: Mapping[str, Any]
     """Environments that the sender has registered with Gymnasium, by id."""
 

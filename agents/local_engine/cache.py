@@ -201,7 +201,7 @@ class Step:
     mask: Tensor | None = None
     """Additive mask [B, 1, Q, length] that the caller keeps; with None the model makes one."""
     key_groups: tuple[KeyGroup, ...] = ()
-    """For a step of one id per row: which rows read how many keys. If empty, all rows read `length`."""
+    """Which rows read how many keys, in a step of one id per row. If empty, all rows read `length`."""
     cells: Tensor | None = None
     """int64 [T], ascending: which of the B * Q ids are real (neither padding nor of an idle row). None means all."""
 
@@ -513,9 +513,9 @@ class SharedPrefixes(NamedTuple):
     """What pending prompts copy, by their slots."""
 
     now: dict[int, SharedPrefix]
-    """From slots that hold it already."""
+    """Ids that are copied from slots that hold them already."""
     later: dict[int, SharedPrefix]
-    """From other pending prompts, once those have been fed."""
+    """Ids that are copied from other pending prompts, once those have been fed."""
 
 
 def find_shared_prefixes(pending: Mapping[int, Ids], held: Iterable[CachedSession]) -> SharedPrefixes:

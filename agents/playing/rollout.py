@@ -37,7 +37,7 @@ SLOTS = 64
 LISTEN = 1.0
 """Seconds that a round waits for the first answer of a `ConcurrentAgent`. Workers give a sign of life in between."""
 STATES = "states"
-"""In `meta` of an episode whose job asked for it: the hash of the environment's state before each turn."""
+"""Key in `meta` of an episode whose job asked for it: the hash of the environment's state before each turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,7 @@ class FailureWatch:
                 self.check()
 
     def check(self) -> None:
-        """At the end of a run: raises AgentError if all of its episodes failed."""
+        """Called at the end of a run: raises AgentError if all of its episodes failed."""
         if self.failures and not self.succeeded:
             raise AgentError(f"all {len(self.failures)} episodes failed; the first: {self.failures[0]}")
 

@@ -177,7 +177,7 @@ class _Batch:
             return self._given_up
 
     def make_calls(self) -> bool:
-        """In the thread: make all calls; returns whether they are still wanted."""
+        """Makes all calls in the thread; returns whether they are still wanted."""
         for call in self.calls:
             outcome = attempt(call)
             with self._lock:

@@ -228,7 +228,7 @@ TAGS = {
     THINK: ((THOUGHT,), _prefixes((THOUGHT,))),
     OPEN: ((CLOSE,), _prefixes((CLOSE,))),
 }
-"""By the tag that is open: the tags that mean something, and their beginnings."""
+"""Maps the tag that is open to the tags that mean something then, and their beginnings."""
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class HistoryMatch:
 
     def __init__(self) -> None:
         self._passing: dict[str, set[str]] = {}
-        """By the digest of a conversation up to one of its answers: the sessions that have said this."""
+        """Maps the digest of a conversation up to one of its answers to the sessions that have said this."""
         self._said: dict[str, tuple[list[str], Sequence[ChatMessage]]] = {}
         """Those digests and the messages of each session."""
 
@@ -109,11 +109,11 @@ class SessionTurn:
 
     observation: str
     role: str
-    """Of the last message that the observation is made of."""
+    """Role of the last message that the observation is made of."""
     has_new_messages: bool
     """Whether the request brought anything new; if not, the answer before it has no next state."""
     record: TurnRecord
-    """Without its ids, which are in the session's history."""
+    """The turn's record without its ids, which are in the session's history."""
     segment: int
     prompt_span: Span
     response_span: Span
@@ -125,13 +125,13 @@ class ProxySession:
 
     key: str
     name: str
-    """As `session_name` makes it; the id that the client gave is kept nowhere."""
+    """Name that `session_name` makes; the id that the client gave is kept nowhere."""
     history: ChatHistory = field(default_factory=ChatHistory)
     turns: list[SessionTurn] = field(default_factory=list)
     before: tuple[Message, ...] = ()
     """Messages before the first turn, as the template got them, if an earlier part was handed on."""
     owner: str | None = None
-    """As in `TurnRecord`; set for a session that is found by its history."""
+    """Owner, as in `TurnRecord`; set for a session that is found by its history."""
     first: int = 0
     """Number of turns of the conversation that were handed on before, under other keys."""
     superseded: int = 0

@@ -211,7 +211,7 @@ class TurnRecord:
     owner: str | None = None
     """If the client names no session: a hash of the conversation's user, or "". None if it names one."""
     version_spans: VersionSpans = ()
-    """As in `Generation`."""
+    """Spans of weights' versions, as in `Generation`."""
     at: float = 0.0
     """When `Recorder` wrote it, seconds since 1970; not part of `as_json`."""
     retry: bool = False
@@ -219,7 +219,7 @@ class TurnRecord:
 
     @property
     def finish_reason(self) -> str:
-        """As clients read it: `stop`, `length` or `tool_calls`."""
+        """The reason that clients read: `stop`, `length` or `tool_calls`."""
         return "tool_calls" if self.reply.tool_calls else self.finish
 
     def as_json(self) -> dict[str, Any]:

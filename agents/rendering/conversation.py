@@ -114,7 +114,7 @@ class PastTurn:
     """A turn that was played."""
 
     observation: str
-    """As the agent was shown it."""
+    """The observation that the agent was shown."""
     response: str
     action: str | None
     """The action read from the response; None if there was none."""

@@ -222,7 +222,7 @@ def connect_policy(
     servers: Sequence[ServerInfo],
     options: Mapping[str, Any],
 ) -> ServerPolicy:
-    """In a worker process: a policy on the servers at `urls`, whose weights are known to be `versions`."""
+    """Makes, in a worker process, a policy on the servers at `urls`, whose weights are known to be `versions`."""
     return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
 
 

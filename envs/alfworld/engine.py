@@ -38,11 +38,11 @@ class State:
     """Object in hand, or -1."""
     opened: set[int]
     contents: list[Indices]
-    """By receptacle: objects in it, ascending."""
+    """Objects in each receptacle, ascending."""
     at: list[Indices]
-    """By location: objects said to be there, ascending."""
+    """Objects said to be at each location, ascending."""
     taken: list[Indices]
-    """By receptacle: objects once taken out of it and not put back since, ascending."""
+    """Objects once taken out of each receptacle and not put back since, ascending."""
     clean: set[int]
     hot: set[int]
     cool: set[int]

@@ -133,7 +133,7 @@ class Game:
 
     @property
     def task_text(self) -> str:
-        """For example `put a hot mug in cabinet.`"""
+        """The task in words, for example `put a hot mug in cabinet.`"""
         return self.wording.task
 
     @property

@@ -199,7 +199,7 @@ def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator
 
 @lru_cache(maxsize=16)
 def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tuple[TaskRow, int]]]:
-    """By task type, the tasks that the configuration's rooms, receptacles and objects allow, with their counts."""
+    """The tasks by type that the configuration's rooms, receptacles and objects allow, with their counts."""
     kinds = {name for name, _ in config.receptacle_caps} if config.receptacle_caps is not None else None
     objects = config.object_types
     rows: dict[str, list[tuple[TaskRow, int]]] = {}

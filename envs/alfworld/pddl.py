@@ -86,20 +86,20 @@ class Problem:
     receptacles: tuple[str, ...]
     locations: tuple[str, ...]
     object_types: tuple[str, ...]
-    """By object, for example `mugtype`; empty where the problem gives none."""
+    """Type of each object, for example `mugtype`; empty where the problem gives none."""
     receptacle_types: tuple[str, ...]
     receptacle_location: Indices
-    """By receptacle; -1 where it stands nowhere."""
+    """Location of each receptacle; -1 where it stands nowhere."""
     start: int
     """The agent's first location."""
     held: int
     """The object in hand at the start, or -1."""
     contents: tuple[Indices, ...]
-    """By receptacle: the objects in it at the start, ascending. An object may be in two receptacles."""
+    """Objects in each receptacle at the start, ascending. An object may be in two receptacles."""
     at: tuple[Indices, ...]
-    """By location: the objects that are said to be there at the start (not always where their receptacle is)."""
+    """Objects that are said to be at each location at the start (not always where their receptacle is)."""
     inside: tuple[Indices, ...]
-    """By object: other objects inside it; they never move."""
+    """Other objects inside each object; they never move."""
     unary: dict[str, frozenset[int]]
     """Objects by predicate: `pickupable`, `cleanable`, `heatable`, `coolable`, `toggleable`, `sliceable`,
     `isreceptacleobject`, and the starting `isclean`, `ishot`, `iscool`, `issliced`, `istoggled`."""
@@ -111,7 +111,7 @@ class Problem:
 
     @cached_property
     def receptacles_at(self) -> tuple[Indices, ...]:
-        """By location: its receptacles, ascending."""
+        """Receptacles at each location, ascending."""
         at: list[list[int]] = [[] for _ in self.locations]
         for receptacle, location in enumerate(self.receptacle_location):
             if location >= 0:
@@ -196,7 +196,7 @@ def parse_problem(text: str) -> Problem:
         return [(number(name, a, first), number(name, b, second)) for a, b in facts.get(name, ())]
 
     def groups(name: str, first: str, second: str) -> tuple[Indices, ...]:
-        """By index of the second kind: the indices of the first kind that a fact gives it, ascending."""
+        """Maps each index of the second kind to the indices of the first kind that a fact gives it, ascending."""
         found: list[set[int]] = [set() for _ in ids[second]]
         for member, group in pairs(name, first, second):
             found[group].add(member)

@@ -248,7 +248,8 @@ class Planner:
         return min(receptacles, key=lambda r: self._steps_to(None, r))
 
     def _fetch(self, options: Sequence[tuple[int, int]], kind: str) -> str | None:
-        """On the way to the nearest (object, receptacle) of `options`; a search for `kind` where there is none."""
+        """The next action on the way to the nearest (object, receptacle) of `options`; a search for `kind` where there
+        is none."""
         if not options:
             return self._seek(kind)
         thing, receptacle = min(options, key=lambda option: self._steps_to(None, option[1]))
@@ -256,7 +257,7 @@ class Planner:
         return way or f"take {self._object(thing)} from {self._receptacle(receptacle)}"
 
     def _seek(self, kind: str) -> str | None:
-        """On the way to the next receptacle to look into for an object of `kind` (`mugtype`)."""
+        """The next action on the way to the next receptacle to look into for an object of `kind` (`mugtype`)."""
         problem, here, order = self.problem, here_now(self.engine), search_order(kind)
         unseen = [r for r, at in enumerate(problem.receptacle_location) if at >= 0 and r not in self.known.contents]
 

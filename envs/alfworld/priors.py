@@ -50,9 +50,9 @@ class GeneratorConfig:
     objects: tuple[int, int] | None = None
     """Fewest and most objects; None draws each type's number as in real games."""
     instances: int = 7
-    """At most how many objects of one type."""
+    """Most objects of one type."""
     crowd: int = 26
-    """At most how many objects in one receptacle (and never more than real games have in one of its type)."""
+    """Most objects in one receptacle (and never more than real games have in one of its type)."""
     shared: float = 1.0
     """How often receptacles share a location, as a multiple of real games."""
     jitter: float = 0.25

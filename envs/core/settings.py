@@ -91,7 +91,7 @@ Seed = Annotated[int, Range(most=math.inf)]
 """A seed, which may have any number of digits."""
 Length = Annotated[int, Range(1)]
 Count = Annotated[int, Range(1, 10**6)]
-"""Of things that take memory and time one by one: episodes, clients."""
+"""Number of things that take memory and time one by one: episodes, clients."""
 Threads = Annotated[int, Range(1, 1024)]
 Processes = Annotated[int, Range(most=1024)]
 """Processes or threads, where 0 means something."""
@@ -144,6 +144,18 @@ def _settings_of(cls: type[Any], table: str, uses: frozenset[str] | None, *, in_
                 range=field.range,
                 in_file=hidden,
             )
+
+
+def chosen(settings: Any, table: str = "") -> dict[str, Any]:
+    """Maps the keys of all settings that differ from their defaults to their values."""
+    found: dict[str, Any] = {}
+    for field in _fields(type(settings), _uses(type(settings))):
+        value, key = getattr(settings, field.name), f"{table}.{field.name}" if table else field.name
+        if is_dataclass(value) and _dataclass(field.type) is not None:
+            found |= chosen(value, table if field.flat else key)
+        elif value != field.default:
+            found[key] = value
+    return found
 
 
 def check_numbers(settings: Any, name: Callable[[str], str], table: str = "") -> None:
@@ -237,7 +249,7 @@ class _Field:
 
     name: str
     type: Any
-    """Without notes."""
+    """The type without notes."""
     flat: bool
     in_file: bool
     default: Any

@@ -73,7 +73,7 @@ class ToolSpec:
     """The one action of an environment, described once for function calling, text prompts and trainer adapters."""
 
     name: str
-    """For example `alfworld_step`."""
+    """Name of the tool, for example `alfworld_step`."""
     description: str
     argument: str
     """Name of the single string argument that carries the action."""

@@ -337,7 +337,8 @@ def iter_trace(path: str | Path, vocabulary: int | None = None) -> Iterator[Epis
 
 
 def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tuple[int, Episode | TraceProblem]]:
-    """As `iter_trace`, with the byte at which each line begins, from which `TraceEpisodes` reads it again."""
+    """Reads as `iter_trace` does, with the byte at which each line begins, from which `TraceEpisodes` reads it
+    again."""
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"there is no trace file {path}")

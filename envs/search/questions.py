@@ -126,11 +126,11 @@ class RewardRule:
 
     kind: RewardKind = "em"
     s: float = 0.2
-    """Of a valid form (`format` only)."""
+    """Reward of a valid form (`format` only)."""
     f: float = 0.1
-    """Of any answer at all (`format` only)."""
+    """Reward of any answer at all (`format` only)."""
     r: float = 0.0
-    """Of an accepted answer among the information (`format` only)."""
+    """Reward of an accepted answer among the information (`format` only)."""
     strict_compat: bool = False
     """Take the answer as the published code does: from prompt and response, and only if both hold two at least."""
 

@@ -58,7 +58,8 @@ class Searcher:
         )
 
     def search(self, question: Question, query: str, k: int) -> tuple[Hit, ...]:
-        """At most `k` hits, best first; none if nothing matches. Raises EnvBackendError where the search failed."""
+        """Finds `k` hits at most, best first; none if nothing matches. Raises EnvBackendError where the search
+        failed."""
         retriever = self.retriever(question)
         try:
             return tuple(retriever.search([query[:MAX_QUERY]], k)[0])

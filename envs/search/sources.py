@@ -56,7 +56,7 @@ MIXTURES: Mapping[str, tuple[str, ...]] = {
 }
 _OTHER_NAMES = {"nq": ("nq_open_dev",), "popqa": ("popqa_1000",)}
 ENDINGS = (".jsonl", ".parquet", ".json", ".tsv", ".csv", ".jsonl.gz", ".json.gz", ".tsv.gz", ".csv.gz")
-"""Of question files and corpora, in the order in which they are looked for (parquet holds questions alone)."""
+"""Endings of question files and corpora, in the order in which they are looked for (parquet holds questions alone)."""
 SPLITS = ("train", "eval", "all")
 
 

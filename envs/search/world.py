@@ -54,11 +54,11 @@ class WorldConfig:
     """So many worlds for training and for evaluation, each with entities, facts and passages of its own and either kind
     of questions; they coin names from the same parts, but no name is in both. None: one world with both."""
     part: Literal["train", "eval"] | None = None
-    """Of one among several worlds: what all of it is for. Set where they are made."""
+    """What this world is for, where it is one of several (`train`, ...). Set where they are made."""
     relations: tuple[str, ...] | None = None
     """Relations that exist (`film.director`, ...); None: all of the table."""
     phrasings: int | None = None
-    """At most how many wordings of a relation are used, in passages and in questions; None: all."""
+    """Most wordings of a relation that are used, in passages and in questions; None: all."""
     first_names: int = 240
     last_names: int = 420
     places: int = 900
@@ -172,7 +172,7 @@ class Entity:
     rank: float
     """Popularity in (0, 1], 1 for the best known of its kind."""
     year: int
-    """Of birth, release or foundation."""
+    """Year of birth, release or foundation."""
     craft: str
     """What it does or is: `novelist`, `western`, `Works`."""
     female: bool = False

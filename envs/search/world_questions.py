@@ -281,7 +281,7 @@ SAME_BRIDGED = (
     ("book.author", "person.country", "Are the authors of {a} and {b} from the same country?"),
 )
 SHARE_YES_NO = 0.3
-"""Of bridge-comparisons."""
+"""Share of yes/no questions among bridge-comparisons."""
 
 
 def inference(teller: Teller) -> Draft | None:

@@ -197,7 +197,7 @@ class Draft:
     choice: bool = False
     """The answer is one of the things that the question names, or yes or no."""
     form: str = ""
-    """Of yes/no questions: what is balanced among themselves."""
+    """What yes/no questions are balanced by among themselves."""
 
 
 class Teller:

@@ -94,7 +94,7 @@ Target = tuple[Literal["button", "link", "option"], str]
 NAVIGATION: Mapping[str, Target] = {label.lower(): ("button", label.lower()) for label in (BACK_TO_SEARCH, PREV_PAGE)}
 """The labels that lead away from a product's page."""
 RESULTS_ROUTE = "search_results"
-"""With `Quirks.url_routing`, Next and Prev act as on a page of results where this is anywhere in the address."""
+"""Part of an address: with `Quirks.url_routing`, Next and Prev act as on a page of results wherever it occurs."""
 _BUTTONS = frozenset(label.lower() for label in (BACK_TO_SEARCH, PREV_PAGE, BUY_NOW, SEARCH_BUTTON, *SUB_PAGES))
 
 

@@ -167,7 +167,7 @@ class Catalog(LazySequence[Product]):
     order: np.ndarray | None
     """`goals.shuffled` of the number of goals, if it was kept."""
     sha256: str
-    """Of all products in order; equal for equal shops, however they are stored."""
+    """Hash of all products in order; equal for equal shops, however they are stored."""
 
     @abstractmethod
     def row(self, asin: str) -> int | None:

@@ -166,7 +166,7 @@ class WebShopEnv(TextEnv):
 
     @property
     def score(self) -> float:
-        """Of the purchase, 0.0 before it."""
+        """Score of the purchase, 0.0 before it."""
         reward = self._state.reward
         return float(reward.total) if reward is not None and self._state.kind == "done" else 0.0
 

@@ -44,7 +44,7 @@ class CatalogConfig:
     In a terse shop, how many products of each kind are wanted.
     """
     max_combinations: int = 12
-    """At most how many option combinations one product has; each makes a goal."""
+    """Most option combinations of one product; each makes a goal."""
     plain: float = 0.35
     """Share of clusters without options."""
     unpriced: float = 0.09
@@ -159,7 +159,7 @@ class Leaf:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
     leaves: tuple[Leaf, ...]
-    """Of all departments in turn, so that any prefix is mixed."""
+    """Leaves of all departments in turn, so that any prefix is mixed."""
     options: dict[str, tuple[str, ...]]
     """`color` or `size:clothes` to values; what stands before the colon is the option's name."""
     brands: tuple[str, ...]

@@ -42,10 +42,10 @@ class Goal:
     query: str
     product_category: str
     title: str
-    """Of the goal product."""
+    """Title of the goal product."""
     kind: Kind
     weight: float
-    """Of this goal where goals are drawn at random."""
+    """Weight of this goal where goals are drawn at random."""
 
     @property
     def request(self) -> str:

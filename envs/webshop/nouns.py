@@ -40,7 +40,7 @@ class NounTagger:
     """Finds the nouns of a title; they decide how alike two products are in the reward's r_type."""
 
     name: str
-    """With its version; goes into info, results and reports, because rewards of wrong products depend on it."""
+    """Name with version; goes into info, results and reports, because rewards of wrong products depend on it."""
     nouns: Callable[[str], tuple[str, ...]]
     """Lower-case nouns in text order, repeats included."""
     exact: bool = False

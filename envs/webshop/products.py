@@ -63,7 +63,7 @@ class Product:
     main_image: str
     """URL, or empty."""
     price_text: str
-    """As the pages show it: `$34.0` or `$19.99 to $27.99`."""
+    """The price that pages show: `$34.0` or `$19.99 to $27.99`."""
     prices: tuple[float, ...]
     """One price in dollars, or the two ends of a range from which the price to pay is drawn."""
     instructions: tuple[Instruction, ...] = ()
@@ -133,7 +133,7 @@ def parse_pricing(text: Any, where: str) -> tuple[float, ...]:
 
 
 def price_text(prices: Sequence[float]) -> str:
-    """As pages show it, never with trailing zeros: `$877.8`, `$20.0`, `$8.5 to $9.99`."""
+    """The price that pages show, never with trailing zeros: `$877.8`, `$20.0`, `$8.5 to $9.99`."""
     return " to ".join(f"${price}" for price in prices)
 
 

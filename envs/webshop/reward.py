@@ -195,7 +195,7 @@ seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger
 wine yellow
 """
 COLORS = tuple(_WORDS.split())
-"""In alphabetical order; the first that fits wins, whatever else fits."""
+"""Colors in alphabetical order; the first that fits wins, whatever else fits."""
 _COLOR_SET = frozenset(COLORS)
 
 

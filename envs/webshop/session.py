@@ -73,7 +73,7 @@ class State:
     searches: int = 0
     """Searches so far: the stream of `<r>`."""
     reward: Reward | None = None
-    """Of the last purchase."""
+    """Reward of the last purchase."""
 
     @property
     def has_search_bar(self) -> bool:
@@ -251,9 +251,9 @@ class Page:
     total: int = 0
     has_next: bool = True
     products: tuple[Product, ...] = ()
-    """On this page of results."""
+    """Products on this page of results."""
     product: Product | None = None
-    """Of item pages and sub-pages."""
+    """Product of item pages and sub-pages."""
     asin: str = ""
     options: Mapping[str, str]
     """Chosen so far."""

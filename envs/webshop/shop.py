@@ -61,7 +61,7 @@ MEMO = 4096
 DRAWN = 16
 """Other draws of a shop's prices that are remembered."""
 MEMO_BYTES = 32 << 20
-"""Of searches: queries are the agents' own words, and may be as long as they like."""
+"""Most bytes of remembered searches: queries are the agents' own words, and may be as long as they like."""
 
 
 _lock = RLock()

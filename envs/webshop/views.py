@@ -61,7 +61,7 @@ class View:
 
     observation: str
     clickables: Mapping[str, Target]
-    """In the original's order; never changed."""
+    """What can be clicked, in the original's order; never changed."""
     admissible: tuple[str, ...]
     """The clicks among them that an action can name."""
 

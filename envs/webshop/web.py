@@ -234,7 +234,7 @@ class WebSettings:
     pictures: bool = True
     """Load pictures from where the shop's data says; without it only pictures that are part of the data."""
     seed: int | None = None
-    """Of the goals drawn at random; by default another order every time."""
+    """Fixes the goals drawn at random; by default another order every time."""
     limits: VisitLimits = field(default_factory=VisitLimits)
 
 

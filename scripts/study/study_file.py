@@ -383,7 +383,7 @@ class Cell(Job):
 
     @property
     def settings_file(self) -> Path:
-        """Beside the folder: a run that begins wants its folder empty."""
+        """The settings lie beside the folder: a run that begins wants its folder empty."""
         return self.folder.with_name(f"{self.folder.name}.toml")
 
     @property

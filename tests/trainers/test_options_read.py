@@ -17,11 +17,12 @@ import pytest
 import torch
 from tiny_runs import command, save_tiny
 
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Setting, SettingsError, settings_of
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import run_training
-from turngym.trainers.train_config import config_class
+from turngym.trainers.train_config import NEEDED, config_class, keys_of, train_config
 from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
@@ -35,33 +36,18 @@ WHOLE = {
 }
 """Functions that take whole groups (`asdict`) to write them down, with their file."""
 UNSEEN: Mapping[str, str] = {
-    **dict.fromkeys(("ray_address", "worker_cpus", "worker_gpus"), "with --executor ray"),
+    **{key: needed for keys, needed, _ in NEEDED for key in keys},
     **dict.fromkeys(("retries", "worker_timeout"), "with --workers 1 or more"),
-    **dict.fromkeys(("server_parallel", "server_deadline", "weight_sync", "when_busy"), "with --policy-server"),
-    **dict.fromkeys(("weight_folder", "weight_address"), "with --policy-server, by the way of --weight-sync"),
-    **dict.fromkeys(("engine_python", "engine_memory", "engine_more"), "with --engine"),
-    **dict.fromkeys(("lora.alpha", "lora.targets"), "with --lora.rank"),
-    "importance_cap": "with --staleness",
-    "share": "with --also",
     "executor": "with --workers 1 or more, or several processes",
     **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
     "turnopd.depth.probe_interval": "after the warm-up",
     **dict.fromkeys(("loopstop.rho", "loopstop.probe_share", "loopstop.probe_interval"), "once episodes loop"),
-    **dict.fromkeys(("distill.form", "distill.beta"), "with --opd-hints.form topk"),
-    **dict.fromkeys(("examples_as", "examples_for"), "with --examples"),
+    "distill.form": "with --opd-hints.form topk",
     "reference_rate": "with --reference-every",
-    "log_project": "by wandb and trackio",
     "process_timeout": "under torchrun",
-    **dict.fromkeys(("judge_votes", "judge_temperature", "judge_max_tokens"), "with --judge model:FOLDER"),
-    **dict.fromkeys(("judge_model", "judge_parallel", "judge_tries"), "with --judge http://..."),
-    **dict.fromkeys(("judge_strict", "judge_repeats", "judge_timeout"), "with --judge expert"),
-    **dict.fromkeys(("distill.importance", "distill.tail", "distill.top_k", "distill.support"), "without form=sampled"),
-    "distill.clip": "with form=sampled",
+    "judge_timeout": "by judges that take time",
     "lm_loss.column": "with parquet files",
     **dict.fromkeys(("luffy.prefix.steps", "luffy.prefix.share"), "with other strategies"),
-    **dict.fromkeys(("demonstrated_tasks", "demonstration_fits"), "with --demonstrations"),
-    **dict.fromkeys(("demonstration_success", "demonstration_reward"), "with --demonstrations"),
-    **dict.fromkeys(("sft.loop_after", "sft.loop_slips"), "with --sft.players"),
 }
 """Settings that need another one, which this test does not give. That they are read is looked up in the code."""
 
@@ -144,9 +130,96 @@ def test_what_needs_something_else_is_read_in_the_code() -> None:
     assert not {key for key in UNSEEN if keys[key].name not in asked}
 
 
+GIVEN: Mapping[str, dict[str, Any]] = {
+    "--panel": {"panel": "alfworld-quickstart"},
+    "--examples": {"examples": "shots.txt"},
+    "--also": {"also": ["turngym/Search-v0"]},
+    "--lora.rank": {"lora": {"rank": 4}},
+    "--staleness": {"staleness": 1},
+    "--wandb or --trackio": {"wandb": True},
+    "--demonstrations": {"demonstrations": "expert"},
+    "--executor ray": {"executor": "ray", "workers": 2},
+    "--policy-server, --teacher-server or --engine": {"policy_server": "http://127.0.0.1:1"},
+    "--engine": {"engine": "vllm"},
+    "a model as --judge": {"judge": "model:folder"},
+    "a url as --judge": {"judge": "http://127.0.0.1:1/v1"},
+    "--judge expert": {"judge": "expert"},
+    "--distill.form jsd or mixed": {"distill": {"form": "jsd"}},
+    "--distill.form sampled": {"distill": {"form": "sampled"}},
+    "a --distill.form other than sampled": {"distill": {"form": "jsd"}},
+    "--sft.players": {"sft": {"players": "expert:1"}},
+}
+"""What must be given, as settings that give it."""
+OTHERS: Mapping[str, dict[str, Any]] = {
+    "--judge expert": {"judge": "rules"},
+    "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
+}
+"""What else must be given for the refusal, where the default already is what is needed."""
+VALUES: Mapping[str, Any] = {
+    "eval_limit": 2,
+    "eval_samples": 2,
+    "eval_temperature": 0.5,
+    "examples_as": "text",
+    "examples_for": "category",
+    "share": 2.0,
+    "lora.alpha": 8,
+    "lora.targets": ["q_proj"],
+    "importance_cap": 3.0,
+    "log_project": "other",
+    "demonstrated_tasks": True,
+    "demonstration_success": True,
+    "demonstration_reward": 0.5,
+    "demonstration_fits": False,
+    "ray_address": "auto",
+    "worker_cpus": 2.0,
+    "worker_gpus": 0.5,
+    "server_parallel": 2,
+    "server_deadline": 2.0,
+    "weight_sync": "gloo",
+    "weight_folder": "w",
+    "weight_address": "10.0.0.1",
+    "when_busy": "abort",
+    "engine_python": "python3",
+    "engine_memory": 0.3,
+    "engine_more": ["--x"],
+    "judge_votes": 5,
+    "judge_temperature": 0.1,
+    "judge_max_tokens": 9,
+    "judge_model": "m",
+    "judge_parallel": 2,
+    "judge_tries": 2,
+    "judge_strict": True,
+    "judge_repeats": 2,
+    "distill.beta": 0.25,
+    "distill.clip": [0.1, 0.1],
+    "distill.top_k": 3,
+    "distill.tail": "raw",
+    "distill.support": "student",
+    "distill.importance": [0.5, 2.0],
+    "sft.loop_after": 3.0,
+    "sft.loop_slips": 0.5,
+}
+"""Another value than the default for each."""
+
+
+@pytest.mark.parametrize(("key", "needed"), [(key, needed) for keys, needed, _ in NEEDED for key in keys])
+def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> None:
+    algorithm = next(name for name in BUILT_IN if key in keys_of(name))
+    said = f"--{key.replace('_', '-')} .* needs {needed}, without which nothing reads it"
+    with pytest.raises(TurngymError, match=said):
+        made(algorithm, key, OTHERS.get(needed, {}))
+    made(algorithm, key, GIVEN[needed])
+
+
+def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:
+    """The settings of a run with another value of `key`, and `more`."""
+    table, _, name = key.rpartition(".")
+    given = {table: {**more.get(table, {}), name: VALUES[key]}} if table else {name: VALUES[key]}
+    train_config(algorithm, {"student": "s", "out": "o", **more, **given}, "test")
+
+
 def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere(tmp_path: Path) -> None:
     from turngym.envs.core.settings import to_table
-    from turngym.trainers.train_config import keys_of, train_config
 
     for name in BUILT_IN:
         table = to_table(train_config(name, {"student": "s", "out": "o"}, "test"))

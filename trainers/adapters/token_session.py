@@ -133,7 +133,7 @@ class Trajectory:
         }
 
     def filled(self, token: int) -> Trajectory:
-        """For trainers that cannot take an empty row: one masked `token` where there is no prompt or no response."""
+        """Fills what trainers cannot take empty: one masked `token` where there is no prompt or no response."""
         blank = np.array([token], np.int32)
         changed = self if len(self.prompt_ids) else replace(self, prompt_ids=blank)
         if len(self.response_ids):

@@ -49,7 +49,8 @@ class CombinedAdvantage:
     annealing: Callable[[int], tuple[float, float]] | None = None
     """Step (1-based) to (w_reward, w_teacher), in place of the two above."""
     factor: Callable[[RolloutBatch, Float64N, Float64N], Float64N] | None = None
-    """Of the batch and the labels' log-probabilities under student and teacher, nats: multiplies the log-ratio."""
+    """Makes the factor of the log-ratio from the batch and the labels' log-probabilities under student and teacher,
+    nats."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_E = rewards(batch, episodes, self.reward)

@@ -37,7 +37,7 @@ class LoopStopConfig:
     rho: float = field(default=0.7, metadata=IN_FILE)
     """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""
     min_loops: int = field(default=4, metadata=IN_FILE)
-    """With fewer episodes that went on in a loop the ratio stays as it is."""
+    """Fewest episodes that went on in a loop: with fewer the ratio stays as it is."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
 

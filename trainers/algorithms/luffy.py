@@ -34,11 +34,11 @@ class Reshape:
 
     shape: Shape = "p_div_p_a"
     a: float = 0.1
-    """Of p_div_p_a; above 0."""
+    """Constant a of p_div_p_a; above 0."""
     w: float = 1.0
-    """Of logp (demonstrated tokens only) and p_logp."""
+    """Weight of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
-    """Of pow; above 0."""
+    """Exponent of pow; above 0."""
 
     def __post_init__(self) -> None:
         if self.shape not in get_args(Shape):
@@ -131,7 +131,7 @@ class MixedPolicyGradient:
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     dual_clip: float | None = None
-    """As of `PolicyGradient`, on the policy's own tokens."""
+    """The bound of `PolicyGradient`, on the policy's own tokens."""
 
     def __post_init__(self) -> None:
         if self.clip is not None:
@@ -189,7 +189,7 @@ class PrefixSchedule:
     share: bool = field(default=False, metadata=IN_FILE)
     """One draw per group instead of one per prefixed episode."""
     seed: int = field(default=0, metadata=IN_FILE)
-    """Of the random strategies."""
+    """Seed of the random strategies."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
@@ -238,7 +238,7 @@ class LuffyConfig:
     shape: Shape = "p_div_p_a"
     """Shaping f of demonstrated probabilities. It is that of the tokens of a demonstration."""
     a: float = field(default=0.1, metadata=IN_FILE)
-    """Of p_div_p_a."""
+    """Constant a of p_div_p_a; above 0."""
     w: float = field(default=1.0, metadata=IN_FILE)
     """Weight of the logarithm in logp and p_logp."""
     e: float = field(default=0.5, metadata=IN_FILE)

@@ -75,7 +75,7 @@ class Curriculum:
     schedule: DepthSchedule = DepthSchedule()
     back_to_front: bool = False
     h_max: int = 50
-    """Of B2F: limit of turns, the demonstration's included."""
+    """Limit of turns of B2F, the demonstration's included."""
 
     def start(self) -> DepthState:
         """The state before step 1."""

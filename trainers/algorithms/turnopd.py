@@ -57,7 +57,7 @@ class DepthConfig:
     p: float = 0.80
     """Share of successes that the depth covers. Successful episodes, that is."""
     min_successes: int = field(default=8, metadata=IN_FILE)
-    """With fewer episodes in the coverage statistic, the last covering depth is kept."""
+    """Fewest episodes in the coverage statistic: with fewer the last covering depth is kept."""
     cov_base: Literal[0, 1] = field(default=0, metadata=IN_FILE)
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
     use_success: bool = field(default=True, metadata=IN_FILE)

@@ -37,7 +37,7 @@ class TurnCurves:
     phase: str
     steps: int
     means: Mapping[str, Column]
-    """By the names of MEANS; KL and entropy pooled over tokens, in nats per token, the others per step."""
+    """Means by the names of MEANS; KL and entropy pooled over tokens, in nats per token, the others per step."""
     weights: Mapping[str, Column]
     """What each mean weighs: tokens, or steps."""
 
@@ -68,9 +68,9 @@ class ByTurn:
     """Everything by turn of one run."""
 
     curves: Mapping[str, TurnCurves]
-    """By phase, and over all of training under ALL."""
+    """Curves by phase, and over all of training under ALL."""
     maps: Mapping[str, TurnMap]
-    """By the names of MAPS, over all steps, capped ones included."""
+    """Maps by the names of MAPS, over all steps, capped ones included."""
     sources: Mapping[str, str]
     """Which column each mean was read from."""
 
@@ -181,7 +181,7 @@ SCALARS: tuple[str, ...] = (*SECONDS, "depth/cap", "depth/hbar", "depth/h_eff", 
 SCALARS += ("success", "turns_mean", "tokens", "kl_raw", "staleness_mean")
 DERIVED = ("alpha", "deep_weight")
 MOST = ("gap_max",)
-"""Of these a bin has the greatest; of all others the mean."""
+"""Statistics of which a bin has the greatest; of all others it has the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class OverSteps:
 
     last_step_B: NDArray[np.int64]
     value: Mapping[str, NDArray[np.float64]]
-    """By the names of SCALARS and DERIVED."""
+    """Values by the names of SCALARS and DERIVED."""
     by_phase: Mapping[str, Mapping[str, float]]
     """The same as means over the parts of training (PHASES and ALL)."""
     total: Mapping[str, float]

@@ -321,7 +321,7 @@ class Controlled:
     """Settings as far as they are known."""
 
     depth: DepthConfig | None = None
-    """Of the run's own depth controller; None: it has none, or its configuration is not known."""
+    """The run's own depth controller; None: it has none, or its configuration is not known."""
     alpha: Alpha | None = None
     """Step to alpha; None where the weights know no such scale."""
     note: str = ""

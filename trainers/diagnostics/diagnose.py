@@ -136,7 +136,7 @@ class Variant:
     hbar_B: NDArray[np.float64]
     """Hbar at the last step of each bin of `Diagnosis.over_steps`."""
     hbar: float
-    """After the last step."""
+    """Smoothed horizon after the last step."""
     h_eff: int
     h_cov: int
     probes: int
@@ -159,7 +159,7 @@ class Diagnosis:
     variants: tuple[Variant, ...]
     """Empty where no probe can be measured again; the first is the run's own setting."""
     replay: Replay | None
-    """Of the run's own settings, against what it recorded; None for a run without a depth controller."""
+    """Replay with the run's own settings, against what it recorded; None for a run without a depth controller."""
 
 
 def diagnose(

@@ -19,12 +19,12 @@ in the teacher's recorded top-K, nats per token. The first two are proxies of a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCurves:
-    """By turn [T], for all episodes, the successful and the others; NaN where nothing was recorded."""
+    """Curves by turn [T], for all episodes, the successful and the others; NaN where nothing was recorded."""
 
     episodes: Mapping[str, int]
     survivors: Mapping[str, Column]
     rates: Mapping[str, Mapping[str, Column]]
-    """By group, then by the names of RATES."""
+    """Rates by group, then by the names of RATES."""
 
     @property
     def turns(self) -> int:
