@@ -59,7 +59,8 @@ class LinearShape:
         return 5 * width + self.channels + 2 * values + 2 * self.value_heads
 
     def state_bytes(self, dtype: str) -> int:
-        """Bytes of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest float32."""
+        """Bytes of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest
+        float32."""
         rule = 4 * self.value_heads * self.key_dim * self.value_dim
         return self.layers * (rule + BYTES[dtype] * self.channels * self.kernel)
 
@@ -134,7 +135,8 @@ class ModelShape:
         return 2 * BYTES[dtype] * self.attention_layers * self.kv_width
 
     def episode_bytes(self, length: int, dtype: str) -> int:
-        """Bytes of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and saved)."""
+        """Bytes of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and
+        saved)."""
         states = 0 if self.linear is None else 2 * self.linear.state_bytes(dtype)
         return self.kv_bytes(dtype) * length + states
 
@@ -503,12 +505,14 @@ def logits_bytes(shape: ModelShape, rows: int) -> float:
 
 
 def embedding_bytes(shape: ModelShape) -> float:
-    """Bytes at the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it has."""
+    """Bytes at the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it
+    has."""
     return 4.0 * shape.vocab * shape.width
 
 
 def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
-    """Bytes of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings.
+    """Bytes of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both
+    embeddings.
 
     Frozen weights have no gradient.
     """
