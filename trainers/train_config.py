@@ -199,13 +199,6 @@ class TrainConfig:
     stale: AsyncConfig = field(default_factory=AsyncConfig, metadata={**FLAT, **read_by(PLAYS)})
     rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
 
-    def __post_init__(self) -> None:
-        given = chosen(self)
-        for keys, needed, holds in NEEDED:
-            if (key := next((key for key in keys if key in given), None)) and not holds(self):
-                option = "--" + key.replace("_", "-")
-                raise ConfigError(f"{option} {given[key]} needs {needed}, without which nothing reads it")
-
     @property
     def own(self) -> Any:
         """The algorithm's own settings."""
@@ -240,10 +233,12 @@ NEEDED: tuple[Condition, ...] = (
     (("lora.alpha", "lora.targets"), "--lora.rank", lambda c: c.lora.rank > 0),
     (("importance_cap",), "--staleness", lambda c: c.stale.staleness > 0),
     (("log_project",), "--wandb or --trackio", lambda c: bool(c.run.trackers)),
+    (("demonstrated_tasks",), "--demonstrations", lambda c: c.rollouts.demonstrations.demonstrations is not None),
     (
-        ("demonstrated_tasks", "demonstration_success", "demonstration_reward", "demonstration_fits"),
+        ("demonstration_success", "demonstration_reward", "demonstration_fits"),
         "--demonstrations",
-        lambda c: c.rollouts.demonstrations.demonstrations is not None,
+        # sft alone can do without: its expert plays as [sft] says
+        lambda c: c.section != "sft" or c.rollouts.demonstrations.demonstrations is not None,
     ),
     # Processes and servers.
     (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda c: c.rollouts.workers.executor == "ray"),
@@ -278,6 +273,16 @@ NEEDED: tuple[Condition, ...] = (
 """Settings that are read where another one is given: (keys, what must be given, whether it is)."""
 
 
+def check_needed(config: TrainConfig) -> TrainConfig:
+    """`config`, which must be whole. Raises ConfigError for a setting that nothing would read."""
+    given = chosen(config)
+    for keys, needed, holds in NEEDED:
+        if (key := next((key for key in keys if key in given), None)) and not holds(config):
+            option = "--" + key.replace("_", "-")
+            raise ConfigError(f"{option} {given[key]} needs {needed}, without which nothing reads it")
+    return config
+
+
 # cached, because settings made from two classes of the same algorithm would never be equal
 @cache
 def config_class(algorithm: str) -> type[TrainConfig]:
@@ -310,13 +315,16 @@ def config_class(algorithm: str) -> type[TrainConfig]:
 def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
     """Reads settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`.
 
-    Raises SettingsError for a setting that does not exist, or has a value that it cannot have.
+    Raises SettingsError for a setting that does not exist, or has a value that it cannot have, ConfigError for one that
+    nothing would read.
     """
     cls = config_class(algorithm)
     # who reads a setting is only looked up where one does not exist
     known = {name.partition(".")[0] for name in keys_of(algorithm)}
     hint = {key: said for key in table if key not in known and (said := who_reads(key))}
-    return from_table(cls, {"algorithm": algorithm, **table}, where, hint=hint, **more)
+    config = from_table(cls, {"algorithm": algorithm, **table}, where, hint=hint, **more)
+    # a file whose missing settings options will give is not the whole
+    return config if more else check_needed(config)
 
 
 @cache
