@@ -17,7 +17,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_tex
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
 LINES = sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)* = [^`]+)`", PAGE)))
 GIVEN = """
---lm-loss.files a.txt; --judge rules; --grpo.n 4; --gigpo.n 4; --luffy.n 4; --opd.weight trajectory;
+--lm-loss.files a.txt; --judge rules; --opd.weight trajectory;
 --turnopd.depth.warmup 2; --turnopd.depth.probe-interval 4; --tcod.schedule.k-max 20; --judge-votes 5;
 --luffy.prefix.count 2; --luffy.prefix.high 1.0; --prm-rl.weight trajectory; --optimizer.ppo-epochs 2
 """
@@ -32,7 +32,7 @@ def command(option: str) -> list[str]:
     last = name.removeprefix("--").split(".")[-1]
     if not given and not last.startswith(FLAGS):
         pair = last in PAIRS and "critic" not in name
-        given = VALUES.get(name, "0.1 0.3" if pair else "0.5").split()
+        given = VALUES.get(name, "0.1 0.3" if pair else "4" if last == "n" else "0.5").split()
     return [name, *given]
 
 
