@@ -108,9 +108,11 @@ def _listed(hub: Any, repo: str, revision: str, named: str, by_hand: str) -> tup
     try:
         info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=30)
     except Exception as error:
+        # an answer is the hub's word on the name; without one nothing is known of it
+        answered = getattr(error, "response", None) is not None
+        said = "gives no such model" if answered else "cannot be reached"
         raise HubError(
-            f"there is no folder {named}, and the hub gives no such model ({_first_line(error)}): check the name, or "
-            f"{by_hand}"
+            f"there is no folder {named}, and the hub {said} ({_first_line(error)}): check the name, or {by_hand}"
         ) from None
     commit, files = str(info.sha), info.siblings or []
     if COMMIT.fullmatch(commit) is None or len(files) > MOST_FILES:

@@ -86,7 +86,7 @@ def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) ->
         ("some-org/pickled", {}, "no weights of it as safetensors"),
         ("some-org/tiny", {"TURNGYM_OFFLINE": "1"}, "$TURNGYM_OFFLINE is set: get it where there is a network"),
         ("some-org/tiny", {"HF_HUB_OFFLINE": "1"}, "$HF_HUB_OFFLINE is set"),
-        ("some-org/tiny", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "get it where there is a network (`hf download"),
+        ("some-org/tiny", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(tmp_path: Path, hub: Any, name: str, more: dict[str, str], said: str) -> None:
