@@ -216,6 +216,8 @@ def _attend_rows(
         if shared or (sliding_window is not None and size > sliding_window):
             sees = torch.ones(size, shared + size, dtype=torch.bool, device=query.device).tril(shared)
             sees = sees if sliding_window is None else sees.triu(shared + 1 - sliding_window)
+            # with its dimensions of batch and heads: a row of a single token is attended as a decoding step is
+            sees = sees[None, None]
         parts.append(attend(module, query[:, :, own], keys, values, sees, **more)[0])
     return torch.cat(parts, dim=1), None
 

@@ -24,6 +24,7 @@ from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.microbatch import check_packing, micro_batches, packing_for, passes, shared_tokens
+from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.optimizer_step import Forward
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
@@ -142,6 +143,18 @@ def test_packed_gradients_are_those_of_padded_rows(window: int | None, checkpoin
         assert torch.allclose(slope, padded, atol=1e-6)
     assert padded.abs().max() > 1e-3
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_a_row_of_one_token_behind_a_shared_beginning(kv_heads: int) -> None:
+    """As a decoding step: where query heads share keys and values, transformers attends it in a way of its own."""
+    model = tiny_qwen3(40, width=32, heads=4, kv_heads=kv_heads)
+    rows, places = rows_of([1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3]), [np.array([3]), np.array([3]), np.array([2])]
+    (part,) = packed(rows, 100)
+    assert (1, 3) in part.line
+    plain, together = (LocalScorer(model=model, packing=packing) for packing in ("off", "on"))
+    for one, two in zip(plain.logprobs(rows, places), together.logprobs(rows, places), strict=True):
+        np.testing.assert_allclose(two, one, atol=2e-5)
 
 
 def test_models_whose_rows_see_each_other_are_refused() -> None:
