@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,9 @@ def tensorboard_sink(folder: Path, step: int | None) -> Sink | None:
         return None
     place = folder / "tensorboard"
     place.mkdir(exist_ok=True)
+    # its files are read in the order of their names, which begin with the second: one of this second might come later
+    if any(file.name.split(".")[3] == f"{int(time.time()):010d}" for file in place.glob("events.out.tfevents.*.*")):
+        time.sleep(1.0)
     writer = SummaryWriter(str(library_path(place)), purge_step=step)
 
     def write(row: Mapping[str, Any]) -> None:

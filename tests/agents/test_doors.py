@@ -208,7 +208,9 @@ def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
     assert all(episode.depth <= 5 for episode in played.episodes)
     assert len(read_trace(out)[0]) == 4
     assert played.errors == 0
-    assert str(played).splitlines()[-1] == f"4 episodes in {out}"
+    *_, written, departs = str(played).splitlines()
+    assert written == f"4 episodes in {out}"
+    assert departs.startswith("Not as the original: episodes end after 5 turns; ")
     with pytest.raises(TurngymError, match=r"add to it with --append \(append=True\)"):
         play_episodes(tasks=1, out=out, env_kwargs=kwargs, progress=False)
     more = play_episodes(

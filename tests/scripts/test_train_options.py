@@ -20,6 +20,7 @@ from turngym.trainers.train_config import config_class
 
 torch.set_num_threads(1)
 NEEDED = ("--student", "s", "--out", "o")
+JUDGED = ("prm-rl", "opd-hints", "prm-opd", "sage-opd", "sdar", "rlsd", "skill-sd", "opid", "agent-opsd")
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -50,7 +51,7 @@ def test_help_is_one_screen_of_what_the_algorithm_uses(
     table = {"grpo-minillm": "grpo-kd", "ppo-minillm": "ppo-kd"}.get(algorithm, algorithm)
     assert any(option.startswith(f"--{table}.") for option in options)
     assert not any(option.startswith(f"--{other}.") for option in options for other in others - {table})
-    assert ("--judge" in options) == (algorithm in ("prm-rl", "opd-hints", "prm-opd", "sage-opd"))
+    assert ("--judge" in options) == (algorithm in JUDGED)
     assert "--max-new-tokens" in options
 
 
@@ -67,7 +68,7 @@ def test_there_are_as_few_options_as_one_person_can_hold() -> None:
         for name in BUILT_IN
     }
     assert len(options["opd"]) <= 90
-    assert len(set().union(*options.values())) <= 220
+    assert len(set().union(*options.values())) <= 232
     assert len([name for name in options["prm-rl"] if name.startswith("judge")]) <= 6
     assert not [name for name in options["sft"] if name.startswith("demonstrator")]
 
@@ -82,9 +83,12 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
     for words, text in (
         (("turnopd", "--grpo.n", "4"), r"turnopd has no option --grpo\.n\. It belongs to grpo\.$"),
         (("grpo", "--grpo-kd.n", "4"), r"It belongs to grpo-kd, grpo-minillm\.$"),
-        (("opd", "--judge", "expert"), r"opd has no option --judge\. It belongs to prm-rl, .*, sage-opd\.$"),
+        (("opd", "--judge", "expert"), rf"opd has no option --judge\. It belongs to {', '.join(JUDGED)}\.$"),
         (("opd", "--sft.noise", "0", ".5"), r"It belongs to sft\.$"),
-        (("grpo", "--teacher", "t"), r"It belongs to all but sft, grpo, gigpo, luffy, prm-rl\.$"),
+        (
+            ("grpo", "--teacher", "t"),
+            rf"It belongs to all but sft, grpo, gigpo, luffy, prm-rl, {', '.join(JUDGED[4:])}\.$",
+        ),
         (("sft", "--temperature", "2"), r"It belongs to all but sft\.$"),
         (
             ("sft", "--demonstrator.temperature", "0.1"),

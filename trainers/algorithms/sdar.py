@@ -72,13 +72,13 @@ class SdarConfig:
     """Weight of the gated likelihood."""
     beta: float = 5.0
     """How sharply the gate opens. It multiplies the told policy's log-ratio, nats."""
-    reward: Reward = "return"
+    reward: Reward = field(default="return", metadata=IN_FILE)
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.01
+    kl_coef: float = field(default=0.01, metadata=IN_FILE)
     """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
     """What counts the same. Every token, every episode or every response."""
     position: Position = field(default="opening", metadata=IN_FILE)
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
