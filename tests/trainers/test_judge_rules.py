@@ -9,7 +9,7 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge
+from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge, SilentJudge, SkillsJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import judge_episodes, majority, read_score, requests
@@ -203,3 +203,34 @@ def test_a_skill_is_drawn_from_the_finished_episode(make_episode: Make) -> None:
     found = EpisodeJudge().judge(requests(won, "score"))
     assert found[0].votes == (None,)
     assert found[0].error.endswith("turn 0: skills give hints, not scores")
+
+
+class OfKind:
+    """Texts for one category, which name the first observation."""
+
+    def text(self, category: str, observation: str) -> str | None:
+        return f"{category}: {observation}" if category == "heat" else None
+
+
+def test_skills_are_told_by_the_kind_of_task_and_what_is_seen_first(make_episode: Make) -> None:
+    judge: Any = SkillsJudge(skills=OfKind())
+    episode = play(make_episode, 2)
+    heat, other = (replace(episode, task=replace(episode.task, category=category)) for category in ("heat", "cool"))
+    told = "[HINT_START]heat: see 0[HINT_END] \\boxed{1}"
+    assert [found.votes for found in judge.judge(requests(heat, "hint"))] == [(told,), (told,)]
+    for asked, reason in (
+        (requests(other, "hint"), "no text of the skills is for category 'cool'"),
+        (requests(heat, "score"), "skills give hints, not scores"),
+        ([replace(requests(heat, "hint")[0], episode=None)], "skills give hints, not scores"),
+    ):
+        first = judge.judge(asked)[0]
+        assert first.votes == (None,)
+        assert first.error == f"{asked[0].name}: {reason}"
+
+
+def test_nothing_is_told_and_nothing_scored(make_episode: Make) -> None:
+    episode = play(make_episode, 2)
+    assert [found.votes for found in SilentJudge().judge(requests(episode, "hint"))] == [("\\boxed{-1}",)] * 2
+    asked = requests(episode, "score")
+    first = SilentJudge().judge(asked)[0]
+    assert (first.votes, first.error) == ((None,), f"{asked[0].name}: nothing gives hints, not scores")

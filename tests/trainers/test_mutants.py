@@ -169,7 +169,7 @@ SAME = {
     "directed_advantage: np.clip(np.sign(advantage_N) * gap_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) -> "
     "np.clip(-LOG_RATIO_LIMIT, np.sign(advantage_N) * gap_N, LOG_RATIO_LIMIT)": MIDDLE,
     "turn_factors: np.clip(1.0 + eps * sign * z_T, 1.0 - eps, 1.0 + eps) -> "
-    "np.clip(1.0 - eps, 1.0 + eps * sign * z_T, 1.0 + eps)": MIDDLE,
+    "np.clip(1.0 - eps, 1.0 + eps * sign * z_T, 1.0 + eps)": f"agent_opsd only: {MIDDLE}",
     "belief_moves: np.clip(1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), BELIEF_LEAST, 1.0 - BELIEF_LEAST) -> "
     "np.clip(BELIEF_LEAST, 1.0 / (1.0 + np.exp(-np.clip(logit_T, -50.0, 50.0))), 1.0 - BELIEF_LEAST)": MIDDLE,
     "belief_moves: np.clip(logit_T, -50.0, 50.0) -> np.clip(-50.0, logit_T, 50.0)": MIDDLE,
@@ -254,7 +254,6 @@ SAME = {
     "LmLoss.backward: loss.detach() -> loss": "the same number",
     "LmLoss.backward: True -> False": "memory alone: the gradient is the same",
     "LmLoss.rows: wanted - documents -> documents - wanted": "to begin again more often reads the same",
-    "_parquet: 256 -> 257": "how much is read at a time changes nothing",
     "majority: 2 -> 3": "only the first two are looked at",
     "_names: 1 -> 2": "two tokens before do as well as one",
     "_decode: tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False) -> "
