@@ -65,7 +65,7 @@ class DistillConfig:
     student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum;
     `sampled` a clipped surrogate with advantage log q - log p."""
     beta: float = field(default=0.5, metadata=read_by("form"))
-    """From forward to reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
+    """Place between forward and reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
     temperature: float = 1.0
     """Temperature of student and teacher alike. Both distributions are compared at it."""
     importance: tuple[float, float] = field(default=(0.1, 10.0), metadata=IN_FILE)

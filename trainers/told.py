@@ -12,18 +12,20 @@ and agent-opsd use its log-ratio beside a reward that is compared within the gro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.protocols import Scorer
+from turngym.envs.core.protocols import Position, Scorer
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     BuildContext,
     FixedDepth,
+    Reader,
     Scorers,
     TargetFn,
     Targets,
@@ -33,7 +35,8 @@ from turngym.trainers.algorithm import (
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import turn_name
-from turngym.trainers.targets import ComparableGroups, TargetError, WithReference, label_logprobs
+from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.targets import ComparableGroups, Reward, TargetError, WithReference, label_logprobs
 from turngym.trainers.token_weights import WEIGHTS
 
 Float32N = NDArray[np.float32]
@@ -177,10 +180,46 @@ class ToldAdvantage:
         return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.told_N)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldGroupConfig:
+    """What methods share that compare a reward within a group, and use what a told policy finds beside it."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    reader: Reader = "live"
+    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
+    of up to K steps before, with --reference-rate a moving average)."""
+    reward: Reward = field(default="return", metadata=IN_FILE)
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = field(default=0.01, metadata=IN_FILE)
+    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
+    """What counts the same. Every token, every episode or every response."""
+    position: Position = field(default="opening", metadata=IN_FILE)
+    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        check_amounts(kl_coef=self.kl_coef)
+
+    @property
+    def told(self) -> Told:
+        """Where the text is put, and who reads it."""
+        return Told(position=self.position, reader=self.reader)
+
+    @property
+    def surrogate(self) -> PolicyGradient:
+        """The clipped policy gradient, with the KL to the initial policy."""
+        return PolicyGradient(eps_low=self.clip[0], eps_high=self.clip[1], kl_coef=self.kl_coef)
+
+
 def told_group(
-    config: Any, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss, told: Told
+    config: ToldGroupConfig, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss
 ) -> Algorithm:
-    """The composition that these methods share. `config` has `n`, `kl_coef` and `weight`.
+    """The composition that these methods share.
 
     Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
     """
@@ -194,16 +233,14 @@ def told_group(
         select=ComparableGroups(spread=False),
         needs_teacher=False,
         judge="hint",
-        told=told,
-        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=False),
+        told=config.told,
+        needs_reference=bool(config.kl_coef) or config.told.needs_reference(has_teacher=False),
         settings=fingerprint(config),
     )
 
 
-def check_group(n: int, **amounts: float) -> None:
-    """Raises ConfigError for a group of one, and for an amount below 0 (or one that is no number)."""
-    if n < 2:
-        raise ConfigError(f"n is {n}; a group needs at least 2 episodes to compare")
+def check_amounts(**amounts: float) -> None:
+    """Raises ConfigError for an amount below 0 (or one that is no number)."""
     for name, value in amounts.items():
         if not 0.0 <= value < float("inf"):
             raise ConfigError(f"{name} is {value}; valid: at least 0")

@@ -92,7 +92,7 @@ class EpisodeOutcome:
 
 
 SAMPLING = "sampling"
-"""In `Episode.meta` and in the settings of results: how tasks were drawn; missing where each was played alike."""
+"""Key in `Episode.meta` and in the settings of results: how tasks were drawn; missing where each was played alike."""
 APPROXIMATE = "approximate"
 """Key in `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]

@@ -23,7 +23,7 @@ from turngym.trainers.algorithms.skill_sd import Distilled, SkillSdConfig, impor
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError
 from turngym.trainers.targets import GroupAdvantage
-from turngym.trainers.told import ToldAdvantage, ToldLogprobs, WithTold, check_group
+from turngym.trainers.told import ToldAdvantage, ToldLogprobs, WithTold, check_amounts
 
 Make = Callable[..., Episode]
 NOTHING: Any = None
@@ -239,4 +239,4 @@ def test_settings_out_of_range_are_refused(config: type[Any]) -> None:
     for name in {"coef", "beta", "fade", "w_told", "lam", "eps"} & set(config.__dataclass_fields__):
         with pytest.raises(ConfigError, match=rf"{name} is -1"):
             config(**{name: -1})
-    check_group(2, coef=0.0)
+    check_amounts(coef=0.0)

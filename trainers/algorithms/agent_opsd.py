@@ -5,20 +5,16 @@ Read next: trainers/told.py, trainers/algorithms/rlsd.py, trainers/algorithms/gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import GroupAdvantage, Reward
-from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
@@ -72,31 +68,17 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOpsdConfig:
+class AgentOpsdConfig(ToldGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 
-    n: int = 8
-    """Episodes per task. They are one group."""
     lam: float = 0.5
     """Share of the advantage that is directed (lambda)."""
     eps: float = 0.2
     """Most that a turn's factor differs from 1."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
-    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
 
     def __post_init__(self) -> None:
-        check_group(self.n, lam=self.lam, eps=self.eps, kl_coef=self.kl_coef)
+        super(AgentOpsdConfig, self).__post_init__()
+        check_amounts(lam=self.lam, eps=self.eps)
         if max(self.lam, self.eps) > 1:
             raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
 
@@ -112,16 +94,13 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
     mean. Its scripts for WebShop and Search move a belief token by token within a turn; here it is always turn by turn,
     as in its script for ALFWorld and as its page describes it.
     """
-    low, high = config.clip
-    told = Told(position=config.position, reader=config.reader)
     change = Believed(lam=config.lam, eps=config.eps)
     return told_group(
         config,
         context,
         name="agent-opsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=told, change=change),
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
-        told=told,
+        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        token_loss=config.surrogate,
     )
 
 

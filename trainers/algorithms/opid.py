@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import GroupAdvantage, Reward
-from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 
@@ -36,31 +35,19 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpidConfig:
+class OpidConfig(ToldGroupConfig):
     """GRPO plus the log-ratio of a policy that was told what the finished episode teaches."""
 
-    n: int = 8
-    """Episodes per task. They are one group."""
     w_told: float = 0.001
     """Weight of the told policy's log-ratio."""
     scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
     """What the advantage is divided by. The group's standard deviation, or nothing (published in WebShop)."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
     position: Position = field(default="last_user", metadata=IN_FILE)
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
 
     def __post_init__(self) -> None:
-        check_group(self.n, w_told=self.w_told, kl_coef=self.kl_coef)
+        super(OpidConfig, self).__post_init__()
+        check_amounts(w_told=self.w_told)
 
 
 def build(config: OpidConfig, context: BuildContext) -> Algorithm:
@@ -73,16 +60,13 @@ def build(config: OpidConfig, context: BuildContext) -> Algorithm:
     yours may be a model), and there is one weight. The mean of a group is over episodes, there over turns, so that long
     ones count more. Its step advantage and its loss of distillation are 0 in all its scripts and left out.
     """
-    low, high = config.clip
-    told = Told(position=config.position, reader=config.reader)
     signal = GroupAdvantage(reward=config.reward, scale=config.scale)
     return told_group(
         config,
         context,
         name="opid",
-        target_fn=ToldAdvantage(target_fn=signal, told=told, change=Added(w_told=config.w_told)),
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
-        told=told,
+        target_fn=ToldAdvantage(target_fn=signal, told=config.told, change=Added(w_told=config.w_told)),
+        token_loss=config.surrogate,
     )
 
 

@@ -5,20 +5,17 @@ Read next: trainers/told.py, trainers/algorithms/grpo.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, Reader, Told
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError
-from turngym.trainers.losses import LOG_RATIO_LIMIT, PolicyGradient
-from turngym.trainers.targets import GroupAdvantage, Reward
-from turngym.trainers.told import ToldAdvantage, ToldLogprobs, check_group, told_group
+from turngym.trainers.losses import LOG_RATIO_LIMIT
+from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 
@@ -51,33 +48,19 @@ class Directed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlsdConfig:
+class RlsdConfig(ToldGroupConfig):
     """GRPO whose advantage is directed to tokens by a policy that was told something."""
 
-    n: int = 8
-    """Episodes per task. They are one group."""
     lam: float = 0.5
     """Share of the advantage that is directed (lambda)."""
     eps: float = 0.2
     """Most that a token's factor differs from 1."""
     fade: int = 100
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
-    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
 
     def __post_init__(self) -> None:
-        check_group(self.n, lam=self.lam, eps=self.eps, fade=self.fade, kl_coef=self.kl_coef)
+        super(RlsdConfig, self).__post_init__()
+        check_amounts(lam=self.lam, eps=self.eps, fade=self.fade)
         if max(self.lam, self.eps) > 1:
             raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
 
@@ -91,16 +74,13 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: read in SDAR's code alone, the only one that could be had. There lam falls to 0 over 50
     steps by default and over 100 in all scripts, which is the default here; `fade` 0 is a constant lam.
     """
-    low, high = config.clip
-    told = Told(position=config.position, reader=config.reader)
     change = Directed(lam=config.lam, eps=config.eps, fade=config.fade)
     return told_group(
         config,
         context,
         name="rlsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=told, change=change),
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef),
-        told=told,
+        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        token_loss=config.surrogate,
     )
 
 

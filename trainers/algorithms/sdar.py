@@ -5,27 +5,21 @@ Read next: trainers/told.py, trainers/algorithms/grpo.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    Reader,
     TokenLoss,
     TokenLosses,
     Tokens,
-    Told,
 )
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import GroupAdvantage, Reward
-from turngym.trainers.told import LOGP, WHERE, WithTold, check_group, told_group
+from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 
 def gated_likelihood(logp_N: Tensor, told_logp_N: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -63,31 +57,17 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SdarConfig:
+class SdarConfig(ToldGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 
-    n: int = 8
-    """Episodes per task. They are one group."""
     coef: float = 0.01
     """Weight of the gated likelihood."""
     beta: float = 5.0
     """How sharply the gate opens. It multiplies the told policy's log-ratio, nats."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
-    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
 
     def __post_init__(self) -> None:
-        check_group(self.n, coef=self.coef, beta=self.beta, kl_coef=self.kl_coef)
+        super(SdarConfig, self).__post_init__()
+        check_amounts(coef=self.coef, beta=self.beta)
 
 
 def build(config: SdarConfig, context: BuildContext) -> Algorithm:
@@ -100,16 +80,12 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
     its scripts run. An invalid action costs what the environment says, there 0.1. Turns without a text have no second
     term.
     """
-    low, high = config.clip
-    told = Told(position=config.position, reader=config.reader)
-    loss = PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef)
     return told_group(
         config,
         context,
         name="sdar",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=told),
-        token_loss=Gated(loss=loss, coef=config.coef, beta=config.beta),
-        told=told,
+        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        token_loss=Gated(loss=config.surrogate, coef=config.coef, beta=config.beta),
     )
 
 

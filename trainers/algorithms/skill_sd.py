@@ -5,27 +5,22 @@ Read next: trainers/told.py, trainers/algorithms/sdar.py, trainers/algorithms/gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    Reader,
     TokenLoss,
     TokenLosses,
     Tokens,
-    Told,
 )
-from turngym.trainers.losses import PolicyGradient, known_behavior
-from turngym.trainers.targets import GroupAdvantage, Reward
-from turngym.trainers.told import LOGP, WHERE, WithTold, check_group, told_group
+from turngym.trainers.losses import known_behavior
+from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 K3_MOST, RATIO_MOST = 20.0, 10.0
 """Log-ratios are cut from above to these before exp."""
@@ -67,29 +62,15 @@ class Distilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkillSdConfig:
+class SkillSdConfig(ToldGroupConfig):
     """GRPO with a divergence from the policy that was told something."""
 
-    n: int = 8
-    """Episodes per task. They are one group."""
     coef: float = 0.001
     """Weight of the divergence."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
-    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
 
     def __post_init__(self) -> None:
-        check_group(self.n, coef=self.coef, kl_coef=self.kl_coef)
+        super(SkillSdConfig, self).__post_init__()
+        check_amounts(coef=self.coef)
 
 
 def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
@@ -101,16 +82,12 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
     coef is 0.1; 0.001 is what all its scripts run. There rho is relative to the policy before the update, scored anew;
     here to the one that sampled, which is the same on fresh rollouts. Turns without a text have no second term.
     """
-    low, high = config.clip
-    told = Told(position=config.position, reader=config.reader)
-    loss = PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef)
     return told_group(
         config,
         context,
         name="skill-sd",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=told),
-        token_loss=Distilled(loss=loss, coef=config.coef),
-        told=told,
+        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        token_loss=Distilled(loss=config.surrogate, coef=config.coef),
     )
 
 
