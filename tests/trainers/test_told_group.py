@@ -22,8 +22,9 @@ from turngym.trainers.algorithms.sdar import Gated, SdarConfig, gated_likelihood
 from turngym.trainers.algorithms.skill_sd import Distilled, SkillSdConfig, importance_k3
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError
+from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import GroupAdvantage
-from turngym.trainers.told import ToldAdvantage, ToldLogprobs, WithTold, check_amounts
+from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, WithTold, check_amounts
 
 Make = Callable[..., Episode]
 NOTHING: Any = None
@@ -240,3 +241,9 @@ def test_settings_out_of_range_are_refused(config: type[Any]) -> None:
         with pytest.raises(ConfigError, match=rf"{name} is -1"):
             config(**{name: -1})
     check_amounts(coef=0.0)
+
+
+def test_the_surrogate_and_who_is_told_what_where_are_the_settings() -> None:
+    config = ToldGroupConfig(clip=(0.1, 0.3), kl_coef=0.5, position="last_user", reader="initial")
+    assert config.surrogate == PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.5)
+    assert config.told == Told(position="last_user", reader="initial")

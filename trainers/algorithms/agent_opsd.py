@@ -77,7 +77,7 @@ class AgentOpsdConfig(ToldGroupConfig):
     """Most that a turn's factor differs from 1."""
 
     def __post_init__(self) -> None:
-        super(AgentOpsdConfig, self).__post_init__()
+        ToldGroupConfig.__post_init__(self)
         check_amounts(lam=self.lam, eps=self.eps)
         if max(self.lam, self.eps) > 1:
             raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")

@@ -46,7 +46,7 @@ class OpidConfig(ToldGroupConfig):
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
 
     def __post_init__(self) -> None:
-        super(OpidConfig, self).__post_init__()
+        ToldGroupConfig.__post_init__(self)
         check_amounts(w_told=self.w_told)
 
 

@@ -59,7 +59,7 @@ class RlsdConfig(ToldGroupConfig):
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""
 
     def __post_init__(self) -> None:
-        super(RlsdConfig, self).__post_init__()
+        ToldGroupConfig.__post_init__(self)
         check_amounts(lam=self.lam, eps=self.eps, fade=self.fade)
         if max(self.lam, self.eps) > 1:
             raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")

@@ -66,7 +66,7 @@ class SdarConfig(ToldGroupConfig):
     """How sharply the gate opens. It multiplies the told policy's log-ratio, nats."""
 
     def __post_init__(self) -> None:
-        super(SdarConfig, self).__post_init__()
+        ToldGroupConfig.__post_init__(self)
         check_amounts(coef=self.coef, beta=self.beta)
 
 

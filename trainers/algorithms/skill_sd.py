@@ -69,7 +69,7 @@ class SkillSdConfig(ToldGroupConfig):
     """Weight of the divergence."""
 
     def __post_init__(self) -> None:
-        super(SkillSdConfig, self).__post_init__()
+        ToldGroupConfig.__post_init__(self)
         check_amounts(coef=self.coef)
 
 
