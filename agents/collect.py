@@ -10,14 +10,14 @@ from typing import Any
 
 from turngym.agents.demonstrations import USED, Demonstrations, LiveDemonstrator, Plan, noted
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.play_plan import PlayPlan, depth_caps, loops_left
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest, RolloutSource
+from turngym.envs.core.protocols import RolloutSource
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter
 from turngym.envs.panels import assert_disjoint, task_order
@@ -59,7 +59,7 @@ class LiveCollect:
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
-        asked = PlayPlan.of(request)
+        asked = request.plan
         plans: dict[int, Plan] = {}
         if asked.states:
             jobs = [replace(job, states=True) for job in jobs]
@@ -159,9 +159,9 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> li
     """
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
-    caps = [cap if cap < request.max_turns else None for cap in depth_caps(request)]
-    leave_loops = loops_left(request)
-    later, groups = PlayPlan.of(request).round, request.episodes // request.group
+    caps = [cap if cap < request.max_turns else None for cap in request.depth_caps()]
+    leave_loops = request.loops_left()
+    later, groups = request.plan.round, request.episodes // request.group
     # no two (seed, step, round) meet as long as a run has fewer than a million steps and seeds
     step = request.step + later * 10**12
     places = task_order(len(task_ids), seed=seed, step=step, batch=groups)
@@ -201,7 +201,7 @@ def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode
     process, processes = request.share
     share = f"_process_{process}" if processes > 1 else ""
     path = folder / f"step_{request.step:06d}{share}.jsonl"
-    if not PlayPlan.of(request).round:
+    if not request.plan.round:
         path.unlink(missing_ok=True)  # a resumed run collects its step again
     with TraceWriter(path) as writer:
         for episode in episodes:

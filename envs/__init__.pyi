@@ -21,9 +21,9 @@ from .core.protocols import Judge as Judge
 from .core.protocols import JudgeRequest as JudgeRequest
 from .core.protocols import Judgment as Judgment
 from .core.protocols import Policy as Policy
-from .core.protocols import RolloutRequest as RolloutRequest
 from .core.protocols import Sampling as Sampling
 from .core.protocols import Scorer as Scorer
+from .core.rollout_request import RolloutRequest as RolloutRequest
 from .core.task import Task as Task
 from .core.task import ToolSpec as ToolSpec
 from .core.task import Verdict as Verdict

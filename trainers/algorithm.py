@@ -126,10 +126,11 @@ class TokenLoss(Protocol):
 
 
 class Weight(Protocol):
-    """Token weights float64 [N] for `step` (1-based) of `total_steps`, summing to 1.
+    """Token weights float64 [N] for `step` (1-based) of `total_steps`, summing to 1."""
 
-    One that ignores `total_steps` says so by `to_the_end = False`: only then can a run get another end.
-    """
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the weights depend on `total_steps`, so that a run cannot get another end."""
 
     def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray: ...
 
@@ -198,12 +199,25 @@ class DepthController(Protocol):
 
 
 class EpisodeFilter(Protocol):
-    """Which collected episodes are trained on; what it leaves out is counted, never lost from the traces.
-
-    A filter may also have `row(episodes) -> dict`: numbers for metrics.jsonl that say what it left out, and why.
-    """
+    """Which collected episodes are trained on; what it leaves out is counted, never lost from the traces."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]: ...
+
+
+@runtime_checkable
+class CountingFilter(EpisodeFilter, Protocol):
+    """A filter with numbers for metrics.jsonl."""
+
+    def row(self, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        """How much of a step's episodes it leaves out, and why."""
+
+
+@runtime_checkable
+class TurnFilter(EpisodeFilter, Protocol):
+    """A filter that looks at single turns."""
+
+    def reasons(self, episode: Episode) -> dict[int, str]:
+        """Why turns of the policy are left out, by their index."""
 
 
 class Term(Protocol):

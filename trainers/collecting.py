@@ -22,7 +22,6 @@ from turngym.agents.demonstrations import (
 )
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_plan import PlayPlan, depth_caps, loops_left
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.rendering.renderer import TextEpisodes
@@ -31,7 +30,7 @@ from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import SHORT, Episode, Status, drawn_at, loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import iter_episodes, read_episodes
 from turngym.envs.panels import assert_disjoint, task_order
@@ -265,9 +264,9 @@ class DatasetCollect:
         """
         if not self.episodes:
             raise TurngymError("the data set has no episodes; give a trace file with at least one")
-        if PlayPlan.of(request).demonstration_turns is not None:
+        if request.plan.demonstration_turns is not None:
             raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
-        if PlayPlan.of(request).round:
+        if request.plan.round:
             raise TurngymError("groups are refilled by playing further tasks: leave --grpo.refill out with trace files")
         groups = [[episode] for episode in self.episodes] if request.group == 1 else self._groups(request.group)
         places = task_order(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
@@ -279,7 +278,7 @@ class DatasetCollect:
         # an episode that leaves its loop is one whose depth cap is where the loop closed
         caps = [
             min(cap, loop_end(episode.turns) or cap) if leaves else cap
-            for episode, cap, leaves in zip(chosen, depth_caps(request), loops_left(request), strict=False)
+            for episode, cap, leaves in zip(chosen, request.depth_caps(), request.loops_left(), strict=False)
         ]
         capped = request.own(list(zip(chosen, caps, strict=True)))
         return [self._cut(episode, cap, request.max_turns) for episode, cap in capped]

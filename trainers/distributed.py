@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,12 +23,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncRollout, Together
-from turngym.trainers.scorer import Ids, LocalScorer, SplitScorer
-from turngym.trainers.world import SINGLE, DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
+from turngym.trainers.scorer import LocalScorer, shared_scorer
+from turngym.trainers.train_loop import Trainer
+from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 
 def shard(model: Any, mesh: Any) -> None:
@@ -284,32 +286,8 @@ class PlayedAheadTogether(Together):
         return gather_shares(self.world, request, own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedScorer(SplitScorer):
-    """Each process scores its share of the rows, about as many tokens as the others'."""
-
-    scorer: Scorer
-    world: World
-    model: Any = None
-    """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
-
-    def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
-        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank].tolist()
-        with self.world.full_params(self.model):
-            found = on_all_ranks(self.world, lambda: ask(self.scorer, own) if own else [])
-        rows: dict[int, T] = {}
-        for members, values in self.world.all_gather((own, list(found))):
-            rows.update(zip(members, values, strict=True))
-        return [rows[row] for row in range(len(ids))]
-
-
-def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
-    """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
-    return scorer if world.size == 1 else SharedScorer(scorer=scorer, world=world, model=model)
-
-
-def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
-    """A `Trainer` whose run is divided among the processes of `world`; only rank 0 logs and shows.
+def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = False) -> Trainer:
+    """`trainer` with its run divided among the processes of `world`; only rank 0 logs and shows.
 
     `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
     and its share while it learns. Raises DistributedError for runs that cannot keep step.
@@ -348,7 +326,7 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
         collect=collect,
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
-        evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),
+        evaluate=None if trainer.evaluate is None else SharedEvaluation(evaluate=trainer.evaluate, **policy),
         progress=Progress() if world.rank else trainer.progress,
     )
 
@@ -357,12 +335,11 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
 class SharedEvaluation:
     """An evaluation whose episodes the ranks divide; its result is broadcast.
 
-    One that cannot be divided, unlike `PanelEvaluation`, is played by rank 0 while the others wait.
+    One that is no `DivisibleEvaluation` is played by rank 0 while the others wait.
     """
 
-    evaluate: Any
-    """Called with the step. One that can be divided has `gather(step)`, `play_share(step, (rank, size))`, which all
-    ranks call, and `finish(step)`."""
+    evaluate: Callable[[int], EvalPoint]
+    """Called with the step."""
     world: World
     model: Any
     servers: SyncedPolicy | None = None
@@ -371,7 +348,7 @@ class SharedEvaluation:
         evaluation, world = self.evaluate, self.world
         with world.full_params(self.model):
             update_servers(world, self.servers)
-            if not hasattr(evaluation, "play_share"):
+            if not isinstance(evaluation, DivisibleEvaluation):
                 return on_rank_zero(world, lambda: evaluation(step))
             on_rank_zero(world, lambda: evaluation.gather(step))
             on_all_ranks(world, lambda: evaluation.play_share(step, (world.rank, world.size)))

@@ -19,7 +19,8 @@ import numpy as np
 
 from turngym.envs.core.episode import Episode, Turn, next_state
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutRequest, RolloutSource, separate
+from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.targets import TargetError, is_trainable
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -574,13 +574,33 @@ def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algo
     return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
 
 
+@runtime_checkable
+class RatioLoss(TokenLoss, Protocol):
+    """A token loss with a probability ratio that can be bounded under negative advantages; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def dual_clip(self) -> float | None:
+        """The bound; None for none."""
+
+
+@runtime_checkable
+class OuterLoss(TokenLoss, Protocol):
+    """A token loss around another one; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def loss(self) -> TokenLoss:
+        """The loss inside."""
+
+
 def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:
-    """`loss`, or the loss inside of it, with a `dual_clip` of `bound`."""
-    made: Any = loss
-    if hasattr(loss, "dual_clip"):
-        return replace(made, dual_clip=bound)  # type: ignore[no-any-return]
-    inner = getattr(loss, "loss", None)
-    return loss if inner is None else replace(made, loss=with_dual_clip(inner, bound))
+    """`loss` with a `dual_clip` of `bound` where it, or a loss inside of it, has a probability ratio."""
+    if isinstance(loss, RatioLoss):
+        return replace(loss, dual_clip=bound)
+    return replace(loss, loss=with_dual_clip(loss.loss, bound)) if isinstance(loss, OuterLoss) else loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

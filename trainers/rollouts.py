@@ -7,7 +7,7 @@ knows). The training loop only gets callables of it: a rollout source, an evalua
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +44,8 @@ from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource
+from turngym.envs.core.protocols import Judge, Question, RolloutSource
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
@@ -130,7 +131,7 @@ class StudentRollouts:
         self.players = str(config.workers.choice(workload))
         """Who plays the episodes, in words, for those who read the run's settings."""
         self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers, workload))
-        self._cancel: Any = None
+        self._cancel: Callable[[], None] | None = None
         if run.actor is not None:
             if not isinstance(self._play, ParallelRollout):
                 self._play = CancellableRollout(config.workers.step_timeout)

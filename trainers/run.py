@@ -27,7 +27,7 @@ from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
+from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.envs.core.settings import FILE, read_toml, write_config
 from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
@@ -137,7 +137,7 @@ def run_training(
         trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
-        shared: Trainer = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
+        shared = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
         return shared.train(resume=config.models.resume)
 
 
@@ -209,7 +209,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # Where a step gets its episodes: played or recorded, then judged, then rewarded.
     source = _judged(_played(config, algorithm, rollouts, others, teacher), algorithm, rollouts)
-    evaluate: Callable[[int], EvalPoint] | None = rollouts.evaluate
+    evaluate: DivisibleEvaluation | None = rollouts.evaluate
     on_update: Callable[[int], None] = rollouts.learner_changed
     also = {item.name: (item, others[item.name]) for item in further}
     identity = of_training(config, algorithm, rollouts, teacher, also)

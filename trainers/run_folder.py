@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from turngym.envs.core.files import locked_folder
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
@@ -54,7 +56,7 @@ class RunFolder:
 
     path: Path
     model: Any
-    optimizer: Any
+    optimizer: Optimizer
     fingerprint: Mapping[str, Any]
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None

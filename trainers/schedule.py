@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutRequest, RolloutSource
+from turngym.envs.core.protocols import RolloutSource
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
@@ -256,5 +256,4 @@ class AsyncRollout(RolloutSchedule):
 
 def _request(saved: Mapping[str, Any]) -> RolloutRequest:
     """Returns the request that `asdict` made plain, its plan included."""
-    plan = saved["plan"]
-    return RolloutRequest(**{**saved, "plan": None if plan is None else PlayPlan(**plan)})
+    return RolloutRequest(**{**saved, "plan": PlayPlan(**saved["plan"])})

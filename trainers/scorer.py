@@ -32,7 +32,7 @@ from turngym.trainers.models import (
     vocabulary_size,
 )
 from turngym.trainers.tensor_file import read_tensors
-from turngym.trainers.world import World
+from turngym.trainers.world import World, balanced_shares, on_all_ranks
 
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
@@ -263,6 +263,33 @@ def reference_refresh(
         )
     lora.require_one_model(student)
     return ReferenceRefresh(every=every, reference=reference.model, student=student, rate=rate)
+
+
+# Rows of a batch that several processes score together.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScorer(SplitScorer):
+    """Each process scores its share of the rows, about as many tokens as the others'."""
+
+    scorer: Scorer
+    world: World
+    model: Any = None
+    """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
+
+    def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
+        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank].tolist()
+        with self.world.full_params(self.model):
+            found = on_all_ranks(self.world, lambda: ask(self.scorer, own) if own else [])
+        rows: dict[int, T] = {}
+        for members, values in self.world.all_gather((own, list(found))):
+            rows.update(zip(members, values, strict=True))
+        return [rows[row] for row in range(len(ids))]
+
+
+def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
+    """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
+    return scorer if world.size == 1 else SharedScorer(scorer=scorer, world=world, model=model)
 
 
 # A model in training as those read it who sample with its weights elsewhere.

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
@@ -162,7 +162,7 @@ class SeveralSources:
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         total, first, found = request.episodes // request.group, 0, []
-        plan = PlayPlan.of(request)
+        plan = request.plan
         for (name, source), groups in zip(self.sources.items(), shared_groups(self.shares, total), strict=True):
             short, left = (round(count * groups / total) for count in (plan.short_episodes, plan.leave_loops))
             part = replace(plan, short_episodes=short, leave_loops=left)
@@ -209,16 +209,31 @@ class _ByRow(SplitScorer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EachPanel:
-    """Evaluates every environment on its own panel: `eval/avg` is the first's, `eval/NAME/avg` a further one's."""
+    """Implements `DivisibleEvaluation`: every environment on its own panel.
 
-    first: Callable[[int], EvalPoint]
-    others: Mapping[str, Callable[[int], EvalPoint]]
+    `eval/avg` is the first environment's, `eval/NAME/avg` that of a further one.
+    """
+
+    first: DivisibleEvaluation
+    others: Mapping[str, DivisibleEvaluation]
 
     def __call__(self, step: int) -> EvalPoint:
-        point = self.first(step)
+        return self._joined(self.first(step), {name: evaluate(step) for name, evaluate in self.others.items()})
+
+    def gather(self, step: int) -> None:
+        for evaluate in (self.first, *self.others.values()):
+            evaluate.gather(step)
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        for evaluate in (self.first, *self.others.values()):
+            evaluate.play_share(step, share)
+
+    def finish(self, step: int) -> EvalPoint:
+        return self._joined(self.first.finish(step), {name: each.finish(step) for name, each in self.others.items()})
+
+    def _joined(self, point: EvalPoint, others: Mapping[str, EvalPoint]) -> EvalPoint:
         extra = dict(point.extra)
-        for name, evaluate in self.others.items():
-            found = evaluate(step)
+        for name, found in others.items():
             numbers = {"avg": found.avg, "low": found.low, "high": found.high, **found.extra}
             extra |= {f"{name}/{key}": value for key, value in numbers.items()}
         return replace(point, extra=extra)

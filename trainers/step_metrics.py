@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.task import Verdict
-from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, EpisodeFilter, Targets
+from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, DepthState, EpisodeFilter, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judged import judge_row
 from turngym.trainers.optimizer_step import Epochs, Schedule
@@ -155,8 +155,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
 
 def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> dict[str, Any]:
     """What a filter says about its choice; nothing without one, or from one that says nothing."""
-    row = getattr(select, "row", None)
-    return {} if row is None else dict(row(episodes))
+    return dict(select.row(episodes)) if isinstance(select, CountingFilter) else {}
 
 
 def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
@@ -248,7 +247,7 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
     }
 
 
-def weight_row(weight: Any, schedule: Schedule) -> dict[str, float]:
+def weight_row(weight: Weight, schedule: Schedule) -> dict[str, float]:
     """How far the token weights have moved from trajectories to turns; nothing for weights that know no such scale."""
     if not isinstance(weight, Blended):
         return {}

@@ -22,7 +22,8 @@ from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCa
 from turngym.envs.core.episode import Episode, TopK, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward
-from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
+from turngym.envs.core.protocols import RolloutSource, Scorer
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig
@@ -159,12 +160,7 @@ class StudentTopK:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
         support = [item.ids.astype(np.int64) for item in scorers.student.topk(ids, positions, self.k)]
-        teacher = _present(scorers.teacher)
-        if not hasattr(teacher, "gather"):
-            raise TargetError(
-                f"support=student needs a teacher that scores chosen ids; {type(teacher).__name__} has no gather()"
-            )
-        return support_targets(teacher.gather(ids, positions, support), batch)
+        return support_targets(_present(scorers.teacher).gather(ids, positions, support), batch)
 
 
 @dataclass(frozen=True, slots=True)

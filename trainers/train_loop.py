@@ -16,12 +16,13 @@ from types import FrameType
 from typing import Any, Self
 
 import numpy as np
+from torch.optim import Optimizer
 
-from turngym.agents.play_plan import PlayPlan
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
-from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
+from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.secrets import redacted
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
@@ -29,7 +30,6 @@ from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
 from turngym.trainers.microbatch import packing_for
@@ -37,7 +37,7 @@ from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, r
 from turngym.trainers.progress import Progress
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.scorer import LocalScorer, reference_refresh
+from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
 from turngym.trainers.world import SINGLE, World, on_all_ranks
 
@@ -213,8 +213,7 @@ class Trainer:
             return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
         if self.algorithm.to_the_end:
             return f"{self.algorithm.name} changes with the share of the run that is done"
-        # a weight that does not say so may depend on the number of steps
-        if getattr(self.algorithm.weight, "to_the_end", True):
+        if self.algorithm.weight.to_the_end:
             return f"the weights of {self.algorithm.name} change with the share of the run that is done"
         if isinstance(self.order, AsyncRollout):
             return "batches are played ahead, and those behind its end were not"
@@ -237,7 +236,7 @@ class TrainLoop:
     """The state of a run that is under way."""
 
     trainer: Trainer
-    optimizer: Any
+    optimizer: Optimizer
     folder: RunFolder
     log: MetricsLog | None
     """None on all ranks but 0."""

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Origin, TopK
-
-T = TypeVar("T")
+from turngym.envs.core.rollout_request import RolloutRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,30 +156,6 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest:
-    """What a trainer asks of a rollout source for one step."""
-
-    step: int
-    """1-based training step; it fixes the tasks and the random streams, so a resumed run collects the same episodes."""
-    episodes: int
-    max_turns: int
-    """Depth cap: the turn in progress at the cap is finished, then the episode ends as `truncated_depth`."""
-    temperature: float = 1.0
-    group: int = 1
-    """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
-    plan: Any = None
-    """What else an algorithm asks of the episodes (`agents.play_plan.PlayPlan`). Trainers fill it and rollout sources
-    read it; None asks for nothing."""
-    share: tuple[int, int] = (0, 1)
-    """(i, n): play only every n-th of these episodes, beginning with the i-th; another process plays the others."""
-
-    def own(self, items: Sequence[T]) -> list[T]:
-        """Returns those of the step's items, one per episode, that belong to the share."""
-        first, every = self.share
-        return list(items[first::every])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPoint:
     """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
 
@@ -188,6 +163,23 @@ class EvalPoint:
     low: float
     high: float
     extra: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class DivisibleEvaluation(Protocol):
+    """An evaluation at a step of training whose episodes several processes can play together."""
+
+    def __call__(self, step: int) -> EvalPoint:
+        """Plays all episodes in this process."""
+
+    def gather(self, step: int) -> None:
+        """Collects the episodes that a stopped run has left; one process calls it, before any share is played."""
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Plays the episodes of process number `share[0]` of `share[1]`."""
+
+    def finish(self, step: int) -> EvalPoint:
+        """Scores the episodes of all shares; one process calls it."""
 
 
 class RolloutSource(Protocol):

@@ -14,14 +14,13 @@ from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRoll
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
 from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation
-from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.envs.channels import TextChannel
 from turngym.envs.core.episode import SHORT, Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
@@ -251,7 +250,7 @@ def test_which_jobs_of_a_step_are_cut_shorter() -> None:
     request = RolloutRequest(step=1, episodes=6, max_turns=9, group=3, plan=plan)
     jobs = step_jobs(["a", "b", "c"], 0, request)
     assert [job.leave_loops for job in jobs] == [False] * 4 + [True] * 2
-    assert [job.max_turns for job in jobs] == [None if cap == 9 else cap for cap in depth_caps(request)]
+    assert [job.max_turns for job in jobs] == [None if cap == 9 else cap for cap in request.depth_caps()]
     assert sorted(job.max_turns or 9 for job in jobs) == [5, 5, 5, 5, 9, 9]
     assert [job.sample for job in jobs] == [0, 1, 2, 3, 4, 5]
     assert [job.max_turns for job in step_jobs(["a"], 0, RolloutRequest(step=1, episodes=2, max_turns=9))] == [

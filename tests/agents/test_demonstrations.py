@@ -21,14 +21,14 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer, Shown, TextEpisodes, begun_response, read_exactly
 from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import GenerateRequest, Generation, RolloutRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")

@@ -21,7 +21,7 @@ from turngym.agents.playing.environments import probe
 from turngym.agents.presets import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel

@@ -17,7 +17,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithms.sft import TRAIN_ON
 from turngym.trainers.batch import pack
 

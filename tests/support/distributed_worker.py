@@ -21,7 +21,7 @@ from distributed_cases import command
 from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.distributed import distribute_trainer, world_of
 from turngym.trainers.run import build_trainer, run_training

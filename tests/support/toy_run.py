@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from turngym.envs.core.episode import Episode, Origin, Status, Turn
-from turngym.envs.core.protocols import EvalPoint, RolloutRequest
+from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft, turnopd

@@ -12,7 +12,7 @@ import pytest
 import torch
 from thread_world import in_world
 
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.distributed import PlayedAheadTogether, SharedCollect
 from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot

@@ -12,7 +12,7 @@ import toy_run as toy
 
 from turngym.envs.core.episode import EpisodeError, check_numbers
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
 from turngym.trainers.algorithms import grpo, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack

@@ -14,7 +14,7 @@ from turngym.agents.executor import options as automatic
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.workers import CancellableRollout
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import read_episodes
 from turngym.scripts import train

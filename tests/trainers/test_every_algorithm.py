@@ -16,7 +16,7 @@ from tiny_runs import save_tiny, with_file
 import turngym.envs
 from turngym.agents.collect import SharedEnv
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from turngym.agents import load_world
-from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import STATES
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.task import Verdict
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers

@@ -10,7 +10,8 @@ import judged as tools
 import pytest
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Judgment, RolloutRequest
+from turngym.envs.core.protocols import Judgment
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.judged import JudgedCollect, JudgeError, UnreadVotes, judge_row, judged
 

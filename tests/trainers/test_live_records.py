@@ -18,7 +18,8 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.envs.core.episode import Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judgment, Question, RolloutRequest, joined
+from turngym.envs.core.protocols import Judgment, Question, joined
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judged import ScoredTurns, judged

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.agents.play_plan import PlayPlan
 from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import SHORT, Episode, Status, loop_end
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.trace import read_trace
 from turngym.trainers import train
 from turngym.trainers.algorithm import DepthPlan, DepthState

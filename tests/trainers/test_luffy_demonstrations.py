@@ -14,10 +14,9 @@ import torch
 from tiny_runs import with_file
 
 from turngym.agents import load_world, play_episodes
-from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import SHORT, Episode, Status
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.collecting import DatasetCollect
 
 

@@ -19,7 +19,7 @@ from turngym.agents.models import trained_on
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
 from turngym.trainers.collecting import WORLD

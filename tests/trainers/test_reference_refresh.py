@@ -11,7 +11,7 @@ import toy_run as toy
 from tiny_runs import untimed
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig

@@ -16,7 +16,7 @@ from own_rewards import thrift
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward, PluginError, RewardError, find_reward
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.scripts import train
 from turngym.scripts.train import help_lines

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from scorers import Slope
+from thread_world import in_world
 from tiny_runs import break_off, save_tiny, untimed
 
-from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import EvalPoint, RolloutRequest
+from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError
+from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.run import build_trainer
 from turngym.trainers.scorer import load_student
 from turngym.trainers.several import (
@@ -111,11 +113,40 @@ def _in(episode: Episode, world: str) -> Episode:
     return replace(episode, meta={WORLD: world})
 
 
-def test_each_panel_has_its_numbers() -> None:
-    first, other = (EvalPoint(avg=avg, low=0.0, high=1.0, extra={"turns": 9.0}) for avg in (0.25, 0.75))
-    point = EachPanel(first=lambda step: first, others={"B": lambda step: other})(3)
-    assert point.avg == 0.25
-    assert point.extra == {"turns": 9.0, "B/avg": 0.75, "B/low": 0.0, "B/high": 1.0, "B/turns": 9.0}
+class Panel:
+    """An evaluation that notes what it is asked."""
+
+    def __init__(self, avg: float) -> None:
+        self.avg = avg
+        self.asked: list[object] = []
+
+    def __call__(self, step: int) -> EvalPoint:
+        self.asked.append("whole")
+        return self.finish(step)
+
+    def gather(self, step: int) -> None:
+        self.asked.append("gather")
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        self.asked.append(share)
+
+    def finish(self, step: int) -> EvalPoint:
+        return EvalPoint(avg=self.avg, low=0.0, high=1.0, extra={"turns": float(step)})
+
+
+@pytest.mark.parametrize(("processes", "asked"), [(1, ["whole"]), (2, ["gather", (0, 2), (1, 2)])])
+def test_each_panel_has_its_numbers_and_is_divided(processes: int, asked: list[object]) -> None:
+    panels = Panel(0.25), Panel(0.75)
+    each = EachPanel(first=panels[0], others={"B": panels[1]})
+    points = [each(3)]
+    if processes > 1:
+        panels[0].asked, panels[1].asked = [], []
+        points = in_world(processes, lambda world: SharedEvaluation(evaluate=each, world=world, model=None)(3))
+    for point in points:
+        assert point.avg == 0.25
+        assert point.extra == {"turns": 3.0, "B/avg": 0.75, "B/low": 0.0, "B/high": 1.0, "B/turns": 3.0}
+    for panel in panels:
+        assert [panel.asked[0], *sorted(panel.asked[1:])] == asked
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import train
 from turngym.trainers.batch import BatchError

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turngym.agents.rendering.skills import HINT_HEAD, read_skills
 from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import RolloutBatch, pack

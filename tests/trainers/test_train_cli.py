@@ -18,11 +18,10 @@ from transformers import AutoTokenizer
 from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
-from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
@@ -463,11 +462,11 @@ def test_what_a_partial_probe_asks_of_the_rollouts(ragged: list[Episode], monkey
 
     asked = request(probe=True, short_share=0.5)
     assert (asked.max_turns, asked.plan.short_episodes, asked.plan.short_turns) == (50, 3, 11)
-    assert depth_caps(asked) == [50, 50, 50, 11, 11, 11]
-    assert depth_caps(request(probe=True, short_share=0.99)) == [50, 11, 11, 11, 11, 11]
+    assert asked.depth_caps() == [50, 50, 50, 11, 11, 11]
+    assert request(probe=True, short_share=0.99).depth_caps() == [50, 11, 11, 11, 11, 11]
     assert request(loop_share=0.5).plan.leave_loops == 3
     whole = request(probe=True)
-    assert (whole.plan.short_episodes, whole.plan.short_turns, depth_caps(whole)) == (0, None, [50] * 6)
+    assert (whole.plan.short_episodes, whole.plan.short_turns, whole.depth_caps()) == (0, None, [50] * 6)
 
 
 def test_groups_that_are_left_out_are_refilled(ragged: list[Episode]) -> None:

@@ -14,6 +14,8 @@ from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.config import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.servers.open_servers import eval_policy, train_policy
+from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import WeightSource
 from turngym.retrieval.user_files import user_path
@@ -27,7 +29,7 @@ from turngym.trainers.scorer import ModelWeights
 class Serving:
     """The engine that answers, and how it gets new weights."""
 
-    engine: Any
+    engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     """`weights_changed(version)` tells it that there are new ones."""
     kind: str
     """`process`, `copy`, `student` or `servers`."""
@@ -51,6 +53,7 @@ class Serving:
         Adapters are merged before the queue is paused, so that a copy waits for the copying alone. Called in the
         trainer's thread between two updates. Raises ProxyError where the copy has other parameters.
         """
+        assert not isinstance(self.engine, ServerPolicy), "servers that get no weights serve without training"
         if self.copy is None:
             self.engine.weights_changed(version)
             return
@@ -73,7 +76,7 @@ class Serving:
 
     def close(self) -> None:
         """End what is not in this process; to be called when nothing is generated any more."""
-        if hasattr(self.engine, "close"):
+        if isinstance(self.engine, EngineProcess | SyncedPolicy):
             self.engine.close()
 
     def as_json(self) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
     served = frozen_copy(model) if kind in ("process", "copy") else None
     if config.train and config.lora.rank:
         add_adapters(model, config.lora, base=str(user_path(config.student).resolve()), seed=config.run.seed)
-    engine: Any
+    engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     live, weights = kind != "student", ModelWeights(model)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
     if kind == "servers" and not config.train:

@@ -15,8 +15,8 @@ from typing import Any
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.proxy.restore import usage_record
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutRequest
-from turngym.trainers.algorithm import EpisodeFilter
+from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.trainers.algorithm import EpisodeFilter, TurnFilter
 from turngym.trainers.targets import is_trainable
 
 BACKLOG = 1024
@@ -48,7 +48,7 @@ def select_turns(episode: Episode, select: EpisodeFilter | None) -> TurnSelectio
     else:
         # a filter that drops a session does not say why, turn by turn, unless it is asked
         trained = ()
-        given: dict[int, str] = getattr(select, "reasons", lambda episode: {})(episode)
+        given = select.reasons(episode) if isinstance(select, TurnFilter) else {}
         reasons = {turn.index: turn.excluded or given.get(turn.index) for turn in episode.turns}
     left_out = {turn.index: reasons[turn.index] or NOTHING_DRAWN for turn in episode.turns if turn.index not in trained}
     return TurnSelection(trained=trained, left_out=left_out)
