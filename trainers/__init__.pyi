@@ -23,6 +23,9 @@ from .config import DistillConfig as DistillConfig
 from .config import OptimizerConfig as OptimizerConfig
 from .config import RunConfig as RunConfig
 from .config import fingerprint as fingerprint
+from .group_advantage import ComparableGroups as ComparableGroups
+from .group_advantage import GroupAdvantage as GroupAdvantage
+from .group_advantage import grpo_advantage as grpo_advantage
 from .losses import ClippedAdvantage as ClippedAdvantage
 from .losses import PolicyGradient as PolicyGradient
 from .losses import SupportKL as SupportKL
@@ -33,10 +36,7 @@ from .run import build_trainer as build_trainer
 from .run import train as train
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
-from .targets import ComparableGroups as ComparableGroups
-from .targets import GroupAdvantage as GroupAdvantage
 from .targets import TeacherTopK as TeacherTopK
-from .targets import grpo_advantage as grpo_advantage
 from .targets import label_logprobs as label_logprobs
 from .token_weights import WEIGHTS as WEIGHTS
 from .train_config import TrainConfig as TrainConfig

@@ -244,3 +244,8 @@ def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Seque
         if turn.segment != segment:
             start, segment = columns.add_row(episode.segments[turn.segment]), turn.segment
         columns.add_turn(start, index, episode, turn, origins)
+
+
+def is_trainable(turn: Turn) -> bool:
+    """Whether the policy chose the turn, in tokens, and nothing has excluded it yet."""
+    return turn.origin == "policy" and turn.excluded is None and turn.response_length > 0

@@ -21,8 +21,8 @@ from turngym.envs.core.episode import Episode, Turn, next_state
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
 from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.targets import TargetError, is_trainable
+from turngym.trainers.batch import RolloutBatch, is_trainable
+from turngym.trainers.targets import TargetError
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 HINT = re.compile(r"\[HINT_START\]((?:(?!\[HINT_START\]|\[HINT_END\]).)*)\[HINT_END\]", re.DOTALL)

@@ -43,12 +43,12 @@ from turngym.trainers.models import vocabulary_size
 from turngym.trainers.optimizer_step import unsuited_lr
 from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, Progress
+from turngym.trainers.rewards import RewardedCollect
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, load_student
 from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs, with_teacher_folder
-from turngym.trainers.targets import RewardedCollect
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_config import TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer

@@ -15,7 +15,7 @@ from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, Depth
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judged import judge_row
 from turngym.trainers.optimizer_step import Epochs, Schedule
-from turngym.trainers.targets import PAID
+from turngym.trainers.rewards import PAID
 from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats
 
 # What a study of training asks of every step beside the loss: rewards, advantages, lengths, the teacher's opinion.

@@ -34,8 +34,8 @@ from turngym.agents.playing.environments import probe
 from turngym.agents.playing.rollout import Rollout
 from turngym.envs import Sampling, make_channel
 from turngym.trainers import RolloutBatch, pack, save_model
+from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import clipped_surrogate
-from turngym.trainers.targets import grpo_advantage
 from turngym.trainers.token_weights import trajectory_weights
 
 parser = argparse.ArgumentParser(description="GRPO in one loop")

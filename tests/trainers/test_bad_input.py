@@ -27,8 +27,8 @@ from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack
 from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.group_advantage import AdvantageError, GroupAdvantage, SplitAdvantage
 from turngym.trainers.step_metrics import rollout_row
-from turngym.trainers.targets import AdvantageError, GroupAdvantage, SplitAdvantage
 from turngym.trainers.train_loop import TrainError
 
 Make = Callable[..., Episode]

@@ -27,8 +27,9 @@ from turngym.trainers.algorithms.gigpo import (
 )
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError
+from turngym.trainers.rewards import PAID
 from turngym.trainers.run import build_trainer
-from turngym.trainers.targets import PAID, TargetError
+from turngym.trainers.targets import TargetError
 
 Make = Callable[..., Episode]
 NOBODY = Scorers(student=None)  # type: ignore[arg-type]

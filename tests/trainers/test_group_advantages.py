@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.trainers.targets import AdvantageError, grpo_advantage, grpo_split_advantage, has_spread
+from turngym.trainers.group_advantage import AdvantageError, grpo_advantage, grpo_split_advantage, has_spread
 
 GROUPS = np.array([0, 0, 0, 0, 7, 7, 9])
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 1.0, 5.0])

@@ -16,6 +16,7 @@ from turngym.agents.judges import env_judges
 from turngym.trainers import (
     batch,
     critic,
+    group_advantage,
     judged,
     lm_head,
     lm_loss,
@@ -23,6 +24,8 @@ from turngym.trainers import (
     microbatch,
     optimizer_step,
     other_vocabulary,
+    returns,
+    rewards,
     step_metrics,
     targets,
     token_weights,
@@ -53,7 +56,7 @@ from turngym.trainers.algorithms import (
 pytestmark = pytest.mark.long
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
-    batch: ("batch",),
+    batch: ("batch", "group_filter", "targets"),
     microbatch: (
         "batch",
         "packing",
@@ -77,12 +80,10 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     ),
     lm_loss: ("lm_loss",),
     token_weights: ("token_weights",),
-    targets: (
-        "targets",
-        "group_advantages",
-        "returns",
-        "group_filter",
-    ),
+    targets: ("targets",),
+    group_advantage: ("targets", "group_advantages", "group_filter"),
+    returns: ("returns",),
+    rewards: ("targets", "group_filter"),
     kd_reward: ("teacher_reward",),
     gigpo: ("gigpo",),
     sage_opd: ("intervention",),

@@ -51,6 +51,7 @@ from turngym.trainers.algorithms.sage_opd import Intervention
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.judged import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
     ClippedAdvantage,
@@ -69,15 +70,7 @@ from turngym.trainers.losses import (
     renorm_reverse_kl,
 )
 from turngym.trainers.run import build_algorithm
-from turngym.trainers.targets import (
-    ComparableGroups,
-    GroupAdvantage,
-    SampledAdvantage,
-    StudentTopK,
-    TeacherTopK,
-    WithReference,
-    WithSequences,
-)
+from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_config import train_config
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.trainers.targets import AdvantageError, at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.group_advantage import AdvantageError
+from turngym.trainers.returns import at_last_token, gae, minillm_returns, whiten
 
 EPISODE = np.array([0, 0, 0, 2])
 REWARD = np.array([1.0, 0.0, 2.0, 5.0])

@@ -23,8 +23,8 @@ from turngym.scripts.train import help_lines
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.rewards import RewardedCollect
 from turngym.trainers.run import build_trainer
-from turngym.trainers.targets import RewardedCollect
 
 torch.set_num_threads(1)
 THRIFT = ("--reward", "own_rewards:thrift")

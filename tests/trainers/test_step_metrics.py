@@ -15,8 +15,8 @@ from turngym.envs.core.task import Verdict
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
-from turngym.trainers.targets import ComparableGroups
 from turngym.trainers.token_weights import Blend, Static, trajectory_weights
 
 Make = Callable[..., Episode]

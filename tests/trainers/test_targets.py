@@ -13,19 +13,17 @@ from scorers import Slope
 from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
+from turngym.trainers.group_advantage import GroupAdvantage, SplitAdvantage, demonstrated
+from turngym.trainers.rewards import rewards
 from turngym.trainers.targets import (
-    GroupAdvantage,
     NoTargets,
     SampledAdvantage,
-    SplitAdvantage,
     StudentTopK,
     TargetError,
     TeacherTopK,
     WithReference,
     WithSequences,
-    demonstrated,
     label_logprobs,
-    rewards,
     rows,
 )
 

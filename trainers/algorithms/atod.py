@@ -1,6 +1,6 @@
 """ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach.
 
-Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses.py.
+Read next: trainers/algorithms/grpo_opd.py, trainers/group_advantage.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import ComparableGroups, Reward
+from turngym.trainers.rewards import Reward
 from turngym.trainers.token_weights import WEIGHTS, blend_alpha
 
 FloatN = NDArray[np.float64]

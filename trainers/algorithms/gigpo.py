@@ -1,6 +1,6 @@
 """GiGPO: a GRPO whose turns are compared too, with what other attempts at the task did in the same situation.
 
-Read next: trainers/targets.py, trainers/losses.py, agents/playing/rollout.py.
+Read next: trainers/group_advantage.py, trainers/losses.py, agents/playing/rollout.py.
 """
 
 from __future__ import annotations
@@ -17,19 +17,12 @@ from turngym.agents.playing.rollout import STATES
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
-from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.targets import (
-    GROUP_EPS,
-    PAID,
-    ComparableGroups,
-    Reward,
-    TargetError,
-    WithReference,
-    episode_reward,
-    is_trainable,
-)
+from turngym.trainers.rewards import PAID, Reward, episode_reward
+from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
 FloatT = NDArray[np.float64]

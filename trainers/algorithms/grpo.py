@@ -1,6 +1,6 @@
 """GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
 
-Read next: trainers/targets.py, trainers/losses.py.
+Read next: trainers/group_advantage.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Literal
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
-from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference, WithSequences
+from turngym.trainers.rewards import Reward
+from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 
 

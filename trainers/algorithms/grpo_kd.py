@@ -1,6 +1,6 @@
 """GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
 
-Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py, trainers/lm_loss.py.
+Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/losses.py, trainers/lm_loss.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.targets import ComparableGroups, WithReference
+from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
 

@@ -1,6 +1,6 @@
 """GRPO and on-policy distillation in one advantage: the reward says whether, the teacher says which token.
 
-Read next: trainers/targets.py, trainers/losses.py.
+Read next: trainers/group_advantage.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
+from turngym.trainers.rewards import Reward, rewards
+from turngym.trainers.targets import label_logprobs
 from turngym.trainers.token_weights import WEIGHTS
 
 FloatN = NDArray[np.float32]

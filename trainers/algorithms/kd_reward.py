@@ -14,17 +14,10 @@ from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT
-from turngym.trainers.targets import (
-    TargetError,
-    Whitening,
-    at_last_token,
-    gae,
-    grpo_advantage,
-    label_logprobs,
-    minillm_returns,
-    whiten,
-)
+from turngym.trainers.returns import Whitening, at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.targets import TargetError, label_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient.
 
-Read next: trainers/targets.py, trainers/losses.py, agents/demonstrations.py.
+Read next: trainers/group_advantage.py, trainers/losses.py, agents/demonstrations.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from torch import Tensor
 from turngym.envs.core.settings import IN_FILE, Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
-from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
+from turngym.trainers.rewards import Reward
+from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
 Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]

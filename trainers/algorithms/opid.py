@@ -15,7 +15,7 @@ from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
 
 Float64N = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
 
-Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/critic.py, trainers/optimizer_step.py,
+Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/critic.py, trainers/optimizer_step.py,
 trainers/lm_loss.py.
 """
 
@@ -16,7 +16,8 @@ from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvant
 from turngym.trainers.config import ConfigError, CriticConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
-from turngym.trainers.targets import Whitening, WithReference
+from turngym.trainers.returns import Whitening
+from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
 

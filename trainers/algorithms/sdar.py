@@ -18,7 +18,7 @@ from turngym.trainers.algorithm import (
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.targets import GroupAdvantage
+from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 

@@ -18,8 +18,8 @@ from turngym.trainers.algorithm import (
     TokenLosses,
     Tokens,
 )
+from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.losses import known_behavior
-from turngym.trainers.targets import GroupAdvantage
 from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 K3_MOST, RATIO_MOST = 20.0, 10.0

@@ -17,7 +17,7 @@ from turngym.agents.proxy.restore import usage_record
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import EpisodeFilter, TurnFilter
-from turngym.trainers.targets import is_trainable
+from turngym.trainers.batch import is_trainable
 
 BACKLOG = 1024
 """Most sessions that wait for the judge, and most that wait for the trainer; one of 3,400 ids takes 31 kB. Where

@@ -1,0 +1,124 @@
+"""Returns and advantages per token, over an episode's supervised tokens; observation tokens between them are holes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.trainers.group_advantage import AdvantageError
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+Whitening = Literal["unbiased", "population", "none"]
+
+
+def gae(
+    reward_N: FloatN,
+    value_N: FloatN,
+    episode_N: IntN,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    cut_E: NDArray[np.bool_] | None = None,
+) -> tuple[FloatN, FloatN]:
+    """Generalized advantage estimation: advantages and returns, float64 [N].
+
+    Tokens of one episode are adjacent and in order; the token after t is the next supervised one, however many
+    observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
+    beyond the last token; return_t = A_t + V_t. An episode of which `cut_E` says that a limit broke it off would have
+    gone on: V beyond its last token is not 0 but the value of that token, the last state that the critic has seen.
+    Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
+    Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
+    """
+    _check_returns(episode_N, gamma, {"reward": reward_N, "value": value_N})
+    if not 0.0 <= lam <= 1.0:
+        raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
+    place = _Grid(episode_N)
+    last_N = _is_last(episode_N)
+    beyond_N = 0.0 if cut_E is None else np.where(cut_E[episode_N], value_N, 0.0)
+    following_N = np.where(last_N, beyond_N, np.roll(value_N, -1))
+    delta = place.fill(reward_N + gamma * following_N - value_N)
+    advantage, carried = np.zeros_like(delta), np.zeros(len(delta))
+    for column in reversed(range(delta.shape[1])):
+        carried = delta[:, column] + gamma * lam * carried
+        # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
+        advantage[:, column] = carried
+    advantage_N = place.take(advantage)
+    return advantage_N, advantage_N + value_N
+
+
+def whiten(advantage_N: FloatN, kind: Whitening = "unbiased", eps: float = 1e-8) -> FloatN:
+    """Advantages with mean 0 and standard deviation 1 over all tokens: float64 [N].
+
+    `kind` says which deviation: unbiased (N - 1 in the divisor) or of the population (N); none leaves them as they are.
+    """
+    if kind == "none":
+        return advantage_N
+    # a single token has no unbiased deviation, and eps only guards a batch in which all advantages are equal
+    ddof = int(kind == "unbiased" and len(advantage_N) > 1)
+    return (advantage_N - advantage_N.mean()) / (advantage_N.std(ddof=ddof) + eps)
+
+
+def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:
+    """MiniLLM's length-normalized returns: float64 [N], reward per token.
+
+    R_t = (sum over tokens t' >= t of the episode of gamma^(t' - t) r_t') / (number of tokens from t on): it is divided
+    by a count, not by the discounted count. Tokens of one episode are adjacent and in order.
+    Source: [minillm] section 2.2; docs/algorithms.md#minillm-returns.
+    Errors: AdvantageError as `gae`.
+    """
+    zero_N = np.zeros(len(reward_N))
+    # with values of 0 and lambda 1 the advantage is the discounted sum
+    total_N, _ = gae(reward_N, zero_N, episode_N, gamma=gamma, lam=1.0)
+    left_N, _ = gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)
+    return total_N / left_N
+
+
+def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
+    """A number per episode, placed on its last supervised token and zero elsewhere: float64 [N]."""
+    return np.where(_is_last(episode_N), value_E[episode_N], 0.0)
+
+
+def _is_last(episode_N: IntN) -> NDArray[np.bool_]:
+    """Whether a token is the last supervised one of its episode: bool [N]."""
+    return np.append(episode_N[1:] != episode_N[:-1], True)
+
+
+class _Grid:
+    """Ragged tokens as rows of a rectangle, one per episode, padded on the right with zeros."""
+
+    def __init__(self, episode_N: IntN) -> None:
+        first = np.flatnonzero(np.append(True, episode_N[1:] != episode_N[:-1]))
+        if len(np.unique(episode_N)) != len(first):
+            raise AdvantageError("the tokens of an episode are not adjacent; pass them in the order of the batch")
+        lengths = np.diff(np.append(first, len(episode_N)))
+        self.row_N = np.repeat(np.arange(len(first)), lengths)
+        self.column_N = np.arange(len(episode_N)) - np.repeat(first, lengths)
+        self.shape = (len(first), int(lengths.max()))
+
+    def fill(self, values_N: FloatN) -> FloatN:
+        grid = np.zeros(self.shape)
+        grid[self.row_N, self.column_N] = values_N
+        return grid
+
+    def take(self, grid: FloatN) -> FloatN:
+        taken: FloatN = grid[self.row_N, self.column_N]
+        return taken
+
+
+def _check_returns(episode_N: IntN, gamma: float, columns: dict[str, FloatN]) -> None:
+    if not 0.0 <= gamma <= 1.0:
+        raise AdvantageError(f"gamma is {gamma}; valid: 0 to 1")
+    if not len(episode_N):
+        raise AdvantageError("there are no tokens")
+    for name, values_N in columns.items():
+        if len(values_N) != len(episode_N):
+            raise AdvantageError(f"{name} has {len(values_N)} tokens, the batch has {len(episode_N)}")
+        bad = np.flatnonzero(~np.isfinite(values_N))
+        if len(bad):
+            raise AdvantageError(
+                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
+                "it must be finite"
+            )
