@@ -33,8 +33,8 @@ def test_what_ends_the_script() -> None:
         "",
         "*1 s, 1 CPU s, 55 MB at most*",
     ]
-    assert "... (16 more lines)" in lines
-    assert "row 44" not in lines
+    assert "... (40 more lines)" in lines
+    assert "row 20" not in lines
 
 
 def test_steps_are_run_once_in_a_folder_that_is_kept(
