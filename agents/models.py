@@ -11,7 +11,8 @@ from typing import Any
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
 from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
-from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.envs.core.provenance import FILE
+from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.retrieval.hub import HubError, model_folder
 from turngym.retrieval.user_files import library_path, user_path
 

@@ -26,7 +26,8 @@ from turngym.agents.options import AgentOptions, settings_of
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Seed, json_object
+from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import print_table
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading

@@ -27,7 +27,7 @@ from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
-from turngym.envs.core.settings import FILE as CONFIG
+from turngym.envs.core.provenance import FILE as CONFIG
 from turngym.envs.core.settings import Count, read_toml
 from turngym.envs.panels import load_panel, shipped_panel
 from turngym.retrieval.user_files import library_path

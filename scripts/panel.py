@@ -26,7 +26,8 @@ from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Seed, json_object
+from turngym.envs.core.settings import Length, Seed
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.search.env import SearchEnv

@@ -20,7 +20,8 @@ from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Seed, json_object
+from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import columns, table_text
 from turngym.retrieval.user_files import library_path
 from turngym.scripts.main import VERBS

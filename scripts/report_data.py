@@ -20,7 +20,8 @@ from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, read_toml
+from turngym.envs.core.provenance import FILE
+from turngym.envs.core.settings import read_toml
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import iter_trace
 from turngym.retrieval.user_files import named_path

@@ -20,7 +20,8 @@ from turngym.agents.evaluation.packed import differences, pack_result, play_agai
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, json_object
+from turngym.envs.core.settings import Length
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import visible
 from turngym.scripts.options import run_verb
 from turngym.scripts.result_table import as_markdown, write_table

@@ -18,7 +18,8 @@ from turngym.agents.rendering.conversation import PastTurn, chat_messages, witho
 from turngym.envs.channels import split_thought
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.envs.core.provenance import FILE
+from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.guard import listed
 from turngym.retrieval.hub import model_folder
 from turngym.retrieval.user_files import library_path, user_path

@@ -46,7 +46,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, Question, RolloutSource
 from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel

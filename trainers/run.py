@@ -28,7 +28,8 @@ from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
-from turngym.envs.core.settings import FILE, read_toml, write_config
+from turngym.envs.core.provenance import FILE, write_config
+from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state

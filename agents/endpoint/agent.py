@@ -42,7 +42,7 @@ from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.plugins import need
-from turngym.envs.core.settings import json_object
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import ToolSpec, content_hash
 from turngym.retrieval.outgoing import LoopThread
 

@@ -29,7 +29,8 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, loaded_versions, read_toml
+from turngym.envs.core.provenance import FILE, loaded_versions
+from turngym.envs.core.settings import read_toml
 from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel

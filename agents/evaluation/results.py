@@ -10,7 +10,7 @@ from typing import Any
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
 from turngym.envs.core.episode import LENIENT, SHORT
-from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.provenance import loaded_versions
 from turngym.envs.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2

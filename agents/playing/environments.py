@@ -10,7 +10,8 @@ import gymnasium as gym
 
 from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, json_object
+from turngym.envs.core.settings import Length
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
 from turngym.envs.registration import registered_class, require_env

@@ -16,7 +16,7 @@ from turngym.agents.proxy.config import ApiError, ProxySettings, invalid
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
-from turngym.envs.core.settings import JsonError, strict_json
+from turngym.envs.core.strict_json import JsonError, strict_json
 
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:

@@ -8,31 +8,24 @@
 A field that is a dataclass becomes a table of its own, unless it is flat (`field(metadata=FLAT)`): then its settings
 stand beside the others. A field that only some readers have (`read_by`) does not exist for a class whose `uses` name
 none of them. One that nobody varies from run to run (`IN_FILE`) is a key of the file and no option. TOML has no null,
-so None is written as "none" where it is not the default. `write_config`
-adds where the numbers of a run come from: command line, versions, commit, machine. `strict_json` reads JSON from
-outside.
+so None is written as "none" where it is not the default.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import platform
 import re
-import subprocess
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.secrets import recorded_command, redacted, refuse_credentials
-from turngym.retrieval.outgoing import too_many_values
+from turngym.envs.core.secrets import refuse_credentials
 from turngym.retrieval.user_files import read_text, user_path
 
 T = TypeVar("T")
@@ -233,8 +226,20 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     return table
 
 
+def write_toml(path: Path, table: Mapping[str, Any]) -> None:
+    """Writes a nested table as a TOML file; its folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = to_toml(table)
+    # the bytes of a path may be no UTF-8, and TOML has no other way to say them
+    raw = RAW if _SURROGATE.search(text) else ""
+    path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
+
+
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:
-    """Writes a nested table as TOML: values first, then the tables inside it."""
+    """Writes a nested table as TOML: values first, then the tables inside it.
+
+    tomli-w is not used: it breaks every list into a line per item, and these files are read by people.
+    """
     lines = [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
     parts = ["\n".join(([f"[{name}]"] if name and lines else []) + lines)] if lines else []
     for key, value in table.items():
@@ -452,158 +457,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return repr(value) if isinstance(value, int | float) else _text(str(value))
-
-
-FILE = "config.toml"
-PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
-"""Packages whose versions may change numbers; those that are not installed are left out."""
-
-
-def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict[str, Any]:
-    """Where the numbers of this process come from, as a table for `write_config`.
-
-    `command` is the command line as argv or as one string, by default that of this process. `about` has further facts,
-    such as the seed.
-    """
-    commit = git_commit(Path(__file__).resolve().parent)
-    versions = {name: known for name in PACKAGES if (known := _version(name)) is not None}
-    return {
-        "command": recorded_command(sys.argv if command is None else command),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **about,
-        **({} if commit is None else {"git_commit": commit}),
-        "packages": versions,
-    }
-
-
-def loaded_versions() -> dict[str, str]:
-    """Versions of Python, turngym, and those of `PACKAGES` that this process has imported."""
-    versions = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
-    return {"python": platform.python_version(), **{name: known for name, known in versions.items() if known}}
-
-
-def write_config(path: Path, config: Any, command: str | Sequence[str] | None = None, **about: Any) -> None:
-    """Writes all settings of `config`, an object or its table, and their provenance as TOML, for `--config` to read.
-
-    What may be a key is written as ***.
-    """
-    settings = redacted(config if isinstance(config, Mapping) else to_table(config))
-    table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = to_toml(table)
-    # the bytes of a path may be no UTF-8, and TOML has no other way to say them
-    raw = RAW if _SURROGATE.search(text) else ""
-    path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
-
-
-def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout that `folder` is in, with `+changes` if files differ; None outside a checkout."""
-    try:
-        commit, changes = (
-            subprocess.run(["git", "-C", str(folder), *argv], capture_output=True, text=True, timeout=10, check=True)
-            for argv in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-# JSON from outside is read strictly: whatever is accepted can be computed with, shown in an error, and written again.
-
-MAX_DEPTH = 64
-"""How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""
-MAX_VALUES = 250_000
-"""Values in one body: however short it is written, one takes some hundred bytes."""
-MAX_DIGITS = 400
-"""Digits that a number may have: a float has at most 309 before its point, and long integers take quadratic time."""
-
-
-class JsonError(TurngymError):
-    """A body is not JSON, or is JSON that could not be written again; one line says what is wrong and where."""
-
-
-def json_object(flag: str, text: str) -> dict[str, Any]:
-    """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TurngymError(f"{flag} {text[:200]!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
-    return value
-
-
-def strict_json(body: bytes) -> Any:
-    """Parses the JSON value in `body` (RFC 8259).
-
-    Raises:
-        JsonError: not UTF-8, not JSON (NaN and Infinity are not), half a surrogate pair, a number that no float holds,
-            more than `MAX_DEPTH` arrays and objects inside each other, or more than `MAX_VALUES` values.
-    """
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise JsonError(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
-    if not text.strip():
-        raise JsonError("the body is empty")
-    if too_many_values(body, MAX_VALUES):
-        raise JsonError(f"the body has too many values; at most {MAX_VALUES} are read")
-    # a caller that keeps no name of it lets go of its memory here, before the value is made
-    del body
-    try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_integer)
-    # what json raises for deep nesting
-    except RecursionError:
-        raise JsonError(f"the body is nested too deeply; at most {MAX_DEPTH} levels are read") from None
-    except ValueError as error:
-        raise JsonError(f"the body is not JSON: {error}") from None
-    # level by level and without recursion, because the depth is the sender's choice
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, str):
-                _check_text(item)
-            elif isinstance(item, dict | list):
-                below.append(item)
-        if not below:
-            return value
-        level = [part for item in below for part in (*item, *(item.values() if isinstance(item, dict) else ()))]
-    raise JsonError(f"the body is nested too deeply; at most {MAX_DEPTH} levels are read")
-
-
-def _no_number(name: str) -> Any:
-    raise JsonError(f"the body has {name}, which is no JSON number")
-
-
-def _float(digits: str) -> float:
-    value = float(digits) if len(digits) <= MAX_DIGITS else math.inf
-    if not math.isfinite(value):
-        raise JsonError(f"the body has the number {digits[:20]}..., which is beyond what a float holds")
-    return value
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise JsonError(f"the body has a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
-    return int(digits)
-
-
-def _check_text(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = ord(text[error.start])
-        raise JsonError(f"the body has half a surrogate pair, \\u{half:04x}, which is no text") from None

@@ -13,7 +13,7 @@ from turngym.agents.proxy.openai_api import MAX_STOP, read_request
 from turngym.agents.proxy.turn_records import read_call
 from turngym.envs.channels import make_channel
 from turngym.envs.core.secrets import redacted
-from turngym.envs.core.settings import MAX_VALUES, JsonError, strict_json
+from turngym.envs.core.strict_json import MAX_VALUES, JsonError, strict_json
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
 from turngym.retrieval.outgoing import too_many_values

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, difference_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.envs.core.episode import Status
-from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.provenance import loaded_versions
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter, episode_to_json, read_episodes, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed import MALFORMED
 
-from turngym.envs.core.settings import MAX_DEPTH, MAX_VALUES, JsonError, strict_json
+from turngym.envs.core.strict_json import MAX_DEPTH, MAX_VALUES, JsonError, strict_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -140,7 +140,7 @@ def test_a_child_ends_with_a_program_that_forgets_it(tmp_path: Path) -> None:
 
 COMMANDS = {
     "agents/model_server.py": "SGLang",
-    "envs/core/settings.py": "git",
+    "envs/core/provenance.py": "git",
     "scripts/bench_server.py": "a server to be measured",
     "scripts/bootstrap.py": "pip and the tests",
     "scripts/jobs.py": "turngym train and turngym eval",

@@ -15,7 +15,8 @@ from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError, read_toml, write_config
+from turngym.envs.core.provenance import write_config
+from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from turngym.agents.evaluation.statistics import t_quantile
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, read_toml
+from turngym.envs.core.provenance import FILE
+from turngym.envs.core.settings import read_toml
 from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,

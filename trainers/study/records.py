@@ -17,7 +17,7 @@ import numpy as np
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import provenance
+from turngym.envs.core.provenance import provenance
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
 from turngym.retrieval.rows import read_whole
