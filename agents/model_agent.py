@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, with_stops
-from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, renderer_of
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Example, TokenHistory
+from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.agents.rendering.skills import Skills
 from turngym.envs.channels import Channel, make_channel

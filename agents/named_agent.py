@@ -15,9 +15,10 @@ from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tok
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
-from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, describe, renderer_of
+from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
+from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.servers.client import PolicyServer
 from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv

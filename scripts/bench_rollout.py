@@ -399,7 +399,8 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import load_policy
     from turngym.agents.playing.environments import env_maker, probe
-    from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
+    from turngym.agents.rendering.chat_settings import ChatSettings
+    from turngym.agents.rendering.open_renderer import renderer_of
     from turngym.agents.servers.client import PolicyServer
     from turngym.agents.servers.open_servers import eval_policy
     from turngym.envs.channels import make_channel

@@ -35,8 +35,9 @@ from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.presets import Preset, find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, complete_settings, describe, renderer_of
+from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
 from turngym.agents.rendering.examples import Examples, read_examples
+from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.weights import SyncedPolicy

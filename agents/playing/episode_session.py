@@ -21,7 +21,8 @@ import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.playing.agent import Reply, ResponseWriter, with_stops
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedCalls
-from turngym.agents.rendering.chat_settings import ChatSettings, complete_settings, open_renderer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Episode, Status, wrong_numbers
 from turngym.envs.core.errors import AgentError, TurngymError

@@ -34,7 +34,15 @@ LONGEST = 1 << 26
 """Most characters of a rendered conversation."""
 LONGEST_REASON = 500
 """Most characters of why a template refuses a conversation."""
-TRUSTED: set[str] = set()
+PHRASE_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+"""The template of our own small models (`agents/worlds/phrase_tokenizer.py`): a role token before each message and an
+end token after it, two tokens of overhead, and append-only."""
+TRUSTED: set[str] = {PHRASE_TEMPLATE}
 """Templates of our own, which are rendered in this process: the other one needs a second to start, and a tenth of a
 millisecond for each rendering."""
 

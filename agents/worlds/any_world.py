@@ -14,7 +14,8 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, named_player
-from turngym.agents.rendering.chat_settings import END, ROLES, ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds.phrase_tokenizer import END, ROLES, build_phrase_tokenizer
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core.errors import TurngymError
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints")

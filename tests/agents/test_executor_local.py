@@ -131,8 +131,8 @@ def test_copies_of_an_engine_follow_its_weights() -> None:
     transformers = pytest.importorskip("transformers")
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
     from turngym.agents.rendering.renderer import ChatRenderer
+    from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
     from turngym.envs.alfworld.priors import SMALL, vocabulary
     from turngym.envs.channels import TextChannel
     from turngym.envs.core.protocols import Sampling

@@ -13,17 +13,12 @@ import pytest
 from conftest import DoorEnv
 from families import FAMILIES, family_tokenizer
 
-from turngym.agents.rendering.chat_settings import (
-    ChatSettings,
-    complete_settings,
-    describe,
-    dialect_of_template,
-    open_renderer,
-    with_dialect,
-)
+from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.guard import ActionGuard

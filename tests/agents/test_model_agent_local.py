@@ -14,8 +14,9 @@ import turngym.envs
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.progress import ACTIVITY

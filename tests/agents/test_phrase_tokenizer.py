@@ -10,7 +10,7 @@ from turngym.envs.core.errors import TurngymError
 
 pytest.importorskip("transformers", reason="needs turngym[train]")
 
-from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 
 PHRASES = ["You arrive at ", "cabinet 1", "cabinet 12", ". ", "The ", " is closed.", "go to "]
 TOKENIZER = build_phrase_tokenizer(PHRASES)

@@ -24,7 +24,7 @@ from turngym.agents.proxy.conversation import (
     text_of,
 )
 from turngym.agents.proxy.turn_records import ChatMessage, ToolCall
-from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 
 Bench, user = tools.Bench, tools.user
 

@@ -106,7 +106,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from turngym.agents import ChatSettings
-    from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
+    from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
     from turngym.trainers.models import save_model, tiny_qwen3
 
     folder = tmp_path_factory.mktemp("student")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError, read_toml, settings_of

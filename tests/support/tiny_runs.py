@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import find_algorithm

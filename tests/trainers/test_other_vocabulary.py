@@ -16,8 +16,10 @@ import torch
 from tiny_runs import save_tiny
 from torch import tensor
 
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer, open_renderer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.open_renderer import open_renderer
 from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode, Status, TopK, Turn

@@ -17,7 +17,8 @@ from tiny_runs import save_tiny
 
 from turngym.agents import play_episodes
 from turngym.agents.models import load_policy
-from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.open_renderer import renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel

@@ -21,6 +21,7 @@ from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.open_renderer import end_ids
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
@@ -209,10 +210,7 @@ def build(
     settings = named(config.proxy, config.student, chat)
     serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
     engine = serving.engine
-    # ids that end an answer besides the tokenizer's own
-    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    stop_ids = (more,) if isinstance(more, int) else tuple(more)
-    renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
+    renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=end_ids(model))
     seed, max_context = config.run.seed, engine.max_length
     make_service = partial(
         ProxyService,

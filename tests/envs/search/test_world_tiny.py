@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
+from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import read_action

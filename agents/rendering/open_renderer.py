@@ -1,0 +1,105 @@
+"""From chat settings to a renderer: the chat template decides what they leave open, then the renderer is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, RenderError
+from turngym.agents.rendering.conversation import Example
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.skills import Skills
+from turngym.agents.rendering.template_dialect import with_dialect
+from turngym.envs.channels import ToolChannel, make_channel
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
+
+THOUGHT = "turngymthought"
+
+
+def open_renderer(
+    tokenizer: Any,
+    settings: ChatSettings,
+    tool: ToolSpec,
+    *,
+    history: Literal["template", "append"] | None = None,
+    stop_ids: Sequence[int] = (),
+    examples: Sequence[Example] = (),
+    skills: Skills | None = None,
+) -> ChatRenderer:
+    """The renderer of `settings`, which `complete_settings` has completed; `history` overrides theirs.
+
+    Raises RenderError if the chat template cannot do what they ask.
+    """
+    channel: Any = make_channel(settings.channel, tool)
+    called = isinstance(channel, ToolChannel)
+    return ChatRenderer(
+        tokenizer,
+        tool=tool if called else None,
+        thinking=settings.thinking,
+        observation_role="user" if settings.observation_role == "auto" else settings.observation_role,
+        history=history or settings.history,
+        stop_ids=stop_ids,
+        dialect=channel.dialect if called else None,
+        thoughts=channel.dialect.thoughts if called else channel.thoughts,
+        memory=settings.remembers,
+        examples=examples,
+        skills=skills,
+    )
+
+
+def renderer_of(
+    model: Any,
+    tokenizer: Any,
+    settings: ChatSettings,
+    tool: ToolSpec,
+    examples: Sequence[Example] = (),
+    skills: Skills | None = None,
+) -> ChatRenderer:
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
+    return open_renderer(tokenizer, settings, tool, stop_ids=end_ids(model), examples=examples, skills=skills)
+
+
+def end_ids(model: Any) -> tuple[int, ...]:
+    """The ids that end an answer by the model's generation config, beside the tokenizer's own."""
+    # transformers allows one id, a list of ids, or none
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    return (more,) if isinstance(more, int) else tuple(more)
+
+
+def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+    """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
+
+    In the tool channel observations go into role `tool` if the template shows them there. In the text channel they are
+    `user` messages, unless the template drops earlier thoughts for those and keeps them around tool results: role
+    `tool` then keeps an episode one growing text instead of one prompt for each turn.
+
+    Raises RenderError if the template knows no tools, writes unknown calls, or shows observations in no role.
+    """
+    settings = with_dialect(settings, tokenizer, tool)
+    if settings.observation_role != "auto":
+        return settings
+    user, called = (_segments(replace(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
+    prefers_tool = called is not None and (user is None or settings.channel.startswith("tool") or called < user)
+    return replace(settings, observation_role="tool" if prefers_tool else "user")
+
+
+def _segments(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> int | None:
+    """How many segments a short episode with thoughts needs; None if the template refuses it."""
+    channel = make_channel(settings.channel, tool)
+    action = tool.templates[0] if len(tool.tags) > 1 else "look"
+    thought = None if settings.thinking is False else THOUGHT
+    try:
+        renderer = open_renderer(tokenizer, settings, tool)
+        thread = renderer.open(SYSTEM, OBSERVATION)
+        for _ in range(2):
+            renderer.write(thread, renderer.template.fit(channel.format(action, thought)))
+            renderer.observe(thread, OBSERVATION)
+    except RenderError:
+        return None
+    # the channel cannot express the environment's example action
+    except TurngymError:
+        return 1
+    return len(thread.segments)

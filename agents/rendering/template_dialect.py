@@ -1,0 +1,106 @@
+"""In which dialect a chat template writes tool calls and thoughts, found by rendering short conversations."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import DIALECTS, HERMES
+from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
+
+VALUE = "turngymvalue"
+
+
+def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+    """`settings` with the channel that the tokenizer's chat template writes (`tool` becomes `tool:glm`).
+
+    A channel that names its dialect (`tool:hermes`) stays as it is.
+
+    Raises RenderError if the template knows no tools, or writes calls in a dialect that is not known here.
+    """
+    if settings.channel == "text":
+        style = thought_style(tokenizer, tool)
+        return replace(settings, channel=f"text:{style}") if style else settings
+    if settings.channel != "tool":
+        return settings
+    dialect, exact = dialect_of_template(tokenizer, tool)
+    if not exact:
+        warnings.warn(
+            f"this chat template's calls are read as {dialect.name}, but it writes them slightly differently "
+            "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
+            stacklevel=2,
+        )
+    return settings if dialect is HERMES else replace(settings, channel=f"tool:{dialect.name}")
+
+
+def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
+    """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
+
+    The second value says whether we write calls exactly as the template does; if not, we can only read them. Raises
+    RenderError as `with_dialect` does.
+    """
+    template = ChatTemplate(tokenizer, tool=tool)
+    written = list(_written_calls(template, tool))
+    for text in written:
+        exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
+        if exact:
+            # the longest match, since bare JSON is part of many other dialects
+            return max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE))), True
+    for text in written:
+        for dialect in DIALECTS.values():
+            if _reads(dialect, text, tool):
+                return dialect, False
+    if written:
+        raise RenderError(
+            f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
+            f"{written[0].strip()[:120]!r}; use the text channel (--channel text)"
+        )
+    raise RenderError(
+        f"the chat template of {template.name!r} knows no tools: use the text channel (--channel text), or "
+        "--channel tool:hermes for a model that was trained to call tools without its template's help"
+    )
+
+
+def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
+    """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None means `<think>`."""
+    source = ChatTemplate(tokenizer).source
+    for name, thoughts in STYLES.items():
+        # harmony's template may assemble the text behind its marker elsewhere, so only the marker is looked for
+        if thoughts.opening.rpartition("<|message|>")[0] in source if name == "harmony" else thoughts.opening in source:
+            return name
+    return None
+
+
+def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[str]:
+    """What the template writes for an assistant message with a call, in the forms that templates accept."""
+    opening = template.opening(SYSTEM, USER)
+    before = template.render(opening, generate=False)
+    argument = {tool.argument: VALUE}
+    forms = product((CALL_ID, f"functions.{tool.name}:0"), (argument, json.dumps(argument)), ("", None))
+    for id, arguments, content in forms:
+        call = {"type": "function", "id": id, "function": {"name": tool.name, "arguments": arguments}}
+        message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            text = template.render([*opening, message], generate=False)
+        except RenderError:
+            continue
+        # the system message may show an example call, so the part that equals the bare opening is cut off
+        same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        text = text[same:]
+        if VALUE in text and tool.name in text:
+            yield text
+
+
+def _reads(dialect: Dialect, text: str, tool: ToolSpec) -> bool:
+    start = dialect.find(text)
+    call = dialect.read(text[start:]) if start >= 0 else None
+    if not isinstance(call, Call) or call.name != tool.name or not isinstance(call.arguments, dict):
+        return False
+    return call.arguments.get(tool.argument) == VALUE
