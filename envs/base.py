@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,14 @@ class Player(Protocol):
 
     def act(self) -> str | None:
         """The next action from the present state; None if it knows none."""
+
+
+@runtime_checkable
+class ReadingPlayer(Player, Protocol):
+    """A player that minds what it is told beside the first observation."""
+
+    def read(self, text: str) -> None:
+        """Is called before the first action where something is told."""
 
 
 class ActingPlayer:

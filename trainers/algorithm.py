@@ -246,6 +246,8 @@ class ExpertPlay:
     """Share of noise in such a loop."""
     hints: float = 0.0
     """Share of observations that carry the expert's next action as a hint."""
+    told: str = ""
+    """The folder of skills, `skills:FOLDER`, of which half of the episodes are told a text."""
 
 
 Reader = Literal["initial", "live"]

@@ -23,7 +23,7 @@ from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
-from turngym.agents.judges.hints import HintedEnv, HintPrompts
+from turngym.agents.judges.hints import HintedEnv, HintPrompts, ToldEnv
 from turngym.agents.judges.judges import BothQuestions, is_plain, make_judge
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
@@ -39,6 +39,8 @@ from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
+from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
+from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.base import TextEnv
@@ -399,7 +401,7 @@ class StudentRollouts:
             source = ExpertCollect(
                 renderer=self._actor.renderer,
                 settings=self._actor.settings,
-                make_env=HintedEnv(make_env, how.hints, named_player(play.expert)) if how.hints else make_env,
+                make_env=self._told_while_played(make_env, how),
                 noise=how.noise,
                 mistakes=how.mistakes,
                 players=mix,
@@ -409,6 +411,18 @@ class StudentRollouts:
         if play.keep_rollouts:
             return KeptRollouts(collect=source, folder=self.run.out / "rollouts", last=play.keep_rollouts)
         return source
+
+    def _told_while_played(self, make_env: MakeEnv, how: ExpertPlay) -> MakeEnv:
+        """Makes environments that say what a student is to learn to read."""
+        if how.hints:
+            make_env = HintedEnv(make_env, how.hints, named_player(self.config.play.expert))
+        if how.told:
+            if not how.told.startswith(PREFIX):
+                raise TurngymError(f"--sft.told is {how.told!r}; valid: {PREFIX}FOLDER")
+            skills = read_skills(how.told.removeprefix(PREFIX))
+            refuse_control_tokens(skills, self._actor.renderer.template.encoder)
+            make_env = ToldEnv(make_env, tuple(sorted(skills.texts)))
+        return make_env
 
     def _demonstrations(self) -> Demonstrations:
         # opened once, and only where somebody asks: a model that demonstrates is loaded for it
@@ -447,12 +461,7 @@ class StudentRollouts:
                 f"--judge {self.config.judging.judge} asks an expert, and {base.env_id} has none; valid: another judge"
             )
         if isinstance(judge, SkillsJudge):
-            encoder = self._actor.renderer.template.encoder
-            if forged := next((text for text in judge.skills.texts if not is_plain(text, encoder)), None):
-                raise TurngymError(
-                    f"skills {judge.skills.name}: the text {forged[:40]!r} spells a control token of the student's "
-                    "tokenizer, or has control characters; no prompt would hold it"
-                )
+            refuse_control_tokens(judge.skills, self._actor.renderer.template.encoder)
         return judge
 
     def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
@@ -499,3 +508,12 @@ def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: R
     if run.explicit_turns:
         kwargs["max_turns"] = run.max_turns
     return kwargs
+
+
+def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
+    """Raises TurngymError for a text that no prompt would hold."""
+    if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
+        raise TurngymError(
+            f"skills {skills.name}: the text {forged[:40]!r} spells a control token of the student's tokenizer, or has "
+            "control characters; no prompt would hold it"
+        )

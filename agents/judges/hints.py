@@ -1,4 +1,5 @@
-"""How hints get into prompts: `HintPrompts` after an episode was played, `HintedObservations` while it is played."""
+"""How hints get into prompts: `HintPrompts` after an episode was played, `HintedObservations` and `ToldObservations`
+while it is played."""
 
 from __future__ import annotations
 
@@ -174,3 +175,43 @@ class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs)
         if action is None:
             return observation
         return observation + HINT_HEAD + expert_hint(self._guard.base.canonical(action))
+
+
+TOLD_STREAM = 5
+"""Random stream that decides which episodes are told something, and what."""
+TOLD_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ToldEnv:
+    """Makes environments in which something is told; can be sent to other processes."""
+
+    make_env: Callable[[], Any]
+    texts: tuple[str, ...]
+
+    def __call__(self) -> ToldObservations:
+        return ToldObservations(self.make_env(), self.texts)
+
+
+class ToldObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Half of the episodes are told one of `texts` after their first observation, drawn whatever the task is.
+
+    A model that imitates a player who minds what it is told (`ReadingPlayer`) learns to read these texts. Were each
+    task told its own text alone, a model could take it from the task and need not read. The reset's seed and the task
+    decide.
+    """
+
+    def __init__(self, env: gym.Env[str, str], texts: Sequence[str]) -> None:
+        RecordConstructorArgs.__init__(self, texts=texts)
+        gym.Wrapper.__init__(self, env)
+        if not texts:
+            raise AgentError("there is no text to tell")
+        self._guard = guard_of(env)
+        self._texts = tuple(texts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        rng = np.random.default_rng((seed or 0, task_number(self._guard.task.task_id), TOLD_STREAM))
+        if rng.random() >= TOLD_SHARE:
+            return observation, info
+        return observation + HINT_HEAD + self._texts[int(rng.integers(len(self._texts)))], info

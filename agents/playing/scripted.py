@@ -11,7 +11,8 @@ import numpy as np
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.base import Player
+from turngym.agents.rendering.skills import HINT_HEAD
+from turngym.envs.base import Player, ReadingPlayer
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import AgentError, did_you_mean, nearest
 from turngym.envs.core.plugins import find, installed, is_path
@@ -137,7 +138,10 @@ class ExpertAgent(ScriptedAgent):
     def _one(self, conversation: Conversation) -> Reply:
         memory = conversation.memory
         if "expert" not in memory:
-            memory["expert"] = self._make_expert(conversation.env)
+            player = memory["expert"] = self._make_expert(conversation.env)
+            told = conversation.observation.partition(HINT_HEAD)[2]
+            if told and isinstance(player, ReadingPlayer):
+                player.read(told)
             low, high = self._noise
             memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
         elif conversation.played is not None:

@@ -15,7 +15,7 @@ from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
 from turngym.envs.alfworld.pddl import GameError, GameUnsupported, category, parse_problem
-from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausible_mistake
+from turngym.envs.alfworld.players import ReadingPlayer, SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.base import Outcome, Player, TextEnv, require_shape
@@ -68,7 +68,7 @@ class ALFWorldEnv(TextEnv):
         examples=("go to cabinet 1", "take mug 2 from cabinet 1", "move mug 2 to shelf 1"),
     )
     instructions: ClassVar[str] = INSTRUCTIONS
-    players: ClassVar[tuple[str, ...]] = ("searching",)
+    players: ClassVar[tuple[str, ...]] = ("searching", "reading")
     told_by = frozenset({"engine"})
     scored_by = frozenset({"words", "domain_randomization"})
 
@@ -146,9 +146,10 @@ class ALFWorldEnv(TextEnv):
         return None if self._native is None else next_action(self._native)
 
     def make_player(self, name: str) -> Player:
-        """`searching`: the expert that only knows what the agent has seen; it needs a game of the native engine."""
-        if name == "searching" and self._native is not None:
-            return SearchingPlayer(self._native)
+        """`searching`: the expert that only knows what the agent has seen. `reading`: one that looks where it is told.
+        Both need a game of the native engine."""
+        if name in self.players and self._native is not None:
+            return (SearchingPlayer if name == "searching" else ReadingPlayer)(self._native)
         return super().make_player(name)
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:

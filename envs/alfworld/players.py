@@ -1,12 +1,14 @@
-"""Who plays ALFWorld without a model: two experts and a player that makes plausible mistakes.
+"""Who plays ALFWorld without a model: three experts and a player that makes plausible mistakes.
 
 `next_action` is the expert that knows the whole state. `SearchingPlayer` is the expert that only knows what it has
-seen. Both ask a `Planner` for the next step towards the goal; they differ in the `Knowledge` that they give it.
+seen, and `ReadingPlayer` one that does not even know where things usually are unless it is told. All ask a `Planner`
+for the next step towards the goal; they differ in the `Knowledge` and the order of search that they give it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -87,7 +89,32 @@ class SearchingPlayer:
 
     def act(self) -> str | None:
         """The next admissible action; None when the game is won or everything was searched in vain."""
-        return Planner(self.engine, self.known).next_action()
+        return Planner(self.engine, self.known, self._order).next_action()
+
+    def _order(self, kind: str) -> Mapping[str, int]:
+        return search_order(kind)
+
+
+class ReadingPlayer(SearchingPlayer):
+    """A `SearchingPlayer` that does not know where things usually are: it looks where a text says.
+
+    Receptacle types come in the order in which the text names them first, whatever is sought; types that it does not
+    name, and all without a text, in the order of the room line. A model that imitates it learns to read such texts,
+    and nothing about where things are.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        super().__init__(engine)
+        self._told: dict[str, int] = {}
+
+    def read(self, text: str) -> None:
+        """Look in the order of this text from now on."""
+        named = dict.fromkeys(f"{word}type" for word in re.findall(r"[a-z]+", text))
+        here = [kind for kind in named if kind in self.engine.problem.receptacle_types]
+        self._told = {kind: place for place, kind in enumerate(here)}
+
+    def _order(self, kind: str) -> Mapping[str, int]:
+        return self._told
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,8 +188,10 @@ class Planner:
     One decision: it is built for a state and a knowledge, asked once and thrown away.
     """
 
-    def __init__(self, engine: NativeEngine, known: Knowledge) -> None:
-        self.engine, self.known = engine, known
+    def __init__(
+        self, engine: NativeEngine, known: Knowledge, order: Callable[[str], Mapping[str, int]] | None = None
+    ) -> None:
+        self.engine, self.known, self.order = engine, known, order or search_order
         self.problem, self.state = engine.problem, engine.state
 
     def next_action(self) -> str | None:
@@ -258,7 +287,7 @@ class Planner:
 
     def _seek(self, kind: str) -> str | None:
         """The next action on the way to the next receptacle to look into for an object of `kind` (`mugtype`)."""
-        problem, here, order = self.problem, here_now(self.engine), search_order(kind)
+        problem, here, order = self.problem, here_now(self.engine), self.order(kind)
         unseen = [r for r, at in enumerate(problem.receptacle_location) if at >= 0 and r not in self.known.contents]
 
         def rank(receptacle: int) -> tuple[bool, int, int]:

@@ -29,10 +29,12 @@ from turngym.agents.worlds import WORLDS, load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import SettingsError, from_table, read_toml
+from turngym.envs.core.task import content_hash
 from turngym.retrieval.user_files import user_path
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path
+from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.study.records import RECORD
 from turngym.trainers.train_config import keys_of, train_config, who_reads
 
@@ -437,9 +439,22 @@ def _cell(
         needs=needs,
         evaluates=True,
         heldout=study.evaluate.heldout,
-        # runs with the same weights, tasks and seed begin with the same evaluation
-        same_start=f"{place.name}-{settings['student']}-{panel}-seed{seed}",
+        same_start=f"{place.name}-{content_hash(_of_the_first_evaluation(settings))}",
     )
+
+
+TRAINS = frozenset(
+    {
+        *("algorithm", "optimizer", "distill", "steps", "episodes", "micro_tokens", "teacher", "expert", "judge"),
+        *("eval_every", "checkpoint_every", "keep_checkpoints", *(name.replace("-", "_") for name in BUILT_IN)),
+    }
+)
+"""Settings that change nothing of an evaluation before the first step."""
+
+
+def _of_the_first_evaluation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs that begin with the same evaluation have alike: all that is not known to change nothing of it."""
+    return {name: value for name, value in settings.items() if name not in TRAINS}
 
 
 def _begin_with(

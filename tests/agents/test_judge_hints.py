@@ -11,7 +11,7 @@ import pytest
 from conftest import CHATML
 
 from turngym.agents.judges.env_judges import ExpertJudge, in_a_row
-from turngym.agents.judges.hints import HintedObservations, HintPrompts
+from turngym.agents.judges.hints import TOLD_SHARE, HintedObservations, HintPrompts, ToldEnv, ToldObservations
 from turngym.agents.judges.judges import expert_hint
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
@@ -174,3 +174,48 @@ def test_a_share_of_observations_carries_the_experts_next_action(make_doors: Mak
     with pytest.raises(AgentError, match="valid: 0 to 1"):
         HintedObservations(make(), 1.5)
     assert np.isfinite(shares[0.5])
+
+
+def test_half_of_the_episodes_are_told_any_of_the_texts_once(make_doors: Make) -> None:
+    jobs = [Job(task_id=f"doors/{1 + number % 3}", seed=number) for number in range(120)]
+    make, texts = make_doors(max_turns=20), ("open the doors", "leave them shut")
+    told = rollout(jobs, ToldEnv(make, texts), ExpertAgent())
+    plain = rollout(jobs, make, ExpertAgent())
+    openings = [episode.turns[0].observation.partition(HINT_HEAD)[2] for episode in told]
+    share = sum(opening != "" for opening in openings) / len(openings)
+    assert abs(share - TOLD_SHARE) < 0.15
+    # each text is told in its share of each kind of task
+    for task in ("doors/1", "doors/2", "doors/3"):
+        of_task = [text for job, text in zip(jobs, openings, strict=True) if job.task_id == task]
+        assert {*of_task} == {"", *texts}
+    for one, other in zip(told, plain, strict=True):
+        assert one.turns[0].observation.partition(HINT_HEAD)[0] == other.turns[0].observation
+        assert [turn.observation for turn in one.turns[1:]] == [turn.observation for turn in other.turns[1:]]
+    again = rollout(jobs, ToldEnv(make, texts), ExpertAgent(), slots=3)
+    assert [episode.turns for episode in again] == [episode.turns for episode in told]
+    with pytest.raises(AgentError, match="no text to tell"):
+        ToldObservations(make(), ())
+
+
+class Obedient:
+    """Does what it is told, and else opens the next door."""
+
+    def __init__(self, guard: Any) -> None:
+        self.guard, self.text = guard, ""
+
+    def read(self, text: str) -> None:
+        self.text = text
+
+    def observe(self, action: str) -> None:
+        pass
+
+    def act(self) -> str | None:
+        return self.text or self.guard.expert_action()
+
+
+def test_a_player_that_reads_gets_what_its_episode_is_told(make_doors: Make) -> None:
+    jobs = [Job(task_id="doors/3", seed=number) for number in range(20)]
+    env = ToldEnv(make_doors(max_turns=3, on_invalid="noop"), ("open door 7",))
+    for episode in rollout(jobs, env, ExpertAgent(expert=Obedient)):
+        told = HINT_HEAD in episode.turns[0].observation
+        assert {turn.action == "open door 7" for turn in episode.turns} == {told}

@@ -101,6 +101,13 @@ def test_the_shipped_folders_suit_their_worlds_and_are_words_of_the_tiny_models(
     env.close()
 
 
+def test_a_world_of_one_kind_of_question_has_a_mapping_of_one_text() -> None:
+    env = guard_of(opened("search-chains")).base
+    read_skills("search/chains.toml").check(env)
+    with pytest.raises(TurngymError, match=r"skills search: \[category\] 'popqa-like' matches none of 200 tasks"):
+        read_skills("search").check(env)
+
+
 def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_start(
     tmp_path: Path,
 ) -> None:
@@ -140,8 +147,9 @@ def test_a_student_that_reads_skills_sees_them_after_its_first_observation_alone
     settings = complete_settings(world.chat, tokenizer, tool)
     skills = read_skills("alfworld")
     plain, told = open_renderer(tokenizer, settings, tool), open_renderer(tokenizer, settings, tool, skills=skills)
-    shown = plain.open("Do the task.", f"You are in a room.{HINT_HEAD}{skills.category['heat']}")
-    found = told.open("Do the task.", "You are in a room.", "heat")
+    seen = "You are in a room. Put a mug in a shelf."
+    shown = plain.open("Do the task.", f"{seen}{HINT_HEAD}{skills.keyword[' mug ']}")
+    found = told.open("Do the task.", seen, "place")
     assert found.buffer.array().tolist() == shown.buffer.array().tolist()
     for thread, renderer in ((shown, plain), (found, told)):
         renderer.respond(thread, plain.answer_ids("<action>look</action>"))

@@ -63,6 +63,21 @@ def test_the_shortest_file(tmp_path: Path) -> None:
     assert starts[0] == starts[1] != starts[2]
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        *(("optimizer.lr = 0.5", True), ("judge = 'skills:alfworld'", True), ("sdar.n = 2", True)),
+        *(("examples = 'skills:alfworld'", False), ("max_turns = 7", False), ("eval_temperature = 0.5", False)),
+        *(("system = 'Hurry.'", False), ("memory = 'window:2'", False), ("env_kwargs.on_invalid = 'reject'", False)),
+    ],
+)
+def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path, changed: str, same: bool) -> None:
+    text = f"{SHORT}\n[methods.sdar]\n[methods.other]\nof = 'sdar'\n{changed}\n"
+    found = cells(tmp_path, text)
+    starts = [found[f"alfworld-loops/{name}-seed0"].same_start for name in ("sdar", "other")]
+    assert (starts[0] == starts[1]) == same
+
+
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     text = """
     evaluate = { times = 2 }

@@ -15,7 +15,7 @@ def test_every_world_has_every_method_and_its_own_skills(capsys: pytest.CaptureF
     said = capsys.readouterr().out
     for world in ("alfworld", "webshop", "search"):
         told = f'"skills:{world}"'
-        for method in ("sdar", "rlsd", "skill-sd", "agent-opsd", "opd-hints"):
+        for method in ("sdar", "rlsd", "skill-sd", "opid", "agent-opsd", "opd-hints"):
             cell = said.split(f"# {world}/{method}-seed0: ")[1].split("\n\n")[0]
             assert f"judge = {told}" in cell
             assert "examples" not in cell
@@ -26,4 +26,6 @@ def test_every_world_has_every_method_and_its_own_skills(capsys: pytest.CaptureF
         for method in ("grpo", "opd"):
             cell = said.split(f"# {world}/{method}-seed0: ")[1].split("\n\n")[0]
             assert "skills:" not in cell
-        assert 'judge = "episode"' in said.split(f"# {world}/opid-seed0: ")[1].split("\n\n")[0]
+        # all of them begin with a model that has read such texts
+        assert f"told = {told}" in said.split(f"# {world}/start-reads: ")[1].split("\n\n")[0]
+        assert "start-reads" in said.split(f"# {world}/sdar-seed0: ")[1].split("\n\n")[0]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turngym.agents.rendering.skills import HINT_HEAD, read_skills
 from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
@@ -27,6 +28,8 @@ from turngym.trainers.scorer import LocalScorer
 torch.set_num_threads(1)
 TASKS = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
 TASKS = (*TASKS, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", "--temperature", "0.7")
+SHOWN = TASKS[: TASKS.index("--temperature")]
+"""The same of an algorithm that samples nothing."""
 METHODS = ("sdar", "rlsd", "skill-sd", "opid", "agent-opsd")
 
 
@@ -87,7 +90,7 @@ def test_targets_are_those_worked_out_elsewhere(model: Path, tmp_path: Path, nam
     own: list[float] = []
     told: list[float] = []
     for episode in episodes:
-        text = skills.category[episode.task.category]
+        text = skills.text(episode.task.category, episode.turns[0].observation) or ""
         for turn in episode.turns:
             response = episode.response_ids(turn).tolist()
             reading = made.model if reader == "live" else initial
@@ -123,3 +126,47 @@ def changed(name: str, advantage: Any, gap: Any, batch: RolloutBatch) -> Any:
         sign = np.sign(advantage[mine][0])
         found[mine] *= (0.5 + 0.5 * (1 + 0.2 * sign * z).clip(0.8, 1.2))[batch.turn_N[mine]]
     return found
+
+
+def test_half_of_the_demonstrations_show_how_to_read_where_a_told_policy_reads(model: Path, tmp_path: Path) -> None:
+    words = ["--algorithm", "sft", "--student", str(model), *SHOWN, "--expert", "reading", "--out"]
+    made = build_trainer(train.parse([*words, str(tmp_path / "run"), "--sft.told", "skills:alfworld"]))
+    plain = build_trainer(train.parse([*words, str(tmp_path / "plain")]))
+    asked = RolloutRequest(step=1, episodes=12, max_turns=3)
+    episodes, tokenizer = made.collect(asked), AutoTokenizer.from_pretrained(model)
+    told = [episode for episode in episodes if HINT_HEAD in episode.turns[0].observation]
+    assert 3 <= len(told) <= 9
+    assert len({episode.turns[0].observation.partition(HINT_HEAD)[2] for episode in told}) > 1
+    for episode, same in zip(episodes, plain.collect(asked), strict=True):
+        first, _, text = episode.turns[0].observation.partition(HINT_HEAD)
+        assert first == same.turns[0].observation
+        assert (text in read_skills("alfworld").texts) == bool(text)
+        if text:
+            # the ids of a told policy's prompt are those that the demonstration had
+            wanted = told_prompt(tokenizer, same, same.turns[0], text)
+            assert episode.prompt_ids(episode.turns[0]).tolist() == wanted
+
+
+def test_what_cannot_be_told_to_demonstrations_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("look <|end|> around")
+    (tmp_path / "skills.toml").write_text("always = 'a.txt'\n")
+    words = ["--algorithm", "sft", "--student", str(model), *SHOWN, "--out"]
+    for number, (folder, said) in enumerate(
+        (
+            ("alfworld", "--sft.told is 'alfworld'; valid: skills:FOLDER"),
+            (f"skills:{tmp_path}", "spells a control token of the student's tokenizer"),
+            ("skills:nowhere", "valid: a folder with skills.toml, or alfworld"),
+        )
+    ):
+        with pytest.raises(TurngymError, match=said) as error:
+            build_trainer(train.parse([*words, str(tmp_path / f"run{number}"), "--sft.told", folder]))
+        assert "\n" not in str(error.value)
+
+
+def test_a_judge_whose_skill_spells_a_control_token_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("look <|end|> around")
+    (tmp_path / "skills.toml").write_text("always = 'a.txt'\n")
+    words = ["--algorithm", "sdar", "--student", str(model), *TASKS, "--sdar.n", "2", "--out", str(tmp_path / "run")]
+    with pytest.raises(TurngymError, match=r"the text .look <\|end\|> around. spells a control token") as error:
+        build_trainer(train.parse([*words, "--judge", f"skills:{tmp_path}"]))
+    assert "\n" not in str(error.value)

@@ -42,6 +42,9 @@ class SftConfig:
     hints: Share = 0.0
     """Share of observations with a hint. It is the expert's next action, in the words of the judge `expert`. A model
     can only teach by hints (opd-hints) what it has learned to read."""
+    told: str = ""
+    """`skills:FOLDER`. Half of the demonstrations are told one of its texts, drawn at random, where `--judge
+    skills:FOLDER` puts it. A player that minds it (in ALFWorld `--expert reading`) shows how to read them."""
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {
@@ -75,6 +78,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
             loop_after=config.loop_after,
             loop_slips=config.loop_slips,
             hints=config.hints,
+            told=config.told,
         ),
         cut_recorded=False,  # a demonstration is imitated to its end
         settings=fingerprint(config),

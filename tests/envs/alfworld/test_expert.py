@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, game_texts, load_game
 from turngym.envs.alfworld.generate import House, Receptacle, Thing, generate, problem_text, task_sentence
-from turngym.envs.alfworld.players import SearchingPlayer, next_action, search_order
+from turngym.envs.alfworld.players import ReadingPlayer, SearchingPlayer, next_action, search_order
 from turngym.envs.alfworld.priors import PRESETS, SMALL, TaskRow, load_priors
 
 KITCHEN = (  # (type, opens, location); numbers count down: the first cabinet is cabinet 2
@@ -144,6 +144,25 @@ def test_the_searching_expert_looks_into_open_places_beside_it() -> None:
         engine.step(command)
         expert.observe(command)
     assert expert.act() == "examine cabinet 2"
+
+
+def first_places(text: str | None) -> list[str]:
+    engine = kitchen("pick_and_place_simple", "Mug", "Fridge", [("Mug", "sidetable 1")])
+    player = ReadingPlayer(engine)
+    if text is not None:
+        player.read(text)
+    played = searching(engine, player)
+    found = next(number for number, action in enumerate(played) if action.startswith("take"))
+    return [action.removeprefix("go to ") for action in played[:found] if action.startswith("go to ")]
+
+
+def test_the_reading_player_looks_where_it_is_told_and_else_in_the_order_of_the_room() -> None:
+    assert first_places(None) == ["cabinet 2", "countertop 1", "fridge 1", "microwave 1", "sidetable 1"]
+    assert first_places("no place is named") == first_places(None)
+    told = first_places("go to sinkbasin 1, desk 1, microwave 1, sinkbasin 1, countertop 1.")
+    # what the text does not name comes last, and a desk is not in this kitchen
+    assert told == ["sinkbasin 1", "microwave 1", "countertop 1", "cabinet 2", "fridge 1", "sidetable 1"]
+    assert first_places("go to sidetable 1.") == ["sidetable 1"]
 
 
 def test_a_failed_command_teaches_nothing() -> None:
