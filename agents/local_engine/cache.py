@@ -220,6 +220,8 @@ class RaggedCache(Cache):
         self.slots = 0
         self.capacity = 0
         self.step: Step | None = None
+        self.allocations = 0
+        """How often memory was taken or given back: as long as it is the same, keys and values lie where they lay."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -238,6 +240,7 @@ class RaggedCache(Cache):
             # rounded up to 64, since growth by half alone would copy a short cache at almost every id
             capacity = max(capacity, min(-(-max(capacity, self.capacity * 3 // 2) // 64) * 64, self._max_capacity))
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
+        self.allocations += 1
         self._keys = [self._grown(tensor) for tensor in self._keys]
         self._values = [self._grown(tensor) for tensor in self._values]
 
@@ -271,6 +274,7 @@ class RaggedCache(Cache):
     def clear(self) -> None:
         """Free the memory."""
         self.slots = self.capacity = 0
+        self.allocations += 1
         self._keys, self._values = [], []
 
     def position_bytes(self) -> int:
@@ -317,6 +321,7 @@ class RaggedCache(Cache):
             raise ValueError(
                 f"layer {layer} was updated before layer {len(self._keys)}; this model shares layers' caches"
             )
+        self.allocations += 1
         for store, new in ((self._keys, keys), (self._values, values)):
             store.append(new.new_zeros(self.slots + 1, new.shape[-2], self.capacity, new.shape[-1]))
 

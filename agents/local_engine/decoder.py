@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -179,15 +179,23 @@ def hooked(model: Any) -> bool:
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def read_weights(model: Any) -> Weights:
-    """The current weights. Those of a small model are copied and fused, those of a large model used in place."""
+def read_weights(model: Any, old: Weights | None = None, given: frozenset[int] = frozenset()) -> Weights:
+    """The current weights. Those of a small model are copied and fused, those of a large model used in place.
+
+    Copies are written where those of `old` lie. Storages in `given` are the model's own (`storages_of`).
+    """
     core, config = model.model, model.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(core.layers)
     fuse = sum(parameter.nbytes for parameter in model.parameters()) <= FUSE_BYTES
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-    layers = [_layer(layer, kind, heads, key_heads, fuse) for layer, kind in zip(core.layers, kinds, strict=True)]
+    before = [None] * len(kinds) if old is None or len(old.layers) != len(kinds) else old.layers
+    # one after the other, so that old and new copies of one layer alone are there at the same time
+    layers = [
+        _settled(_layer(layer, kind, heads, key_heads, fuse), held, given)
+        for layer, kind, held in zip(core.layers, kinds, before, strict=True)
+    ]
     norm, head = _pair(core.norm, fuse, model.lm_head)
-    return Weights(
+    new = Weights(
         embedding=core.embed_tokens.weight.detach(),
         layers=tuple(layers),
         norm=norm,
@@ -198,6 +206,50 @@ def read_weights(model: Any) -> Weights:
         head_dim=core.layers[0].self_attn.head_dim,
         rotary=core.rotary_emb,
     )
+    return _settled(new, old, given)
+
+
+def storages_of(model: Any) -> frozenset[int]:
+    """Addresses of the memory of the model's parameters."""
+    return frozenset(_storage(parameter) for parameter in model.parameters())
+
+
+def _settled(new: Any, old: Any, given: frozenset[int]) -> Any:
+    """`new`, `Weights` or a part of it, its tensors copied to where those of `old` lie if they have the same layout.
+
+    Memory in `given` is somebody else's: it is neither copied nor written.
+    """
+    if isinstance(new, Tensor):
+        if not isinstance(old, Tensor) or new is old or _layout(new) != _layout(old):
+            return new
+        return new if {_storage(new), _storage(old)} & given else old.copy_(new)
+    if isinstance(new, tuple):
+        same = isinstance(old, tuple) and len(old) == len(new)
+        return tuple(_settled(one, other, given) for one, other in zip(new, old, strict=True)) if same else new
+    if isinstance(new, Weights | Layer | Linear | Norm) and type(new) is type(old):
+        pairs = {one.name: (getattr(new, one.name), getattr(old, one.name)) for one in fields(new)}
+        return replace(new, **{name: _settled(*pair, given) for name, pair in pairs.items()})
+    return new
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """The tensors of `Weights` or a part of it, in a fixed order."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from tensors_of(one)
+    elif isinstance(part, Weights | Layer | Linear | Norm):
+        for one in fields(part):
+            yield from tensors_of(getattr(part, one.name))
 
 
 def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> Layer:
@@ -287,18 +339,49 @@ class DenseDecoder:
         self._weights: Weights | None = None
         self._cos = self._sin = torch.empty(0)
         self._stale = True
+        self.allocations = 0
+        """How often weights or tables were put elsewhere: as long as it is the same, a captured pass reads them."""
+        self._still = False
+        self._given: frozenset[int] = frozenset()
 
     def follow(self) -> None:
         """Read the weights again before the next pass: they, or the modules that hold them, have changed."""
         self._stale = True
 
+    def stand_still(self) -> None:
+        """Write new weights where the old ones lie from now on; reading them takes a copy of one layer more."""
+        self._still = True
+
     def ready(self) -> bool:
         """Whether the model can be run here as it stands. Reads its weights if they have changed."""
         if self._stale:
-            self._stale, self._weights, self._cos = False, None, torch.empty(0)
-            if dense_problem(self._model) is None:
-                self._weights = read_weights(self._model)
+            self._read()
         return self._weights is not None and not hooked(self._model)
+
+    def reserve(self, length: int) -> None:
+        """Make room for positions 0..length-1."""
+        weights = self._weights
+        assert weights is not None
+        if len(self._cos) < length or _layout(self._cos)[2:] != _layout(weights.embedding)[2:]:
+            self._make_table(weights, max(length, 2 * len(self._cos), 256))
+
+    def _read(self) -> None:
+        old, places = self._weights if self._still else None, self._places()
+        self._stale, self._weights = False, None
+        if dense_problem(self._model) is None:
+            given = storages_of(self._model)
+            # a tensor of the last reading is ours if it was not the model's then
+            self._weights = read_weights(self._model, old, given | self._given)
+            self._given = given
+        if self._weights is None or old is None:
+            self._cos = torch.empty(0)
+        else:
+            self._make_table(self._weights, len(self._cos))
+        self.allocations += self._places() != places
+
+    def _places(self) -> list[int]:
+        """Where all that a pass reads lies, besides the cache."""
+        return [tensor.data_ptr() for tensor in tensors_of((self._weights, self._cos, self._sin))]
 
     def forward(self, cache: RaggedCache, ids: Tensor, step: Step, masks: Masks) -> Tensor:
         """Logits of the last column of `ids` int64 [B, Q], as `CausalModel.forward`."""
@@ -308,7 +391,8 @@ class DenseDecoder:
         hidden = functional.embedding(grid.real(ids), weights.embedding)
         positions = grid.real(step.write_positions)
         place = (grid.real(step.write_rows), positions)
-        cos, sin = self._rotation(weights, positions, step.length, hidden.dtype)
+        self.reserve(step.length)
+        cos, sin = self._rotation(positions)
         cache.step = step
         for number, layer in enumerate(weights.layers):
             queries, keys, values = _project(weights, layer, hidden, cos, sin)
@@ -319,17 +403,18 @@ class DenseDecoder:
             hidden = _feed_forward(layer, hidden)
         return weights.head(weights.norm(grid.last(hidden)))
 
-    def _rotation(self, weights: Weights, positions: Tensor, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, D] of `positions` [T] below `most`; the sines' first half is negative."""
-        if len(self._cos) < most or self._cos.dtype != dtype:
-            count = max(most, 2 * len(self._cos), 256)
-            device = positions.device
-            cos, sin = weights.rotary(
-                torch.empty(0, dtype=dtype, device=device), torch.arange(count, device=device)[None]
-            )
-            half = weights.head_dim // 2
-            self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D] of `positions` [T]; the sines' first half is negative."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
+
+    def _make_table(self, weights: Weights, count: int) -> None:
+        """Cosines and sines of positions 0..count-1."""
+        like, half = weights.embedding.new_empty(0), weights.head_dim // 2
+        cos, sin = weights.rotary(like, torch.arange(count, device=like.device)[None])
+        new = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        old = self._cos, self._sin
+        self._cos, self._sin = _settled(new, old, frozenset())
+        self.allocations += self._cos is not old[0]
 
 
 def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

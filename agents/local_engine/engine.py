@@ -4,7 +4,7 @@
 
 1. `_admit` takes waiting requests into free rows: it finds the part of each prompt whose keys and values are in the
    cache already, feeds the rest, and draws the first token of each row.
-2. `_decode` feeds the last token of every active row and draws the next one.
+2. `_decode` feeds the last token of every active row and draws the next one; on a GPU as one launch (`graphs.py`).
 
 A finished row stays in its slot, idle: a pass that can skip rows leaves it out, another one writes its keys to the
 scratch row of the cache. `_compact` takes idle rows out of the batch when new rows come, or when idling has cost more
@@ -18,6 +18,7 @@ import io
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import cloudpickle
@@ -36,6 +37,7 @@ from turngym.agents.local_engine.cache import (
     find_shared_prefixes,
     make_key_groups,
 )
+from turngym.agents.local_engine.graphs import Bucket, Captured, Fed
 from turngym.agents.local_engine.model import (
     CausalModel,
     EngineError,
@@ -143,6 +145,8 @@ class LocalEngine:
         self.ragged = choose_cache(self._model, cache)
         """Whether keys and values are kept across turns."""
         self._cache = self._model.new_cache(self._table.limit, self.max_length)
+        self.graphs = Captured(self._model, self._cache, Bucket(self._table.limit, self.max_length))
+        """The decode step as CUDA graphs, where it can be captured."""
         self._stamp: int | None = self._model.weights_stamp()
 
     @property
@@ -238,7 +242,7 @@ class LocalEngine:
             for row in rows:
                 self._run_alone(row)
             return
-        pending, batch = deque(rows), Batch(self._model.device)
+        pending, batch, captured = deque(rows), Batch(self._model.device), self.graphs.usable()
         while pending or batch.active_count:
             free = self.max_batch - batch.active_count
             # decoding rows stand still while others prefill, so a full batch waits until a quarter of it is free
@@ -248,12 +252,13 @@ class LocalEngine:
                 self._compact(batch)
                 self._admit(chosen, batch)
             else:
-                self._decode(batch)
+                self._decode(batch, captured)
             for row in batch.mark_finished():
                 self._table.held[row.session].ids = row.cached_ids()
             # A recurrent state would absorb the ids that an idle row is fed, and a sliding window would move past the
             # row's own ids: such models compact at once.
-            if not self._model.full_attention or (batch.should_compact() and not self._model.skips_idle_rows):
+            skips_idle_rows = self._model.native and not captured
+            if not self._model.full_attention or (batch.should_compact() and not skips_idle_rows):
                 self._compact(batch)
 
     def _run_alone(self, row: Row) -> None:
@@ -324,10 +329,35 @@ class LocalEngine:
         self.fed_tokens += sum(len(row.prompt) - starts[slot] for slot, row in by_slot.items())
         return logits
 
-    def _decode(self, batch: Batch) -> None:
+    def _decode(self, batch: Batch, captured: bool) -> None:
         """Feed the newest id of every active row and draw the next."""
-        full_attention = self._model.full_attention
+        bucket = self.graphs.reserve(len(batch.rows), batch.longest) if captured else None
         self._cache.reserve(len(self._table.owner), batch.longest)
+        drawn = None if bucket is None else self.graphs.run(self._fed(batch), bucket, partial(self._logits, batch))
+        if drawn is None:
+            mask = batch.mask(self._model.dtype) if self._model.full_attention else None
+            temperature = batch.temperature if batch.cells is None else batch.temperature[batch.cells]
+            ids = self._draw(batch.active_rows, self._logits(batch, mask), temperature)
+        else:
+            drawn = drawn if batch.cells is None else drawn[:, batch.cells]
+            ids = drawn[0].long()
+            self._take(batch.active_rows, drawn)
+        batch.advance(ids)
+
+    def _fed(self, batch: Batch) -> Fed:
+        """What a captured step reads."""
+        numbers = [0.0 if row.finish else row.uniform[len(row.tokens)] for row in batch.rows]
+        return Fed(
+            tokens=batch.tokens,
+            positions=batch.positions,
+            write_rows=batch.write_rows(self._cache.scratch_row),
+            temperature=batch.temperature,
+            uniform=np.array(numbers),
+            cells=batch.cells,
+        )
+
+    def _logits(self, batch: Batch, mask: Tensor | None = None) -> Tensor:
+        """Feed the newest id of every active row; logits [active rows, V]. With `mask` None the model makes one."""
         positions = batch.positions[:, None]
         # On a CPU, reading keys in vain competes with one more attention call; on an accelerator launches cost more.
         on_cpu = self._model.device.type == "cpu"
@@ -337,27 +367,31 @@ class LocalEngine:
             write_rows=batch.write_rows(self._cache.scratch_row)[:, None],
             write_positions=positions,
             length=batch.longest,
-            mask=batch.mask(self._model.dtype) if full_attention else None,
-            key_groups=batch.key_groups(wasted_keys) if full_attention else (),
+            mask=mask,
+            key_groups=batch.key_groups(wasted_keys) if self._model.full_attention else (),
             cells=batch.cells,
         )
-        logits = self._model.forward(self._cache, batch.tokens[:, None], positions, step)
-        temperature = batch.temperature if batch.cells is None else batch.temperature[batch.cells]
-        batch.advance(self._draw(batch.active_rows, logits, temperature))
+        return self._model.forward(self._cache, batch.tokens[:, None], positions, step)
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, temperature: Tensor) -> Tensor:
-        """Draw one id per row and record it, its log-probability and whether it ends the row; ids int64 [B].
-
-        Raises EngineError for logits that are not finite.
-        """
-        ACTIVITY.tokens += len(rows)
+        """Draw one id per row and record it; ids int64 [B]."""
         if all(row.sampling.temperature == 0 for row in rows):
             ids, logprobs = greedy(logits)
         else:
             numbers = [row.uniform[len(row.tokens)] for row in rows]
             ids, logprobs = draw(logits, temperature, torch.from_numpy(np.array(numbers)).to(logits.device))
-        # one transfer per step, since each waits for the device; float64 holds ids and float32 exactly
-        both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
+        # float64 holds ids and float32 exactly
+        self._take(rows, torch.stack((ids.double(), logprobs.double())))
+        return ids
+
+    def _take(self, rows: Sequence[Row], drawn: Tensor) -> None:
+        """Record the drawn ids, their log-probabilities (float64 [2, B]) and which of the rows they end.
+
+        Raises EngineError for logits that were not finite.
+        """
+        ACTIVITY.tokens += len(rows)
+        # one transfer per step, since each waits for the device
+        both = drawn.cpu().numpy()
         if not np.isfinite(both[1]).all():
             place = int(np.argmin(np.isfinite(both[1])))
             raise EngineError(
@@ -374,7 +408,6 @@ class LocalEngine:
                 row.finish = "length"
             if row.watch is not None and not row.watch(token, logprob):
                 row.finish = row.finish or "aborted"
-        return ids
 
     def _compact(self, batch: Batch) -> None:
         """Remove finished rows from the batch; the active ones move together into slots 0, 1, 2, ..."""

@@ -131,8 +131,8 @@ class CausalModel:
         return self._window is None and not self.recurrent
 
     @property
-    def skips_idle_rows(self) -> bool:
-        """Whether padding and idle rows cost nothing (while `evaluating`), as in `DenseDecoder`."""
+    def native(self) -> bool:
+        """Whether our own decoder runs (while `evaluating`), in which padding and idle rows cost nothing."""
         return self._dense_now
 
     def new_cache(self, slots: int, capacity: int) -> RaggedCache:
@@ -425,19 +425,22 @@ def _compare(model: CausalModel) -> str | None:
             cache = model.new_cache(len(rows), max(_LENGTHS))
             prefill(model, cache, [0, 1], [0, 0], [row[:cut] for row, cut in zip(rows, _CUTS, strict=True)], tokens=64)
             rest = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
-            got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64).float()
-            want = torch.stack([model.plain(row, None)[0] for row in rows]).float()
+            got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64)
+            want = torch.stack([model.plain(row, None)[0] for row in rows])
     # any model code may run here, and any failure means the same: recompute
     except Exception as error:
         return f"a trial on two short rows failed: {type(error).__name__}: {error}"
+    problem = logits_problem(got, want)
+    return problem and f"a trial on two short rows {problem}"
+
+
+def logits_problem(got: Tensor, want: Tensor) -> str | None:
+    """Why the logits `got` [..., V] are further from those of a plain pass, `want`, than rounding; or None."""
+    tolerance = 1e-3 if want.dtype == torch.float32 else 0.25
+    got, want = got.float(), want.float()
     # Relative to the spread of the logits, which a wrong mask or position reaches, and up to a constant, which softmax
     # does not see. The root mean square and not the largest of 49,152: 30 layers in bfloat16 are a tenth of the spread
     # away from a plain pass, and that one is as far away from float32.
-    difference = float((got - want).std())
-    tolerance = (1e-3 if model.dtype == torch.float32 else 0.25) * max(float(want.std()), 1e-6)
+    difference, most = float((got - want).std()), tolerance * max(float(want.std()), 1e-6)
     # not `>`, so that NaN counts as a failure
-    if not difference <= tolerance:
-        return (
-            f"a trial on two short rows gave logits {difference:.2g} away from a plain pass (allowed {tolerance:.2g})"
-        )
-    return None
+    return None if difference <= most else f"gave logits {difference:.2g} away from a plain pass (allowed {most:.2g})"

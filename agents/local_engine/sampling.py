@@ -45,7 +45,7 @@ def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, 
     logits = logits.float()
     is_greedy = temperature == 0
     # greedy rows keep temperature 1: division by 0 would make their log-probabilities NaN
-    scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
+    scaled = logits / temperature.masked_fill(is_greedy, 1.0)[:, None]
     logp = scaled.log_softmax(-1)
     # a float32 sum over a large vocabulary would lose the ids whose probability is below its rounding
     cdf = logp.exp().cumsum(-1, dtype=torch.float64)
