@@ -221,7 +221,7 @@ class RaggedCache(Cache):
         self.capacity = 0
         self.step: Step | None = None
         self.allocations = 0
-        """How often memory was taken or given back: as long as it is the same, keys and values lie where they lay."""
+        """How often memory was allocated: as long as it is the same, keys and values lie where they lay."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -274,7 +274,6 @@ class RaggedCache(Cache):
     def clear(self) -> None:
         """Free the memory."""
         self.slots = self.capacity = 0
-        self.allocations += 1
         self._keys, self._values = [], []
 
     def position_bytes(self) -> int:
