@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -298,6 +301,56 @@ def test_logits_that_are_not_finite_are_reported(recorded: list[RecordedGraph]) 
     with torch.no_grad():
         model.model.norm.weight.copy_(whole)
     same(engine.generate([asked]), expected)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_capture_asks_of_torch(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls fit torch's signatures, and the stream of the caller is the current one afterwards."""
+    told: list[str] = []
+    current = ["caller"]
+    real = inspect.signature(torch.cuda.graph.__init__)
+
+    @contextmanager
+    def stream(which: Any) -> Iterator[None]:
+        before, current[0] = current[0], which.name
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    class Capture:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            given = real.bind(self, *args, **kwargs).arguments
+            assert given["pool"] == "pool"
+            self.stream = given["stream"]
+
+        def __enter__(self) -> None:
+            current[0] = self.stream.name
+
+        def __exit__(self, *_: Any) -> None:
+            if fails:  # as torch does, before it leaves its stream
+                raise RuntimeError("operation not permitted when stream is capturing")
+            current[0] = "caller"
+
+    def named(name: str) -> Any:
+        return SimpleNamespace(name=name, device=0, wait_stream=lambda other: told.append(f"{name} after {other.name}"))
+
+    def step() -> Any:
+        told.append(f"step on {current[0]}")
+        return len(told)
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: named("caller"))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    if fails:
+        with pytest.raises(RuntimeError, match="not permitted"):
+            graphs.capture(step, named("side"), "pool")
+    else:
+        assert graphs.capture(step, named("side"), "pool") == ("graph", 4)
+    assert told == ["side after caller", "step on side", "caller after side", "step on side"]
+    assert current == ["caller"]
 
 
 @pytest.mark.parametrize("what", ["hook", "sliding window", "another family"])

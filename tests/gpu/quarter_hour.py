@@ -188,7 +188,10 @@ def seconds_of(work: Callable[[], Any], sizes: Sizes) -> float:
 
 
 def decode(sizes: Sizes, record: Record) -> None:
-    """Milliseconds of one token of all rows, what of the memory's bandwidth that is, and how many launches it takes."""
+    """Milliseconds of one token of all rows, what of the memory's bandwidth that is, and how many launches it takes.
+
+    Plainly and in CUDA graphs.
+    """
     bandwidth = chip_named(sizes.chip).bandwidth
     for name, shape in sizes.models.items():
         with model_of(shape, sizes) as model:
@@ -197,17 +200,19 @@ def decode(sizes: Sizes, record: Record) -> None:
                     for order, backends in ATTENTION.items():
                         record.doing = f"decode {name}, {rows} rows of {length} ids, {order}"
                         with sdpa_kernel(backends, set_priority=True):
-                            took, launches = one_token(model, shape.vocab, rows, length, sizes)
-                        read = decode_bytes(shape, rows, length, sizes.dtype)
-                        row = {"model": name, "rows": rows, "length": length, "attention": order}
-                        row |= {"ms": 1e3 * took, "launches": launches, "bandwidth": read / took / bandwidth}
-                        record.add("decode", row)
+                            for took, row in one_token(model, shape.vocab, rows, length, sizes):
+                                read = decode_bytes(shape, rows, length, sizes.dtype) / took / bandwidth
+                                row |= {"model": name, "rows": rows, "length": length, "attention": order}
+                                record.add("decode", row | {"ms": 1e3 * took, "bandwidth": read})
                         if record.left < 0:
                             return
 
 
-def one_token(model: Any, vocab: int, rows: int, length: int, sizes: Sizes) -> tuple[float, int]:
-    """Seconds of a decoded token of all rows, from the difference of a long and a short response; its operations."""
+def one_token(model: Any, vocab: int, rows: int, length: int, sizes: Sizes) -> Iterator[tuple[float, Row]]:
+    """Seconds of one token of all rows, plainly and in graphs: the difference of a long and a short response.
+
+    With each: its launches, the graphs made, the memory they took, and why the engine made none.
+    """
     engine = LocalEngine(model, max_batch=rows, max_length=length + sizes.tokens + 8)
     prompt = random_ids(np.random.default_rng(0), length, vocab)
 
@@ -220,19 +225,32 @@ def one_token(model: Any, vocab: int, rows: int, length: int, sizes: Sizes) -> t
         engine.generate(requests)
 
     short, long = max(sizes.tokens // 4, 1), sizes.tokens
-    answer(long)  # keys and values of the prompt are in the cache, kernels are loaded
-    took = (seconds_of(partial(answer, long), sizes) - seconds_of(partial(answer, short), sizes)) / (long - short)
-    return max(took, 1e-9), operations_started(partial(answer, long)) - operations_started(partial(answer, long - 1))
+    for off in ("measured without them first", None):
+        engine.graphs.refused = off
+        free = free_bytes(sizes)
+        answer(long)  # keys and values of the prompt are in the cache, kernels are loaded, steps captured
+        row: Row = {"graphs": len(engine.graphs), "graphs_mb": (free - free_bytes(sizes)) / 1e6}
+        took = (seconds_of(partial(answer, long), sizes) - seconds_of(partial(answer, short), sizes)) / (long - short)
+        launches = operations_started(partial(answer, long)) - operations_started(partial(answer, long - 1))
+        yield max(took, 1e-9), row | {"launches": launches, "refused": engine.graphs.refused}
+
+
+def free_bytes(sizes: Sizes) -> int:
+    """Memory of the device that nobody has taken; 0 for a CPU."""
+    if sizes.device == "cpu":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 def operations_started(work: Callable[[], Any]) -> int:
-    """Kernels that `work` launches on a GPU, or torch's operations on a CPU."""
+    """Kernels and graphs that `work` launches on a GPU, or torch's operations on a CPU."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if cuda := torch.cuda.is_available():
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as seen:
         work()
-    counted = [row for row in seen.key_averages() if not cuda or "LaunchKernel" in row.key]
+    counted = [row for row in seen.key_averages() if not cuda or "Launch" in row.key]
     return sum(row.count for row in counted)
 
 

@@ -13,7 +13,9 @@ pytest.importorskip("torch")
 
 import quarter_hour
 from quarter_hour import REHEARSAL, STAGES, Record, decode_bytes, main, run, update_flops
+from recorded_graph import record as stand_in
 
+from turngym.agents.local_engine import graphs
 from turngym.trainers.plan import ModelShape
 
 SMALL = ModelShape(layers=2, width=8, heads=2, kv_heads=1, head_dim=4, mlp=16, vocab=100, tied=True)
@@ -86,12 +88,17 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.long
-def test_all_stages_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_stages_are_rehearsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "capture", stand_in)
+    monkeypatch.setattr(graphs, "can_capture", lambda device: True)
     assert main(["--tiny", "--minutes", "20", "--out", str(tmp_path / "gpu.json")]) == 0
     assert "decode tiny, 2 rows" in capsys.readouterr().out
     found = stages_of(tmp_path / "gpu.json")
     assert list(found) == list(STAGES)
-    assert len(found["decode"]) == len(REHEARSAL.lengths) * 2
+    assert [row["graphs"] for row in found["decode"]] == [0, 1] * 2 * len(REHEARSAL.lengths)
+    assert all(row["refused"] is None for row in found["decode"][1::2])
     assert all(row["ms"] > 0 and row["launches"] > 0 for row in found["decode"])
     peers = {row["who"]: row for row in found["rollout"]}
     assert peers["generate"]["same"] == peers["generate"]["responses"] == 4
