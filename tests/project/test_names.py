@@ -56,21 +56,31 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @cache
-def strings() -> frozenset[str]:
-    """Every string of the code that is no docstring."""
-    found = set()
+def words_of_code() -> tuple[frozenset[str], frozenset[str]]:
+    """Every string of the code that is no docstring, and every identifier."""
+    found: set[str] = set()
+    names: set[str] = set()
     for path in CODE:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said)
-        found |= {node.value for node in constants if isinstance(node.value, str)}
-    return frozenset(found)
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant):
+                if isinstance(node.value, str) and id(node) not in said:
+                    found.add(node.value)
+                continue
+            # what a node is called: `id`, `attr`, `name`, `arg`, `asname`, or the parts of a module
+            for field in ("id", "attr", "name", "arg", "asname", "module"):
+                if isinstance(name := getattr(node, field, None), str):
+                    names |= set(name.split("."))
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                names |= set(node.names)
+    return frozenset(found), frozenset(names)
 
 
 @cache
 def files() -> frozenset[str]:
     """Paths of the checkout and their ends (`core/task.py`, `task.py`), and the names of files that code writes."""
-    found = {text for text in strings() if "/" not in text}
+    found = {text for text in words_of_code()[0] if "/" not in text}
     for folder in (*ROOMS, "tests", "docs", "."):
         for path in (ROOT / folder).glob("*" if folder == "." else "**/*"):
             parts = path.relative_to(ROOT).parts
@@ -108,12 +118,9 @@ def _define(found: dict[str, set[str]], name: str, tree: ast.Module | ast.ClassD
 @cache
 def vocabulary() -> frozenset[str]:
     """Every identifier of the code, words inside its strings and in data files included; prose left out."""
-    found: set[str] = set()
-    for path in CODE:
-        found.add(path.stem)
-        tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
-        found |= {token.string for token in tokens if token.type == tokenize.NAME}
-    for text in strings():
+    strings, names = words_of_code()
+    found = {*names, *(path.stem for path in CODE)}
+    for text in strings:
         found |= set(_WORD.findall(text))
     for path in DATA:
         found |= set(_WORD.findall(path.read_text(encoding="utf-8")))

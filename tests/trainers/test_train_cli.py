@@ -371,10 +371,10 @@ def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path)
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
     part = '{"on_invalid": "noop", "part": "eval"}'
     words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
-    trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "64"]))
+    trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "8"]))
     assert isinstance(trainer.collect, LiveCollect)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
-        trainer.collect(RolloutRequest(step=1, episodes=64, max_turns=1))
+        trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=1))
 
 
 def test_jobs_follow_from_seed_and_step() -> None:
