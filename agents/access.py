@@ -18,7 +18,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The rule of one server. Raises ValueError for names that are none."""
+    """The rule of one server. Raises ValueError for values that are not names."""
 
     host: str
     """Address that the server listens on."""

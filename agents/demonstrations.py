@@ -84,7 +84,7 @@ class LiveDemonstrator:
     slots: int = SLOTS
     system: str | None = None
     apart: int = 0
-    """Added to the sample numbers."""
+    """Added to the sample numbers of demonstrations, so that they draw apart from the student's episodes."""
     play: PlayJobs = rollout
 
     def __call__(self, jobs: Sequence[Job]) -> list[Episode | None]:

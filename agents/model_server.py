@@ -141,7 +141,7 @@ class ServePolicy:
     engine: Literal["sglang", "vllm"] = "sglang"
     """Which server."""
     host: str = "127.0.0.1"
-    """Address to listen on; another than this one needs a key in TURNGYM_SERVER_KEY, which clients then send."""
+    """Address to listen on. Any other address than 127.0.0.1 needs a key in TURNGYM_SERVER_KEY; clients send it."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: Port = 30000

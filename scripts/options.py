@@ -42,7 +42,7 @@ class Listen:
 
     # the names are those of the arguments of DrainingServer and AsgiServer
     host: str = "127.0.0.1"
-    """Address to listen on. There is no password: another than this one opens what is served to the network."""
+    """Address to listen on. There is no password: any other address makes the server reachable from the network."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: Port = 8000

@@ -140,6 +140,17 @@ def save_checkpoint(
     and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
     `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. In a `world` of several
     processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
+
+    Args:
+        run: folder of the run, one for all processes.
+        model: the student.
+        optimizer: its optimizer.
+        state: where the run stands, as JSON; `step` names the checkpoint.
+        keep: checkpoints that are kept, the newest.
+        save_extra: adds files to the model's folder.
+        critic: the critic, if there is one.
+        world: the processes of the run.
+        beside: adds files to the checkpoint.
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"

@@ -261,6 +261,19 @@ def project(
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats. Tail:
     logsumexp_{u not in K} z_iu - logsumexp_u z_iu.
     Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
+
+    Args:
+        hidden_N: final hidden states [N, d], with gradient.
+        head: a callable, a weight [V, d], or (weight, bias).
+        label_N: ids [N] that were chosen.
+        topk_ids_NK: further ids [N, K] at each position; None for none.
+        temperature: divides the logits.
+        chunk: rows of logits that exist at a time.
+        entropy: whether to return the entropy of each distribution.
+        entropy_gradient: whether it carries a gradient.
+        vocab: cuts the logits to their first ids; None: all count.
+        into_grad: whether the backward pass adds to the head's `grad` in place.
+        tail: whether to return the mass of all ids but the K.
     """
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
     ids_N1 = label_N[:, None].long()
@@ -300,6 +313,14 @@ def topk(
     The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
     larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
     Source: docs/algorithms.md#log-probabilities. Errors: ValueError if `k`, `chunk` or `temperature` is not positive.
+
+    Args:
+        hidden_N: final hidden states [N, d].
+        head: a callable, a weight [V, d], or (weight, bias).
+        k: number of ids for each position.
+        chunk: rows of logits that exist at a time.
+        temperature: divides the logits.
+        vocab: cuts the logits to their first ids; None: all count.
     """
     if k < 1:
         raise ValueError(f"k is {k}; a support needs at least 1 id")

@@ -45,6 +45,12 @@ def bin_reverse_kl(
     Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary.
     Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
     Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
+
+    Args:
+        student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
+        teacher_topk_logp_NK: the teacher's at the same ids, nats; detached.
+        student_tail_N: the student's log-probability [N] of all other ids together; None: what the K ids leave of 1.
+        teacher_tail_N: the same of the teacher.
     """
     # a constant, even where teacher and student are one model in two roles (hints): only the student moves
     teacher = with_tail(teacher_topk_logp_NK, teacher_tail_N).detach()
@@ -82,6 +88,12 @@ def bin_forward_kl(
     has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
     Source: [guided-opd]; docs/algorithms.md#guided-turns.
+
+    Args:
+        student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
+        teacher_topk_logp_NK: the teacher's at the same ids, nats; detached.
+        student_tail_N: the student's log-probability [N] of all other ids together; None: what the K ids leave of 1.
+        teacher_tail_N: the same of the teacher.
     """
     teacher = _finite(with_tail(teacher_topk_logp_NK, teacher_tail_N).detach())
     student = _finite(with_tail(student_topk_logp_NK, student_tail_N))
@@ -156,6 +168,13 @@ def topk_reverse_kl(
     there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
     Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
     Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
+
+    Args:
+        student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
+        teacher_topk_logp_NK: the teacher's at the same ids, nats; detached.
+        tail: what is done with all other ids: one of `TAILS`, or another divergence (see above).
+        student_tail_N: the student's log-probability [N] of all other ids together; None: what the K ids leave of 1.
+        teacher_tail_N: the same of the teacher.
     """
     if student_topk_logp_NK.shape != teacher_topk_logp_NK.shape or student_topk_logp_NK.ndim != 2:
         raise ValueError(
@@ -182,6 +201,12 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     Multiply the token loss by it.
     Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
     Errors: ValueError unless 0 <= low <= 1 <= high.
+
+    Args:
+        logp_N: log-probabilities [N] of the sampled ids under the student, nats.
+        behavior_logp_N: the same under the policy that drew them; NaN where unknown.
+        low: the least weight, at most 1.
+        high: the greatest weight, at least 1.
     """
     if not 0.0 <= low <= 1.0 <= high:
         raise ValueError(f"importance range is [{low}, {high}]; valid is 0 <= low <= 1 <= high")
@@ -273,6 +298,14 @@ def clipped_surrogate(
     be pushed down with its whole ratio, e^20 times the others.
     Source: [ppo] eq. 7, [dapo] section 3.1, [dual-clip]; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
     Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
+
+    Args:
+        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
+        behavior_logp_N: the same under the policy that drew them; finite.
+        advantage_N: advantages [N], in any unit.
+        eps_low: how far the ratio may fall below 1 before it is clipped.
+        eps_high: how far it may rise above 1.
+        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     check_clip(eps_low, eps_high)
     if behavior_logp_N.isnan().any():
@@ -304,6 +337,14 @@ def clipped_weight(
     its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
     A < 0. Arguments and errors as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
+
+    Args:
+        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
+        behavior_logp_N: the same under the policy that drew them; finite.
+        advantage_N: advantages [N], in any unit.
+        eps_low: how far the ratio may fall below 1 before it is clipped.
+        eps_high: how far it may rise above 1.
+        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
     weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
@@ -333,6 +374,13 @@ def clipped_objective(
     """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
 
     With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached.
+
+    Args:
+        ratio_N: ratios [N] new / old, with gradient.
+        advantage_N: advantages [N], detached.
+        eps_low: how far the ratio may fall below 1 before it is clipped.
+        eps_high: how far it may rise above 1.
+        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     # the maximum of two losses: the clip may only take a gain away, never hide a loss
     loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
@@ -546,7 +594,14 @@ def known_behavior(tokens: Tokens) -> Tensor:
 def regularized(
     tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one."""
+    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one.
+
+    Args:
+        tokens: the tokens of a microbatch.
+        kl_coef: weight of the KL to the initial policy.
+        kl: the estimator of that KL from one sampled id.
+        entropy_coef: weight of the entropy bonus; 0 for none.
+    """
     more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
     if tokens.reference_logp_n is not None:
         kl_n = kl(tokens.logp_n, tokens.reference_logp_n)

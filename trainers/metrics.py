@@ -346,7 +346,7 @@ class MetricsLog:
 
 
 def shown(name: str) -> str:
-    """The name of a folder for libraries that take text: bytes that are none as `\\udcff`."""
+    """The name of a folder for libraries that take text: a byte that is no UTF-8 is written as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -134,6 +134,12 @@ def hidden_states(
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
     mean nothing. Where several rows share one line (`microbatch.Pass`), `line` tells them apart and
     `positions_BL` holds each token's position in its own row; that wants `rows_apart` around it.
+
+    Args:
+        model: a causal language model.
+        ids_BL: ids [B, L] of B rows.
+        positions_BL: position of each id in its row; None: 0 to L - 1.
+        line: which tokens of a line belong together; None: each line is a row.
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
@@ -337,6 +343,12 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
     LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
     give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
+
+    Args:
+        student: the student's tokenizer.
+        teacher: the teacher's tokenizer.
+        student_size: rows of the student's LM head.
+        teacher_size: rows of the teacher's.
     """
     mine, theirs = _by_id(student), _by_id(teacher)
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))

@@ -127,6 +127,19 @@ def update(
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
     number and order change nothing but rounding. Each of `terms` adds its own gradient for training step `step`.
     A learning rate of 0 only measures: the loss has no backward pass, and no activations are kept for one.
+
+    Args:
+        model: the student; its parameters change in place.
+        optimizer: AdamW over them.
+        batch: the batch, with N supervised tokens.
+        targets: what each token is compared with.
+        weight_N: how much each token counts [N]; the sum is 1.
+        token_loss: loss per token.
+        forward: how the model is run: temperature, microbatches, precision.
+        lr: learning rate of this step.
+        max_grad_norm: the gradient's norm is clipped to this.
+        terms: losses beside the batch's.
+        step: training step, 1-based, for `terms`.
     """
     optimizer.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(lr != 0):
@@ -171,7 +184,16 @@ def accumulate(
     token_loss: TokenLoss,
     forward: Forward,
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
-    """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N].
+
+    Args:
+        model: the student; its gradients are added to.
+        batch: the batch, with N supervised tokens.
+        targets: what each token is compared with.
+        weight_N: how much each token counts [N]; the sum is 1.
+        token_loss: loss per token.
+        forward: how the model is run: temperature, microbatches, precision.
+    """
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     packed = forward.packing != "off"
@@ -326,7 +348,19 @@ def run_epochs(
     forward: Forward,
     critic: ValueCritic | None = None,
 ) -> Epochs:
-    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1."""
+    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1.
+
+    Args:
+        model: the student.
+        optimizer: AdamW over its parameters.
+        batch: all supervised tokens of the step.
+        episodes: the episodes that the batch was packed from.
+        targets: what each token is compared with.
+        algorithm: whose weight, loss and terms are used.
+        schedule: the step of the run, and the optimizer's settings.
+        forward: how the model is run.
+        critic: the critic that learns beside the policy; None for none.
+    """
     config = schedule.config
     results: list[UpdateResult] = []
     critic_losses: list[float] = []
@@ -376,7 +410,15 @@ def run_epochs(
 def minibatches(
     batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
 ) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
-    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
+    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N.
+
+    Args:
+        batch: all supervised tokens of the step.
+        episodes: the episodes that the batch was packed from.
+        targets: what each token is compared with.
+        algorithm: whose origins say which turns are trained on.
+        count: number of minibatches at most.
+    """
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
     # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn

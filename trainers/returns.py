@@ -31,6 +31,14 @@ def gae(
     gone on: V beyond its last token is not 0 but the value of that token, the last state that the critic has seen.
     Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
     Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
+
+    Args:
+        reward_N: reward [N] of each token.
+        value_N: the critic's value [N] before each token was chosen.
+        episode_N: number [N] of each token's episode.
+        gamma: discount per token, in [0, 1].
+        lam: lambda, in [0, 1]: 0 trusts the critic alone, 1 the rewards.
+        cut_E: whether [E] a limit broke an episode off; None: none was.
     """
     _check_returns(episode_N, gamma, {"reward": reward_N, "value": value_N})
     if not 0.0 <= lam <= 1.0:

@@ -26,7 +26,7 @@ from turngym.trainers.train_config import RolloutConfig, TrainConfig
 
 T = TypeVar("T")
 ARGUMENT = "env."
-"""Before the name of an argument for gym.make in `--also`."""
+"""Prefix of an argument for gym.make in `--also` (`env.topk=1`)."""
 _SETTINGS = ("share", "split", "panel", "data", "teacher")
 _PARTS = re.compile(rf",(?=(?:{'|'.join(_SETTINGS)}|{re.escape(ARGUMENT)}[^,=]*)=)")
 

@@ -61,7 +61,7 @@ class ShardWriter(dcp.FileSystemWriter):
 
 
 class ShardReader(dcp.FileSystemReader):
-    """Reads what `ShardWriter` has written, from anyone. Raises ValueError for a list that is none."""
+    """Reads what `ShardWriter` has written, also from strangers. Raises ValueError for a file that has no such list."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The list, every field of it checked."""

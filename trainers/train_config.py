@@ -180,7 +180,7 @@ class ModelConfig:
     """Divide the weights of the teacher, too. Under torchrun, with those of the initial policy: a process holds all of
     them only while it scores."""
     process_timeout: Above0 = field(default=120.0, metadata=IN_FILE)
-    """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
+    """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

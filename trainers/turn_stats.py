@@ -49,6 +49,13 @@ def turn_stats(
     succeeded; with `full_depth`, where the cap is the run's full depth, those that were cut there have failed.
     K_t = sum_{i in t} l_i / n_tok(t). Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
     Errors: ValueError for a column whose length is not N.
+
+    Args:
+        batch: the batch, with N supervised tokens.
+        kl_N: divergence [N] from the teacher, nats.
+        entropy_N: the student's entropy [N], nats; None where unknown.
+        teacher_entropy_N: the teacher's.
+        full_depth: whether the depth cap is the full depth of the run.
     """
     _check_lengths(batch, kl=kl_N, entropy=entropy_N, teacher_entropy=teacher_entropy_N)
     turns = int(batch.depth_E.max())
@@ -122,7 +129,14 @@ def survivors(depth_E: Counts, turns: int) -> Counts:
 def pooled_mean(
     value_N: NDArray[np.floating], turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
 ) -> tuple[Column, Counts]:
-    """Mean of a per-token column over the kept tokens of each turn (NaN without any), and their number: [T] each."""
+    """Mean of a per-token column over the kept tokens of each turn (NaN without any), and their number: [T] each.
+
+    Args:
+        value_N: a number per token [N].
+        turn_N: the turn [N] of each token, 0-based.
+        keep_N: whether [N] a token counts.
+        turns: T, the number of turns.
+    """
     count_T = np.bincount(turn_N[keep_N], minlength=turns)
     total_T = np.bincount(turn_N[keep_N], weights=value_N[keep_N], minlength=turns)
     # where() computes both sides: an empty turn must not divide by 0

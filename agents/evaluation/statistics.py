@@ -323,8 +323,9 @@ class CurvePoint:
 
 
 def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np.float64]:
-    """Weights of a curve's evaluations, whose costs rise, in its mean between two costs, on straight lines between.
+    """How much each evaluation of a curve counts in the curve's mean between the costs `start` and `end`.
 
+    Costs rise, and the curve is a straight line from one evaluation to the next.
     They add up to 1. With `start` = `end` that is the value at this cost. An average of the evaluations before a cost
     would lie further back for a method with longer steps, and so favor the other.
     """

@@ -133,7 +133,7 @@ def merge_adapter(model: Any, folder: Path) -> None:
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """The adapter's settings, as peft wrote them. Raises ModelError for a file that is none."""
+    """The adapter's settings, as peft wrote them. Raises ModelError for a file that is not an adapter's."""
     try:
         config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -32,6 +32,12 @@ def combined_advantage(reward_N: FloatN, log_ratio_N: FloatN, *, w_reward: float
 
     `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
     Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+
+    Args:
+        reward_N: the reward's advantage [N].
+        log_ratio_N: log q - log p [N] at the sampled id, nats, q the teacher.
+        w_reward: weight of the first.
+        w_teacher: weight of the second.
     """
     return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
 

@@ -37,7 +37,7 @@ class ServeProxy:
     teacher: Path | None = None
     """Folder of the teacher of opd and turnopd, and of opd-hints and prm-opd instead of the student before training."""
     host: str = "127.0.0.1"
-    """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY, or --client-keys."""
+    """Address to listen on. Any other address needs a key in TURNGYM_PROXY_KEY, or --client-keys."""
     client_keys: Path | None = None
     """File with a line for each client, its name and its key. Clients then have sessions of their own, and an equal
     part of --proxy.max-waiting and --proxy.max-sessions each. Without it all clients are one."""

@@ -182,7 +182,7 @@ def _estimates(
 def _difference(
     base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans], clusters: Mapping[str, str] | None = None
 ) -> Difference:
-    """`other` minus `base`, of their common seeds; with `clusters`, those of some tasks, for new ones."""
+    """How much better `other` is than `base` over their common seeds; with `clusters` the interval is for new tasks."""
     ways = [[side[seed] for seed in base if seed in other] for side in (base, other)]
     if clusters is None:
         return rise(*ways, p=True)
