@@ -31,7 +31,7 @@ MOST_FILES = 1000
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 26
 SMALL = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
-"""Configuration and tokenizer, in the model's folder itself."""
+"""Names of the configuration's and the tokenizer's files, which lie in the model's folder itself."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 
 
