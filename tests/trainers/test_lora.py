@@ -369,7 +369,7 @@ def test_the_rollout_engine_speaks_with_the_adapters() -> None:
         row = np.concatenate([request.prompt_ids, found.ids])
         (logp,) = LocalScorer(model=model).logprobs([row], [np.arange(5, len(row))])
         assert np.allclose(found.logprobs, logp, atol=1e-4)
-        assert engine._model.skips_idle_rows  # by the decoder without modules, which reads the merged weights
+        assert engine._model.native  # by the decoder without modules, which reads the merged weights
         shaken(model)
     (again,) = engine.generate([request])
     assert not np.allclose(again.logprobs[:1], found.logprobs[:1], atol=1e-3)
