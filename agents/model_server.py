@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -25,7 +25,8 @@ from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
-from turngym.envs.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
+from turngym.envs.core.needed import check_needed
+from turngym.envs.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
 from turngym.retrieval.cores import POOLS
 
 TAIL = 25
@@ -180,11 +181,11 @@ class ServePolicy:
     more: tuple[str, ...] = ()
     """Further arguments of the server, as they stand: --more=--chunked-prefill-size --more=2048."""
 
-    def __post_init__(self) -> None:
-        vllm, plain = self.engine == "vllm", {"adapters": 0, "top": 50}
-        for name, usual in ({"cache_tokens": None, "seeds": True} if vllm else plain).items():
-            if getattr(self, name) != usual:
-                raise ServerError(f"--{name.replace('_', '-')} is no option of --engine {self.engine}")
+    needs: ClassVar[Needs] = (
+        (("cache_tokens", "seeds"), "--engine sglang", lambda served: served.engine == "sglang"),
+        (("adapters", "top"), "--engine vllm", lambda served: served.engine == "vllm"),
+        (("sleeps",), "a GPU (--device cuda)", lambda served: served.device != "cpu"),
+    )
 
 
 def process(config: ServePolicy) -> ServerProcess:
@@ -192,6 +193,7 @@ def process(config: ServePolicy) -> ServerProcess:
 
     Raises ServerError for a folder without a model, a Python without the server, or a public address without a key.
     """
+    check_needed(config)
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
     if not is_loopback(config.host) and not os.environ.get(KEY):

@@ -12,7 +12,7 @@ from typing import Any
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
-from turngym.agents.options import AgentOptions
+from turngym.agents.options import AGENTS, AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
@@ -100,7 +100,7 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     elif hint := _meant(name):
         raise AgentError(f"unknown agent {name!r}. {hint}")
     else:
-        make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
+        make: MakeAgent = find(AGENTS, name, {}, known=(*KINDS, *env.players))
         made = make(env, options)
         opened = made if isinstance(made, OpenedAgent) else OpenedAgent(agent=made, channel=channel)
         return replace(opened, player=name, system=options.system if opened is not made else opened.system)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
 from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
+from turngym.envs.core.plugins import installed
 from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.core.settings import (
     FLAT,
@@ -16,6 +17,7 @@ from turngym.envs.core.settings import (
     Above0,
     Count,
     Length,
+    Needs,
     Processes,
     SettingsError,
     Share,
@@ -25,6 +27,8 @@ from turngym.envs.core.settings import (
 
 TEMPERATURE = 0.85
 """Temperature at which a model samples where nobody says otherwise."""
+AGENTS = "turngym.agents"
+"""Entry points of other packages' agents."""
 
 # Options of agents that have a name: which one plays, and how it speaks.
 
@@ -81,6 +85,39 @@ class AgentOptions:
     threads: Processes = 0
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
     endpoint: EndpointOptions = field(default_factory=EndpointOptions, metadata=FLAT)
+    needs: ClassVar[Needs] = (
+        (("examples_as", "examples_for"), "--examples", lambda agent: agent.examples is not None),
+        (
+            ("temperature", "thinking", "observation_role", "memory", "prompts", "examples", "max_*"),
+            "a model as --agent (model:FOLDER, openai:MODEL)",
+            lambda agent: agent.kind in ("model", "openai", "own"),
+        ),
+        (
+            ("device", "dtype", "threads"),
+            "a model that plays here as --agent (model:FOLDER)",
+            lambda agent: agent.kind in ("model", "own"),
+        ),
+        (
+            ("noise",),
+            "an expert or another player of the environment as --agent",
+            lambda a: a.kind in ("player", "own"),
+        ),
+        (
+            tuple(item.name for item in fields(EndpointOptions)),
+            "an endpoint as --agent (openai:MODEL)",
+            lambda agent: agent.kind in ("openai", "own"),
+        ),
+    )
+
+    @property
+    def kind(self) -> Literal["model", "openai", "replay", "random", "player", "own"]:
+        """What sort of agent plays: `own` is one of another package, which is given all of these options."""
+        kind, colon, rest = self.agent.partition(":")
+        if kind in ("model", "openai", "replay") and rest:
+            return kind  # type: ignore[return-value]
+        if colon or self.agent in installed(AGENTS):
+            return "own"
+        return "random" if self.agent == "random" else "player"
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> AgentOptions:
@@ -200,6 +237,10 @@ class DemonstratorOptions(EndpointOptions):
         return {f"collect.demonstrator.{name}": value for name, value in asdict(self).items() if name not in free}
 
 
+NO_MODELS = ("auto", "words", "rules", "expert", "attempts", "episode", "nothing")
+"""Judges that come with turngym and ask no model; `skills:FOLDER` is another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
     """Who judges the turns of prm-rl and sage-opd, and what others tell a teacher about them."""
@@ -236,6 +277,15 @@ class JudgeOptions:
     """Stop when more than this share of the votes holds no valid box in three steps in a row; 1 never stops."""
     judge_every: int = field(default=10, metadata=IN_FILE)
     """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""
+    needs: ClassVar[Needs] = (
+        (
+            ("judge_votes", "judge_temperature", "judge_max_tokens"),
+            "a model as --judge",
+            lambda judging: not (judging.judge in NO_MODELS or judging.judge.startswith("skills:")),
+        ),
+        (("judge_model", "judge_parallel", "judge_tries"), "a url as --judge", lambda judging: "://" in judging.judge),
+        (("judge_strict", "judge_repeats"), "--judge expert", lambda judging: judging.judge in ("auto", "expert")),
+    )
 
     def __post_init__(self) -> None:
         refuse_credentials("judge", self.judge)

@@ -27,14 +27,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Policy
-from turngym.envs.core.settings import Count, Length, Processes
+from turngym.envs.core.settings import Count, Length, Needs, Processes
 from turngym.envs.core.tables import print_table
 from turngym.envs.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
@@ -80,6 +80,9 @@ class GpuBench:
     """SGLang servers that play the weights of `--save`, measured too."""
     json: Path | None = None
     """Also write all figures here."""
+    needs: ClassVar[Needs] = (
+        (("policy_server",), "--save, the folder with the weights that it has", lambda bench: bench.save is not None),
+    )
 
     @property
     def on_cpu(self) -> bool:
@@ -300,8 +303,7 @@ def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
     from turngym.agents.servers.client import PolicyServer
     from turngym.agents.servers.open_servers import eval_policy
 
-    if bench.save is None:
-        raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")
+    assert bench.save is not None  # `needs`
     tokenizer = AutoTokenizer.from_pretrained(bench.save)
     policy = eval_policy(PolicyServer(policy_server=bench.policy_server), bench.save, tokenizer, None)
     try:

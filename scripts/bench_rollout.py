@@ -15,11 +15,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import tyro
@@ -30,7 +30,7 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.protocols import Sampling
-from turngym.envs.core.settings import Count, Range, Seed, Threads
+from turngym.envs.core.settings import Count, Needs, Range, Seed, Threads
 from turngym.envs.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read
@@ -447,6 +447,14 @@ class RolloutBench:
     seed: Seed = 0
     """Seed of the weights and the observations."""
     play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
+    needs: ClassVar[Needs] = (
+        (("system", "observation", "response", "seed"), "--models", lambda bench: bool(bench.models)),
+        (
+            tuple(f"play.{item.name}" for item in fields(PlayBench) if item.name != "episodes"),
+            "--play.episodes of 1 or more",
+            lambda bench: bench.play.episodes > 0,
+        ),
+    )
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]

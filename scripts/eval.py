@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -22,16 +22,17 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.options import WorkerOptions
-from turngym.agents.options import AgentOptions, settings_of
+from turngym.agents.options import AgentOptions
+from turngym.agents.options import settings_of as keywords_of
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.settings import Count, Length, Needs, Seed, settings_of
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import print_table
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
-from turngym.scripts.options import list_presets, parse, say_channel
+from turngym.scripts.options import SERVED, list_presets, parse, say_channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,20 @@ class EvalOptions:
     workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     verify: bool = True
     """Check every task's hash against the panel before anything is played."""
+    needs: ClassVar[Needs] = (
+        (("different_settings",), "--compare", lambda options: options.compare is not None),
+        (("out", "max_errors"), "--panel or --rescore", lambda options: options.compare is None),
+        (
+            (
+                *("preset", "samples", "sampling", "limit", "seed", "data", "max_turns", "on_invalid"),
+                *("show_admissible", "reading", "env_kwargs", "verify"),
+                *(item.key for group in (AgentOptions, PolicyServer, WorkerOptions) for item in settings_of(group)),
+            ),
+            "--panel",
+            lambda options: options.panel is not None,
+        ),
+        *SERVED,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -161,7 +176,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
         servers=options.servers,
         verify=options.verify,
         command=command,
-        **settings_of(options.player),
+        **keywords_of(options.player),
     )
     for problem in result.problems:
         print(f"{options.out}/trace.jsonl: skipped {problem}", file=sys.stderr)

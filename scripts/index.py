@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
-from turngym.envs.core.settings import Length
+from turngym.envs.core.settings import Length, Needs
 from turngym.envs.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.plan import plan_table
 from turngym.scripts.options import run_verb
@@ -39,6 +40,20 @@ class Build:
     """Throw an unfinished build away instead of going on with it."""
     force: bool = False
     """Replace the folder if it exists, once the new index is complete."""
+    needs: ClassVar[Needs] = (
+        (
+            ("encoder", "style", "passage_model", "device", "dtype", "dim", "factory", "parameters", "shard_rows"),
+            "--kind dense or hybrid",
+            lambda build: build.plan.kind != "bm25",
+        ),
+        (
+            ("style", "passage_model", "dtype"),
+            "--encoder hf:MODEL",
+            lambda build: build.plan.encoder != "hashing" and is_built_in(build.plan.encoder),
+        ),
+        (("device",), "an --encoder that is a model", lambda build: build.plan.encoder != "hashing"),
+        (("dim",), "--encoder hashing", lambda build: build.plan.encoder == "hashing"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

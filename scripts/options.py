@@ -28,12 +28,28 @@ from turngym.agents.options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
+from turngym.envs.core.needed import check_needed
+from turngym.envs.core.settings import Needs, Port, Setting, check_numbers, from_table, read_toml, settings_of
 from turngym.envs.core.tables import table_text
 from turngym.retrieval.user_files import user_path
 
 T = TypeVar("T")
 CONFIG = "--config"
+
+
+SERVED: Needs = (
+    (
+        ("policy_server",),
+        "a model that it has as --agent (model:FOLDER)",
+        lambda options: options.player.kind == "model",
+    ),
+    (
+        ("device", "dtype", "threads"),
+        "a model that plays here (no --policy-server)",
+        lambda options: not options.servers.policy_server,
+    ),
+)
+"""What a verb needs whose agent may play on servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +91,12 @@ def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None =
 
 
 def checked(settings: T) -> T:
-    """`settings` as people mean them. Raises SettingsError for a number that is out of its range."""
+    """`settings` as people mean them.
+
+    Raises SettingsError for a number that is out of its range, and for a setting that nothing would read.
+    """
     check_numbers(settings, flag)
-    return with_homes(settings)
+    return with_homes(check_needed(settings))
 
 
 def with_homes(settings: Any) -> Any:

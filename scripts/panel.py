@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
 import tyro
@@ -26,7 +26,7 @@ from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Seed
+from turngym.envs.core.settings import Length, Needs, Seed
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
@@ -63,6 +63,11 @@ class ExportPrompts:
     """tasks: seed of the rows; all samples of a task begin alike."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
+    needs: ClassVar[Needs] = (
+        (("env_kwargs",), "--env (a panel has its own)", lambda export: export.panel is None),
+        (("prompt",), "--form search-r1", lambda export: export.form != "tasks"),
+        (("channel", "seed"), "--form tasks", lambda export: export.form != "search-r1"),
+    )
 
 
 def export_prompts(command: ExportPrompts) -> int:
@@ -174,6 +179,9 @@ class ExportGames:
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
     limit: Length | None = None
     """Only the first so many games."""
+    needs: ClassVar[Needs] = (
+        (("env_kwargs",), "the games of the environment (no panel)", lambda export: export.panel is None),
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -248,8 +256,8 @@ def _export_prompts(command: ExportPrompts) -> int:
 def _export_games(command: ExportGames) -> int:
     panel = None if command.panel is None else load_panel(command.panel)
     given = json_object("--env-kwargs", command.env_kwargs)
-    if panel is not None and (plain_id(panel.env_id) != ALFWorldEnv.env_id or given):
-        what = "--env-kwargs go without a panel" if given else f"its tasks are of {panel.env_id}"
+    if panel is not None and plain_id(panel.env_id) != ALFWorldEnv.env_id:
+        what = f"its tasks are of {panel.env_id}"
         raise TurngymError(f"panel export-games {panel.full_name}: {what}; games are exported of {ALFWorldEnv.env_id}")
     env = gym.make(ALFWorldEnv.env_id, **given) if panel is None else panel.make_env()
     try:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from turngym.agents.models import base_model
 from turngym.agents.presets import ALFWORLD, find_preset
-from turngym.envs.core.settings import Count, Range, read_toml, settings_of
+from turngym.envs.core.settings import Count, Needs, Range, read_toml, settings_of
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.user_files import library_path
@@ -42,6 +42,11 @@ class PlanOptions:
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
     work: Annotated[Workload, tyro.conf.arg(name="")] = field(default_factory=Workload)
+    needs: ClassVar[Needs] = (
+        (("eval_every",), "--steps", lambda options: options.steps is not None),
+        (("teacher_dtype", "shard_teacher"), "a --teacher", lambda options: options.teacher is not None),
+        (("engine_memory",), "--engine sglang or vllm", lambda options: options.work.engine != "local"),
+    )
 
 
 def plan_table(options: PlanOptions) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -20,7 +20,7 @@ from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import columns, table_text
 from turngym.retrieval.user_files import library_path
@@ -52,13 +52,6 @@ class AnyOptions:
     """Split on which successes are counted at the end; by default the one that was trained on."""
     eval_episodes: Count = 200
     """Episodes of each player for that; 0 counts nothing."""
-
-    def refuse(self, world: str) -> None:
-        """Raises TurngymError where an option is given with an embedded world, which has its own answer."""
-        for item in fields(self):
-            if getattr(self, item.name) != item.default:
-                option = f"--{item.name.replace('_', '-')}"
-                raise TurngymError(f"{option} is for an environment by its id; {world} is embedded, and has its own")
 
     def world(self, env_id: str, *, steps: int | None, seed: int) -> AnyWorld:
         """Returns the world that these options describe."""
@@ -117,6 +110,13 @@ class Pretrain:
     resume: bool = False
     """Continue an interrupted run."""
     any: Annotated[AnyOptions, tyro.conf.arg(name="")] = field(default_factory=AnyOptions)
+    needs: ClassVar[Needs] = (
+        (
+            tuple(item.name for item in fields(AnyOptions)),
+            "an environment by its id as --world (an embedded one has its own)",
+            lambda options: "/" in options.world,
+        ),
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -124,7 +124,6 @@ def main(argv: Sequence[str]) -> int:
     options = read(Pretrain, argv, prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
     if "/" in options.world:
         return _any(options)
-    options.any.refuse(options.world)
     world = _seeded(load_world(options.world), options)
     role = options.role or "teacher"
     _check_role(world, role)

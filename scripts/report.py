@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -34,6 +34,7 @@ from turngym.agents.evaluation.seeds import Difference, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
+from turngym.envs.core.settings import Needs
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.options import pop_option, read
 from turngym.scripts.report_data import (
@@ -507,6 +508,7 @@ class Options:
     preset); by default such pairs are refused."""
     title: str | None = None
     """Heading of the page; by default the runs and what they played."""
+    needs: ClassVar[Needs] = ((("latex", "figure"), "--out", lambda options: options.out is not None),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -514,8 +516,6 @@ def main(argv: Sequence[str]) -> int:
     options = read(Options, argv, prog="turngym report", description=(__doc__ or "").split("\n")[0])
     if not options.runs:
         raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
-    if options.latex and options.out is None:
-        raise TurngymError("--latex writes files: give --out, too")
     methods = methods_of(options.runs)
     scores = {one.name: score_seeds([run.episodes for run in one.runs]) for one in methods if one.first.episodes}
     found = diagnosed([run for one in methods for run in one.runs]) if options.diagnostics else []

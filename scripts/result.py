@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -20,7 +21,7 @@ from turngym.agents.evaluation.packed import differences, pack_result, play_agai
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length
+from turngym.envs.core.settings import Length, Needs
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import visible
 from turngym.scripts.options import run_verb
@@ -64,6 +65,7 @@ class Check:
     chose these actions."""
     tasks: Length | None = None
     """--agent: play only the first so many tasks."""
+    needs: ClassVar[Needs] = ((("tasks",), "--agent", lambda check: check.agent is not None),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

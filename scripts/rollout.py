@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -19,9 +19,9 @@ from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import AgentOptions, settings_of
 from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.servers.client import PolicyServer
-from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.tables import print_table
-from turngym.scripts.options import list_presets, parse, say_channel
+from turngym.scripts.options import SERVED, list_presets, parse, say_channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,11 @@ class RolloutOptions:
     """Same seed, same episodes, whatever --slots and --workers."""
     depth: Length | None = None
     """End every episode after so many turns as `truncated_depth`."""
+    needs: ClassVar[Needs] = (
+        (("append",), "--out", lambda options: options.out is not None),
+        (("tasks", "draw"), "the environment's tasks (no --task)", lambda options: not options.task),
+        *SERVED,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -22,7 +22,7 @@ from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.envs.core.plugins import need
-from turngym.envs.core.settings import Above0, Count, Length, Seed
+from turngym.envs.core.settings import Above0, Count, Length, Needs, Seed
 from turngym.scripts.options import Listen, read
 
 
@@ -56,6 +56,13 @@ class ServeMcp:
     """Turns before an episode is cut; by default the environment's own limit."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
+    needs: ClassVar[Needs] = (
+        (
+            ("host", "hosts", "port", "drain", "clients", "idle", "client_keys"),
+            "--transport http",
+            lambda served: served.transport == "http",
+        ),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,13 +17,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_front
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Count, Processes, Threads
+from turngym.envs.core.settings import Count, Needs, Processes, Threads
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.wire import ServerSettings
 from turngym.scripts.options import Listen, read
@@ -52,6 +52,15 @@ class ServeRetrieval:
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
     settings: Annotated[ServerSettings, tyro.conf.arg(name="")] = field(default_factory=ServerSettings)
+    needs: ClassVar[Needs] = (
+        (("rerank_depth",), "--rerank", lambda served: served.rerank is not None),
+        (
+            ("device",),
+            "an index of vectors, or --rerank hf:FOLDER",
+            lambda served: not served.index.startswith("bm25:") or (served.rerank or "").startswith("hf:"),
+        ),
+        (("encoder",), "an index of vectors", lambda served: not served.index.startswith("bm25:")),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

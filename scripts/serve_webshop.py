@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.settings import Above0, Count, Seed, Threads
+from turngym.envs.core.settings import Above0, Count, Needs, Seed, Threads
 from turngym.scripts.options import Listen, read
 
 
@@ -50,6 +50,9 @@ class ServeWebshop:
     """Seed of the goals that are drawn at random; by default another order every time."""
     threads: Threads = 8
     """Requests in work at the same time."""
+    needs: ClassVar[Needs] = (
+        (("data",), "the --profile of a shop that has files", lambda served: served.profile != "embedded"),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
@@ -25,7 +25,7 @@ from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records,
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Port
+from turngym.envs.core.settings import Length, Needs, Port
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
@@ -331,6 +331,10 @@ class Print:
     trace."""
     width: Length = 2000
     """Longest text printed of one observation or response, in characters."""
+    needs: ClassVar[Needs] = (
+        (("tokenizer",), "--prompt", lambda printed: printed.prompt),
+        (("width",), "--turns or --prompt", lambda printed: printed.turns or printed.prompt),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

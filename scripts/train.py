@@ -41,7 +41,6 @@ try:
         ModelConfig,
         PlayConfig,
         TrainConfig,
-        check_needed,
         config_class,
         train_config,
         who_reads,
@@ -131,9 +130,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         parts.append((field_name, kind, field() if default is None else field(default=default)))
     flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
     found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", add_help=False)
-    return check_needed(
-        checked(_assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()}))
-    )
+    return checked(_assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()}))
 
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import IN_FILE, Count, Length, Range, Seed, read_by
+from turngym.envs.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
@@ -191,6 +191,7 @@ class RunConfig:
     """Log to trackio. It needs pip install 'turngym[trackio]'."""
     log_project: str = field(default="turngym", metadata=IN_FILE)
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
+    needs: ClassVar[Needs] = ((("log_project",), "--wandb or --trackio", lambda run: bool(run.trackers)),)
 
     def __post_init__(self) -> None:
         for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
 from turngym.envs.core.errors import ModelError
-from turngym.envs.core.settings import Length
+from turngym.envs.core.settings import Length, Needs
 from turngym.retrieval.user_files import library_path
 from turngym.trainers.config import ConfigError
 
@@ -31,6 +31,7 @@ class LoraConfig:
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter. Linear layers or embeddings (q_proj v_proj ...); none named: all linear
     layers but the head."""
+    needs: ClassVar[Needs] = ((("alpha", "targets"), "--lora.rank", lambda lora: lora.rank > 0),)
 
     def __post_init__(self) -> None:
         if self.rank < 0 or self.alpha < 1:

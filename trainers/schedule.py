@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutSource
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.envs.core.settings import Needs
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
@@ -72,6 +73,7 @@ class AsyncConfig:
     the timing."""
     importance_cap: float = 2.0
     """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
+    needs: ClassVar[Needs] = ((("importance_cap",), "--staleness", lambda stale: stale.staleness > 0),)
 
     def __post_init__(self) -> None:
         if self.staleness < 0:

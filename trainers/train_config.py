@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,14 +15,15 @@ from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.client import RunServers
+from turngym.envs.core.needed import check_needed
 from turngym.envs.core.settings import (
     FLAT,
     IN_FILE,
     Above0,
     Count,
     Length,
+    Needs,
     Processes,
-    chosen,
     from_table,
     read_by,
     settings_of,
@@ -81,6 +82,11 @@ class PlayConfig:
     rollouts/step_K.jsonl in the run's folder."""
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is a panel to evaluate on."""
+        return self.panel is not None or any("panel=" in text for text in self.also)
+
+    @property
     def env_id(self) -> str:
         """The environment, the default one where none is named."""
         return self.env or DEFAULT_ENV
@@ -134,6 +140,9 @@ class ExamplesConfig:
     auto: a trace as turns."""
     examples_for: Literal["all", "category"] = "all"
     """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
+    needs: ClassVar[Needs] = (
+        (("examples_as", "examples_for"), "--examples", lambda shots: shots.examples is not None),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +192,24 @@ class ModelConfig:
     """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
 
 
+def form_of(config: Any) -> str:
+    """How an algorithm with distillation compares student and teacher; opd-hints has a form of its own before it."""
+    own: str = getattr(config.own, "form", "topk")
+    return own if own != "topk" else str(config.distill.form)
+
+
+BY_FORM: Needs = (
+    (("distill.beta",), "--distill.form jsd or mixed", lambda config: form_of(config) in ("jsd", "mixed")),
+    (("distill.clip",), "--distill.form sampled", lambda config: form_of(config) == "sampled"),
+    (
+        ("distill.top_k", "distill.tail", "distill.support", "distill.importance"),
+        "a --distill.form other than sampled",
+        lambda config: form_of(config) != "sampled",
+    ),
+)
+"""What each form of the loss between student and teacher has for itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A training run. `config_class` adds the settings of its algorithm."""
@@ -198,6 +225,22 @@ class TrainConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     stale: AsyncConfig = field(default_factory=AsyncConfig, metadata={**FLAT, **read_by(PLAYS)})
     rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
+    needs: ClassVar[Needs] = (
+        (("eval_limit", "eval_samples", "eval_temperature"), "--panel", lambda config: config.rollouts.play.evaluates),
+        (("share",), "--also", lambda config: bool(config.rollouts.play.also)),
+        (
+            ("demonstrated_tasks",),
+            "--demonstrations",
+            lambda config: config.rollouts.demonstrations.demonstrations is not None,
+        ),
+        (
+            ("demonstration_success", "demonstration_reward", "demonstration_fits"),
+            "--demonstrations",
+            # sft alone can do without: its expert plays as [sft] says
+            lambda config: config.section != "sft" or config.rollouts.demonstrations.demonstrations is not None,
+        ),
+        *BY_FORM,
+    )
 
     @property
     def own(self) -> Any:
@@ -208,79 +251,6 @@ class TrainConfig:
     def has_teacher(self) -> bool:
         """Whether another model than the student teaches, from a folder or on servers."""
         return self.models.teacher is not None or bool(self.rollouts.servers.teacher_server)
-
-
-def _judge(config: TrainConfig) -> str:
-    return config.rollouts.judging.judge
-
-
-def _form(config: TrainConfig) -> str:
-    """How an algorithm with distillation compares student and teacher; opd-hints has a form of its own before it."""
-    distill: DistillConfig = config.distill  # type: ignore[attr-defined]
-    return getattr(config.own, "form", "topk") if getattr(config.own, "form", "topk") != "topk" else distill.form
-
-
-def _evaluates(config: TrainConfig) -> bool:
-    play = config.rollouts.play
-    return play.panel is not None or any("panel=" in text for text in play.also)
-
-
-Condition = tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]]
-NEEDED: tuple[Condition, ...] = (
-    (("eval_limit", "eval_samples", "eval_temperature"), "--panel", _evaluates),
-    (("examples_as", "examples_for"), "--examples", lambda c: c.rollouts.few_shots.examples is not None),
-    (("share",), "--also", lambda c: bool(c.rollouts.play.also)),
-    (("lora.alpha", "lora.targets"), "--lora.rank", lambda c: c.lora.rank > 0),
-    (("importance_cap",), "--staleness", lambda c: c.stale.staleness > 0),
-    (("log_project",), "--wandb or --trackio", lambda c: bool(c.run.trackers)),
-    (("demonstrated_tasks",), "--demonstrations", lambda c: c.rollouts.demonstrations.demonstrations is not None),
-    (
-        ("demonstration_success", "demonstration_reward", "demonstration_fits"),
-        "--demonstrations",
-        # sft alone can do without: its expert plays as [sft] says
-        lambda c: c.section != "sft" or c.rollouts.demonstrations.demonstrations is not None,
-    ),
-    # Processes and servers.
-    (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda c: c.rollouts.workers.executor == "ray"),
-    (
-        ("server_parallel", "server_deadline", "weight_sync", "weight_folder", "weight_address", "when_busy"),
-        "--policy-server, --teacher-server or --engine",
-        lambda c: c.rollouts.servers.elsewhere or bool(c.rollouts.servers.teacher_server),
-    ),
-    (
-        ("engine_python", "engine_memory", "engine_more"),
-        "--engine",
-        lambda c: c.rollouts.servers.engine != "local",
-    ),
-    # Judges.
-    (
-        ("judge_votes", "judge_temperature", "judge_max_tokens"),
-        "a model as --judge",
-        lambda c: _judge(c) not in ("auto", "rules", "expert", "attempts", "skill"),
-    ),
-    (("judge_model", "judge_parallel", "judge_tries"), "a url as --judge", lambda c: "://" in _judge(c)),
-    (("judge_strict", "judge_repeats"), "--judge expert", lambda c: _judge(c) in ("auto", "expert")),
-    # Distillation, and what single algorithms have.
-    (("distill.beta",), "--distill.form jsd or mixed", lambda c: _form(c) in ("jsd", "mixed")),
-    (("distill.clip",), "--distill.form sampled", lambda c: _form(c) == "sampled"),
-    (
-        ("distill.top_k", "distill.tail", "distill.support", "distill.importance"),
-        "a --distill.form other than sampled",
-        lambda c: _form(c) != "sampled",
-    ),
-    (("sft.loop_after", "sft.loop_slips"), "--sft.players", lambda c: bool(c.own.players)),
-)
-"""Settings that are read where another one is given: (keys, what must be given, whether it is)."""
-
-
-def check_needed(config: TrainConfig) -> TrainConfig:
-    """`config`, which must be whole. Raises ConfigError for a setting that nothing would read."""
-    given = chosen(config)
-    for keys, needed, holds in NEEDED:
-        if (key := next((key for key in keys if key in given), None)) and not holds(config):
-            option = "--" + key.replace("_", "-")
-            raise ConfigError(f"{option} {given[key]} needs {needed}, without which nothing reads it")
-    return config
 
 
 # cached, because settings made from two classes of the same algorithm would never be equal
@@ -315,8 +285,7 @@ def config_class(algorithm: str) -> type[TrainConfig]:
 def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
     """Reads settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`.
 
-    Raises SettingsError for a setting that does not exist, or has a value that it cannot have, ConfigError for one that
-    nothing would read.
+    Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
     cls = config_class(algorithm)
     # who reads a setting is only looked up where one does not exist

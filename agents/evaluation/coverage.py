@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class SimulatedStudy:
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: float = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
+    needs: ClassVar[Needs] = ((("shared",), "--clusters", lambda study: study.clusters > 0),)
 
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0)):

@@ -33,6 +33,8 @@ from turngym.retrieval.child_process import GRACE, ChildProcess
 ALIGN = 64
 """Parameters begin at multiples of this many bytes."""
 MEMORY = Path("/dev/shm")
+CHUNK = 2**20
+"""Bytes of zeros that are written at once."""
 FLUSH = 0.005
 """Seconds for which drawn ids are collected before they are sent."""
 
@@ -99,7 +101,7 @@ def _new_file(size: int) -> Path:
     number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
     try:
         # a file with holes would be made, and the process killed (SIGBUS) where a page of it finds no room
-        os.posix_fallocate(number, 0, max(size, 1))
+        _reserve(number, max(size, 1))
     except OSError as error:
         Path(name).unlink()
         raise EngineError(
@@ -109,6 +111,18 @@ def _new_file(size: int) -> Path:
     finally:
         os.close(number)
     return Path(name)
+
+
+def _reserve(number: int, size: int) -> None:
+    """Gives an open file `size` bytes that have their place on the disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, 0, size)
+        return
+    # macOS has no such call: zeros are written
+    for start in range(0, size, CHUNK):
+        left = memoryview(bytes(min(CHUNK, size - start)))
+        while left:
+            left = left[os.write(number, left) :]
 
 
 def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]) -> None:

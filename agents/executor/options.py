@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import IN_FILE, Range
+from turngym.envs.core.settings import IN_FILE, Needs, Range
 from turngym.retrieval.cores import available_cores
 
 EPISODES = 2000
@@ -96,6 +96,10 @@ class WorkerOptions:
     --workers 0 the command ends and keeps the episodes that have finished."""
     worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = field(default=600.0, metadata=IN_FILE)
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
+    needs: ClassVar[Needs] = (
+        (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda workers: workers.executor == "ray"),
+        (("retries", "worker_timeout"), "--workers of 1 or more, or auto", lambda workers: workers.workers != 0),
+    )
 
     @classmethod
     def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:

@@ -23,7 +23,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import IN_FILE, Above0, Share, Threads, read_by
+from turngym.envs.core.settings import IN_FILE, Above0, Needs, Share, Threads, read_by
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 
 
@@ -477,9 +477,19 @@ class PolicyServer:
     """Most requests in flight on each server."""
     server_deadline: Above0 = field(default=600.0, metadata=IN_FILE)
     """Seconds for one response, with retries and waiting for a server that restarts."""
+    needs: ClassVar[Needs] = (
+        (("server_parallel", "server_deadline"), "--policy-server", lambda servers: bool(servers.policy_server)),
+    )
 
     def __post_init__(self) -> None:
         refuse_credentials("", asdict(self))
+
+
+BY_SYNC: Needs = (
+    (("weight_folder",), "--weight-sync disk", lambda servers: servers.weight_sync == "disk"),
+    (("weight_address",), "--weight-sync gloo or nccl", lambda servers: servers.weight_sync != "disk"),
+)
+"""What each way of new weights has for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +509,19 @@ class TrainServers(PolicyServer):
     when_busy: Busy = "wait"
     """What new weights do to answers in flight. These finish first (`wait`), pause and are continued by the new weights
     (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""
+    needs: ClassVar[Needs] = (
+        (
+            ("server_parallel", "server_deadline"),
+            "--policy-server or --teacher-server",
+            lambda servers: bool(servers.policy_server or servers.teacher_server),
+        ),
+        (
+            ("weight_sync", "weight_folder", "weight_address", "when_busy"),
+            "--policy-server",
+            lambda servers: bool(servers.policy_server),
+        ),
+        *BY_SYNC,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,6 +537,20 @@ class RunServers(TrainServers):
     """Share of the GPU's memory for the server of --engine; None: its own choice."""
     engine_more: tuple[str, ...] = field(default=(), metadata=IN_FILE)
     """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
+    needs: ClassVar[Needs] = (
+        (
+            ("server_parallel", "server_deadline"),
+            "--policy-server, --teacher-server or --engine",
+            lambda servers: servers.elsewhere or bool(servers.teacher_server),
+        ),
+        (
+            ("weight_sync", "weight_folder", "weight_address", "when_busy"),
+            "--policy-server or --engine",
+            lambda servers: servers.elsewhere,
+        ),
+        *BY_SYNC,
+        (("engine_python", "engine_memory", "engine_more"), "--engine", lambda servers: servers.engine != "local"),
+    )
 
     def __post_init__(self) -> None:
         super(RunServers, self).__post_init__()

@@ -21,6 +21,7 @@ import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -32,6 +33,9 @@ T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
 IN_FILE: Mapping[str, Any] = types.MappingProxyType({"in_file": True})
 """Marks a setting, or a group of them, that a file and a Python call may set, but no option of a command line."""
+Needs = tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]
+"""The class attribute `needs` of a settings class (`envs.core.needed`): (keys, what must be given, whether it is). Keys
+are those of the class, or patterns of them (`run.*`); the function is given the object of that class."""
 PROVENANCE = "provenance"
 """The table of a configuration file that says where it came from. It sets nothing."""
 NONE = "none"
@@ -139,14 +143,26 @@ def _settings_of(cls: type[Any], table: str, uses: frozenset[str] | None, *, in_
             )
 
 
-def chosen(settings: Any, table: str = "") -> dict[str, Any]:
-    """Maps the keys of all settings that differ from their defaults to their values."""
+def inner_groups(cls: type[Any], table: str = "") -> Iterator[tuple[str, str, type[Any], Any]]:
+    """Yields (field, table, class, default) of each group of a settings class; MISSING where it has no default."""
+    for field in _fields(cls, _uses(cls)):
+        if (inner := _dataclass(field.type)) is not None:
+            below = table if field.flat else f"{table}.{field.name}" if table else field.name
+            make = cls.__dataclass_fields__[field.name].default_factory
+            yield field.name, below, inner, field.default if make is MISSING else make()
+
+
+def chosen(settings: Any, table: str = "", default: Any = MISSING) -> dict[str, Any]:
+    """Maps the keys of all settings that differ from those of `default`, or from their defaults, to their values."""
     found: dict[str, Any] = {}
+    inner = {name: (below, usual) for name, below, _, usual in inner_groups(type(settings), table)}
     for field in _fields(type(settings), _uses(type(settings))):
         value, key = getattr(settings, field.name), f"{table}.{field.name}" if table else field.name
-        if is_dataclass(value) and _dataclass(field.type) is not None:
-            found |= chosen(value, table if field.flat else key)
-        elif value != field.default:
+        usual = field.default if default is MISSING else getattr(default, field.name)
+        if field.name in inner and is_dataclass(value):
+            below, made = inner[field.name]
+            found |= chosen(value, below, made if default is MISSING else usual)
+        elif value != usual:
             found[key] = value
     return found
 
@@ -267,9 +283,16 @@ def _uses(cls: type[Any]) -> frozenset[str] | None:
     return getattr(cls, "uses", None)
 
 
-def _fields(cls: type[Any], uses: frozenset[str] | None = None) -> Iterator[_Field]:
-    """Yields the fields of a settings class that one of `uses` reads; None: all of them."""
+def _fields(cls: Any, uses: frozenset[str] | None = None) -> tuple[_Field, ...]:
+    """The fields of a settings class that one of `uses` reads; None: all of them."""
+    return _noted_fields(cls, uses)
+
+
+# reading the notes of a class takes a millisecond, and a check asks for them many times
+@cache
+def _noted_fields(cls: Any, uses: frozenset[str] | None) -> tuple[_Field, ...]:
     hints = get_type_hints(cls, include_extras=True)
+    found = []
     for item in fields(cls):
         readers: frozenset[str] = item.metadata.get("uses", frozenset())
         if readers and uses is not None and not readers & uses:
@@ -282,14 +305,17 @@ def _fields(cls: type[Any], uses: frozenset[str] | None = None) -> Iterator[_Fie
         default = item.default
         if item.default_factory is not MISSING and _dataclass(kind) is None:
             default = item.default_factory()
-        yield _Field(
-            name=item.name,
-            type=kind,
-            flat=flat,
-            in_file=bool(item.metadata.get("in_file")),
-            default=default,
-            range=next((note for note in notes if isinstance(note, Range)), Range()),
+        found.append(
+            _Field(
+                name=item.name,
+                type=kind,
+                flat=flat,
+                in_file=bool(item.metadata.get("in_file")),
+                default=default,
+                range=next((note for note in notes if isinstance(note, Range)), Range()),
+            )
         )
+    return tuple(found)
 
 
 def _notes(kind: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
@@ -35,7 +35,7 @@ from turngym.agents.evaluation.seeds import (
     spread_of,
 )
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.settings import Count, Range, Share
+from turngym.envs.core.settings import Count, Needs, Range, Share
 from turngym.envs.core.tables import Table, print_table
 from turngym.scripts.options import read
 from turngym.trainers.study.records import read_records
@@ -74,6 +74,11 @@ class StudyPlanOptions:
     """Most training seeds that --difference considers."""
     most_tasks: Count = 1000
     """Most tasks that --difference considers."""
+    needs: ClassVar[Needs] = (
+        (("methods",), "--data", lambda options: options.data is not None),
+        (("first", "second"), "evaluations as the pilot (no --data)", lambda options: options.data is None),
+        (("train_hours", "most_*"), "--difference", lambda options: options.difference is not None),
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.power < 1:

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from turngym.agents.worlds import load_world
 from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Count, Length, Seed
+from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_episodes
 from turngym.retrieval.user_files import named_path
@@ -73,6 +73,9 @@ class RegimeOptions:
     """Fixes tasks and sampling."""
     out: Path | None = None
     """Folder for regime.md and regime.json; by default the table is only printed."""
+    needs: ClassVar[Needs] = (
+        (("student", "teacher", "episodes", "max_turns", "seed"), "--world", lambda options: bool(options.world)),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -26,7 +26,7 @@ from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import Threads, read_toml, to_toml
+from turngym.envs.core.settings import Needs, Threads, read_toml, to_toml
 from turngym.envs.core.tables import atomic_write, write_json
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
@@ -64,6 +64,10 @@ class RunOptions:
     """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
     print: bool = False
     """Print the commands of the cells, and run nothing."""
+    needs: ClassVar[Needs] = (
+        (("parallel", "executor", "ray_address", "pack"), "to run (no --print)", lambda options: not options.print),
+        (("ray_address",), "--executor ray", lambda options: options.executor == "ray"),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

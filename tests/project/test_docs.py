@@ -11,6 +11,7 @@ the page runs. A comment in the line above a block says why it is not run like t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -25,9 +26,8 @@ from typing import Any
 
 import faults
 import pytest
-import tyro
 
-from turngym.scripts import bench
+from turngym.scripts import bench, options
 from turngym.scripts import main as command
 from turngym.scripts import serve as serve
 from turngym.scripts.study import main as study
@@ -241,14 +241,16 @@ class Parsed(BaseException):
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """What the verb's own option parser has against `words`; None if it takes them."""
-    real = tyro.cli
+    """What the verb's own option parser has against `words`; None if it takes them, and reads all of them."""
+    real = options.checked
 
-    def dry(*args: Any, **kwargs: Any) -> Any:
-        real(*args, **kwargs)
+    def dry(settings: Any) -> Any:
+        real(settings)
         raise Parsed
 
-    monkeypatch.setattr(tyro, "cli", dry)
+    readers = [options, importlib.import_module("turngym.scripts.train")]
+    for module in readers:
+        monkeypatch.setattr(module, "checked", dry)
     try:
         status = command.main(words)
     except Parsed:
@@ -256,7 +258,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     except SystemExit as end:
         return None if end.code in (0, None) else f"exit status {end.code}"
     finally:
-        monkeypatch.setattr(tyro, "cli", real)
+        for module in readers:
+            monkeypatch.setattr(module, "checked", real)
     return None if status == 0 else f"status {status}"
 
 

@@ -16,7 +16,7 @@ from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.servers.client import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import write_config
-from turngym.envs.core.settings import SettingsError, read_toml
+from turngym.envs.core.settings import SettingsError, from_table, read_toml
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
@@ -93,8 +93,8 @@ def test_every_argument_of_python_is_an_option_of_the_file(tmp_path: Path) -> No
     kwargs = {"config": "small", "max_turns": 2, "data": data}
     more: dict[str, Any] = {"draw": True, "samples": 2, "seed": 4, "depth": 1, "append": True}
     play_episodes(agent="expert", tasks=3, out=tmp_path / "t.jsonl", env_kwargs=kwargs, **more, **both)
-    words = ["--config", str(tmp_path / "t.config.toml")]
-    found = parse(RolloutOptions, words, prog="", description="")
+    # as the file has them: the command would refuse those of a model, and of servers, with an expert
+    found = from_table(RolloutOptions, read_toml(tmp_path / "t.config.toml"), "t.config.toml")
     assert found == RolloutOptions(
         out=tmp_path / "t.jsonl",
         world=EnvOptions(env_kwargs=found.world.env_kwargs),
@@ -108,7 +108,7 @@ def test_every_argument_of_python_is_an_option_of_the_file(tmp_path: Path) -> No
 
     more = {"samples": 2, "limit": 1, "seed": 4, "data": str(data), "max_turns": 2, "verify": False}
     evaluate("alfworld-generated-eval", out=tmp_path / "e", env_kwargs={"on_invalid": "noop"}, **more, **both)
-    found_eval = parse(EvalOptions, ["--config", str(tmp_path / "e" / "config.toml")], prog="", description="")
+    found_eval = from_table(EvalOptions, read_toml(tmp_path / "e" / "config.toml"), "config.toml")
     assert found_eval == EvalOptions(
         panel="alfworld-generated-eval",
         out=tmp_path / "e",
@@ -124,7 +124,7 @@ def test_a_rollout_without_a_trace_shows_its_table(tmp_path: Path, capsys: pytes
     words = ["--tasks", "1", "--max-turns", "2", "--env-kwargs", '{"config": "small"}']
     assert rollout.main(words) == 0
     assert "1 episodes" in capsys.readouterr().out
-    with pytest.raises(TurngymError, match="name it with --out"):
+    with pytest.raises(TurngymError, match=r"^--append needs --out, "):
         rollout.main([*words, "--append"])
 
 

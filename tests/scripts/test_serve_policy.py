@@ -22,6 +22,7 @@ from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess,
 from turngym.agents.servers.client import ServerError
 from turngym.agents.servers.server_launch import KEY, LocalOnly, load_access
 from turngym.agents.servers.weights import free_port
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
 
 CHILD = """
@@ -275,7 +276,7 @@ def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert "--enforce-eager" not in words
     assert made.ready_path == "/health"
     assert (made.env["VLLM_SERVER_DEV_MODE"], made.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == ("1", "True")
-    plain = process(ServePolicy(model=folder, engine="vllm", device="cpu", threads=1, sleeps=True))
+    plain = process(ServePolicy(model=folder, engine="vllm", device="cpu", threads=1))
     assert "--enforce-eager" in plain.command
     assert not {"--enable-lora", "--enable-sleep-mode"} & set(plain.command)
     assert plain.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
@@ -284,15 +285,15 @@ def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"engine": "vllm", "cache_tokens": 9}, "--cache-tokens is no option of --engine vllm"),
-        ({"engine": "vllm", "seeds": False}, "--seeds is no option of --engine vllm"),
-        ({"adapters": 4}, "--adapters is no option of --engine sglang"),
-        ({"top": 4}, "--top is no option of --engine sglang"),
+        ({"engine": "vllm", "cache_tokens": 9}, "--cache-tokens 9 needs --engine sglang, "),
+        ({"engine": "vllm", "seeds": False}, "--no-seeds needs --engine sglang, "),
+        ({"adapters": 4}, "--adapters 4 needs --engine vllm, "),
+        ({"top": 4}, "--top 4 needs --engine vllm, "),
     ],
 )
 def test_an_option_of_the_other_server_is_refused(folder: Path, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ServerError, match=said):
-        ServePolicy(model=folder, **settings)
+    with pytest.raises(TurngymError, match=f"^{said}"):
+        process(ServePolicy(model=folder, **settings))
 
 
 def test_the_launcher_names_vllms_cpu_build_and_guards_all_of_its_routes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ settings reads nothing of it.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -18,11 +19,12 @@ import torch
 from tiny_runs import command, save_tiny
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.needed import needed_keys
 from turngym.envs.core.settings import Setting, SettingsError, settings_of
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import run_training
-from turngym.trainers.train_config import NEEDED, config_class, keys_of, train_config
+from turngym.trainers.train_config import config_class, keys_of, train_config
 from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
@@ -35,9 +37,15 @@ WHOLE = {
     "open_demonstrations": "trainers/collecting.py",
 }
 """Functions that take whole groups (`asdict`) to write them down, with their file."""
+NEEDED = {
+    (key, needed): name
+    for name in reversed(BUILT_IN)
+    for key, needed in needed_keys(config_class(name))
+    if key in keys_of(name)
+}
+"""(setting, what it needs) and an algorithm that has it."""
 UNSEEN: Mapping[str, str] = {
-    **{key: needed for keys, needed, _ in NEEDED for key in keys},
-    **dict.fromkeys(("retries", "worker_timeout"), "with --workers 1 or more"),
+    **dict(NEEDED.keys()),
     "executor": "with --workers 1 or more, or several processes",
     **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
     "turnopd.depth.probe_interval": "after the warm-up",
@@ -140,6 +148,10 @@ GIVEN: Mapping[str, dict[str, Any]] = {
     "--demonstrations": {"demonstrations": "expert"},
     "--executor ray": {"executor": "ray", "workers": 2},
     "--policy-server, --teacher-server or --engine": {"policy_server": "http://127.0.0.1:1"},
+    "--policy-server or --engine": {"policy_server": "http://127.0.0.1:1"},
+    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1"},
+    "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
+    "--workers of 1 or more, or auto": {"workers": 2},
     "--engine": {"engine": "vllm"},
     "a model as --judge": {"judge": "model:folder"},
     "a url as --judge": {"judge": "http://127.0.0.1:1/v1"},
@@ -151,11 +163,16 @@ GIVEN: Mapping[str, dict[str, Any]] = {
 }
 """What must be given, as settings that give it."""
 OTHERS: Mapping[str, dict[str, Any]] = {
+    "--workers of 1 or more, or auto": {"workers": 0},
+    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
+    "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1"},
     "--judge expert": {"judge": "rules"},
     "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
 }
 """What else must be given for the refusal, where the default already is what is needed."""
 VALUES: Mapping[str, Any] = {
+    "retries": 5,
+    "worker_timeout": 700.0,
     "eval_limit": 2,
     "eval_samples": 2,
     "eval_temperature": 0.5,
@@ -202,13 +219,17 @@ VALUES: Mapping[str, Any] = {
 """Another value than the default for each."""
 
 
-@pytest.mark.parametrize(("key", "needed"), [(key, needed) for keys, needed, _ in NEEDED for key in keys])
+@pytest.mark.parametrize(("key", "needed"), NEEDED)
 def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> None:
-    algorithm = "sft" if key.startswith("demonstrat") else next(name for name in BUILT_IN if key in keys_of(name))
-    said = f"--{key.replace('_', '-')} .* needs {needed}, without which nothing reads it"
+    algorithm = "sft" if key.startswith("demonstrat") else NEEDED[key, needed]
+    option = f"--{key.replace('_', '-')} .*|--no-{key.replace('_', '-')}|--{key.replace('_', '-')}"
+    said = f"^({option}) needs {re.escape(needed)}, without which nothing reads it$"
     with pytest.raises(TurngymError, match=said):
         made(algorithm, key, OTHERS.get(needed, {}))
-    made(algorithm, key, GIVEN[needed])
+    given: dict[str, Any] = {}
+    for one in (one for name, one in NEEDED if name == key):
+        given |= GIVEN[one]
+    made(algorithm, key, given)
 
 
 def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ def command(option: str) -> list[str]:
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     # here without what they need beside them
-    monkeypatch.setattr("turngym.trainers.train_config.NEEDED", ())
+    monkeypatch.setattr("turngym.envs.core.needed.needs_of", lambda cls: ())
     given: dict[str, list[list[str]]] = defaultdict(list)
     for option in OPTIONS:
         name = option.split()[0]

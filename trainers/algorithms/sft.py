@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from turngym.envs.core.episode import Origin
-from turngym.envs.core.settings import Range, Share
+from turngym.envs.core.settings import Needs, Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.config import fingerprint
 from turngym.trainers.losses import NegativeLogLikelihood
@@ -45,6 +45,7 @@ class SftConfig:
     told: str = ""
     """`skills:FOLDER`. Half of the demonstrations are told one of its texts, drawn at random, where `--judge
     skills:FOLDER` puts it. A player that minds it (in ALFWorld `--expert reading`) shows how to read them."""
+    needs: ClassVar[Needs] = ((("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),)
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -12,7 +12,8 @@ from turngym.agents.options import JudgeOptions
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.client import TrainServers
-from turngym.envs.core.settings import Count, Port, Processes
+from turngym.envs.core.settings import Count, Needs, Port, Processes, settings_of
+from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.algorithms.opd import OpdConfig
 from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
 from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
@@ -20,6 +21,31 @@ from turngym.trainers.algorithms.prm_rl import PrmRlConfig
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
+from turngym.trainers.train_config import BY_FORM, PlayConfig, config_class, keys_of
+
+ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
+"""Those that can learn from sessions."""
+LEARNING = (
+    *("algorithm", "teacher", "serve_from", "swap_wait", "batch_turns", "staleness", "importance_cap", "order"),
+    *(f"run.{item.name}" for item in settings_of(RunConfig) if item.name != "seed"),
+    *(f"{name}.*" for name in ("optimizer", "lora", "distill", *(find_algorithm(one).table for one in ALGORITHMS))),
+    *("judge*", "teacher_server", "weight_*", "when_busy", "teacher_dtype"),
+)
+"""Settings that a proxy which only records does not read."""
+
+
+def readers() -> dict[str, tuple[str, ...]]:
+    """The settings that only some of the algorithms read, with these."""
+    found = {}
+    for setting in {item.key: item for name in ALGORITHMS for item in settings_of(config_class(name))}.values():
+        by = tuple(name for name in ALGORITHMS if setting.key in keys_of(name))
+        # a proxy plays nothing
+        if len(by) < len(ALGORITHMS) and setting.group is not PlayConfig:
+            found[f"run.{setting.key}" if setting.group is RunConfig else setting.key] = by
+    return found
+
+
+READERS = readers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +112,31 @@ class ServeProxy:
     """Precision of the teacher and of the student before training."""
     threads: Processes = 0
     """Threads of torch on the CPU; 0 leaves its default."""
+    needs: ClassVar[Needs] = (
+        (LEARNING, "to train (no --no-train)", lambda proxy: proxy.train),
+        (("run.eval_every", "run.reward"), "an environment, as `turngym train` has one", lambda proxy: False),
+        (
+            ("judge_strict", "judge_repeats", "judge_every"),
+            "an environment, as `turngym train` has one",
+            lambda proxy: False,
+        ),
+        *(
+            ((key,), f"--algorithm {' or '.join(readers)}", lambda proxy, readers=readers: proxy.algorithm in readers)
+            for key, readers in READERS.items()
+        ),
+        *BY_FORM,
+        (("importance_cap",), "--staleness", lambda proxy: proxy.staleness is not None),
+        (
+            ("swap_wait",),
+            "a model that answers here (no --policy-server)",
+            lambda proxy: not proxy.servers.policy_server,
+        ),
+    )
+
+    @property
+    def own(self) -> Any:
+        """The settings of the algorithm."""
+        return getattr(self, find_algorithm(self.algorithm).table)
 
 
 def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySettings:

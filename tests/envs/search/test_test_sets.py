@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.questions import Question
+from turngym.envs.search.sources import SETS
 from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
 from turngym.scripts import main as command
+
+ROOT = Path(__file__).parents[3]
 
 
 def rows(path: Path, count: int, source: str | None = None, first: int = 0) -> Path:
@@ -74,3 +80,38 @@ def test_other_files_are_refused(tmp_path: Path, name: str, count: int, said: st
     twice.write_text(twice.read_text().replace('"test_1"', '"test_2"'), encoding="utf-8")
     with pytest.raises(TaskError):
         write_test_sets([twice], tmp_path / "out")
+
+
+def test_the_commands_of_the_table_to_fill_name_panels_and_presets_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/results.md: each command as it stands, for Search with three questions a set and a small corpus."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    block = re.search(r"## A table to fill\n.*?```bash\n(.*?)```\n(.*?)\n## ", page, re.DOTALL)
+    assert block is not None
+    lines = [shlex.split(line)[1:] for line in block[1].splitlines()]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("turngym.envs.search.test_sets.OFFICIAL", dict.fromkeys(OFFICIAL, 3))
+    files = [str(rows(tmp_path / "files" / f"{source}.jsonl", 3)) for source in OFFICIAL]
+    (write,) = (words for words in lines if words[0] == "panel")
+    place = write.index("test.parquet")
+    assert command.main([*write[:place], *files, *write[place + 1 :]]) == 0
+    played = {}
+    for words in (words for words in lines if words[0] == "eval"):
+        panel = load_panel(words[words.index("--panel") + 1])
+        assert find_preset(words[words.index("--preset") + 1], panel.env_id) is not None
+        played[panel.env_id] = words
+    # a row of the table for each benchmark that has a command, and the other way round
+    assert {name: f"\n| {name} | " in page for name in ("ALFWorld", "WebShop", "Search")} == {
+        env_id.partition("/")[2].partition("-")[0]: True for env_id in played
+    }
+    assert all((tmp_path / "search_tests" / f"search-{name}-test-v1.json").is_file() for name in SETS)
+    assert all(f"`{name}`" in block[2] for name in SETS)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "\\"A\\"\\nnumber 1 is x"}\n', encoding="utf-8")
+    words = list(played["turngym/Search-v0"])
+    assert '"retriever": ' in words[words.index("--env-kwargs") + 1]
+    words[words.index("--env-kwargs") + 1] = '{"retriever": "bm25:corpus.jsonl"}'
+    words[words.index("--agent") + 1] = "random"
+    capsys.readouterr()
+    assert command.main([*words, "--workers", "0"]) == 0
+    assert "verl-agent" in capsys.readouterr().out

@@ -1,0 +1,81 @@
+"""Settings that nothing would read without another one: each class says which, and one function refuses them.
+
+    class Adapters:                           a class that `check_needed` is given, or one inside of it
+        rank: int = 0
+        alpha: int = 32
+        needs: ClassVar[Needs] = (
+            (("alpha",), "--lora.rank", lambda adapters: adapters.rank > 0),
+        )
+
+Only values other than the default are refused. A settings object does not know what was written down: a configuration
+file holds every value, and a default that is given changes nothing that anybody would miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, is_dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from turngym.envs.core.secrets import redacted
+from turngym.envs.core.settings import Needs, SettingsError, chosen, inner_groups, settings_of
+
+T = TypeVar("T")
+LONGEST = 60
+"""Most characters of a value in an error."""
+
+
+def check_needed(settings: T) -> T:
+    """`settings`, which must be whole. Raises SettingsError for the first setting that nothing would read.
+
+    It is an object of a settings class; what the classes of its groups say holds, too.
+    """
+    for table, group, default in _groups(settings):
+        given = chosen(group, default=default)
+        for keys, needed, holds in needs_of(type(group)):
+            found = next((key for key in given if _is_one(key, keys)), None)
+            if found is not None and not holds(group):
+                said = _said(f"{table}.{found}" if table else found, given[found])
+                raise SettingsError(f"{said} needs {needed}, without which nothing reads it")
+    return settings
+
+
+def needs_of(cls: type[Any]) -> Needs:
+    """What a settings class says of its settings."""
+    return getattr(cls, "needs", ())
+
+
+def needed_keys(cls: type[Any], table: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (key, what must be given) of every setting of `cls` and of its groups that needs another one."""
+    names = [setting.key for setting in settings_of(cls)]
+    for keys, needed, _ in needs_of(cls):
+        yield from ((f"{table}.{name}" if table else name, needed) for name in names if _is_one(name, keys))
+    for _, below, group, _ in inner_groups(cls, table):
+        yield from needed_keys(group, below)
+
+
+def _is_one(key: str, keys: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in keys)
+
+
+def _groups(settings: Any, table: str = "", default: Any = MISSING) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (table, object, default) of `settings` and of all groups in it."""
+    yield table, settings, default
+    for name, below, _, made in inner_groups(type(settings), table):
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            yield from _groups(value, below, made if default is MISSING else getattr(default, name))
+
+
+def _said(key: str, value: Any) -> str:
+    """A setting as an option with its value."""
+    option = f"--{key.replace('_', '-')}"
+    if value is True:
+        return option
+    if value is False:
+        head, _, last = option.rpartition(".")
+        return f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    shown = str(redacted(shown))
+    return f"{option} {shown if len(shown) <= LONGEST else shown[:LONGEST] + '...'}"

@@ -1,0 +1,380 @@
+"""An option that nothing would read without another one is refused: every verb, every option that its classes name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+import pytest
+
+pytest.importorskip("torch", reason="the options of the proxy need turngym[train]")
+
+from turngym.agents.options import AgentOptions
+from turngym.envs.core.needed import check_needed, needed_keys, needs_of
+from turngym.envs.core.settings import FLAT, Needs, Setting, SettingsError, inner_groups, settings_of
+from turngym.scripts import bench, options, serve
+from turngym.scripts import main as command
+from turngym.scripts.study import main as study
+
+VERBS = {
+    **{
+        f"{name} {one}": path
+        for name, group in (("serve", serve), ("bench", bench), ("study", study))
+        for one, path in group.VERBS.items()
+    },
+    **{name: path for name, path in command.VERBS.items() if name not in ("serve", "bench", "study", "train")},
+}
+REQUIRED: Mapping[str, Any] = {
+    **dict.fromkeys(("out", "student", "corpus", "run", "folder", "file", "model", "adapter", "index", "panel"), "x"),
+    **dict.fromkeys(("name", "env", "profile"), "x"),
+    **{name: ["x"] for name in ("files", "folders", "runs", "studies")},
+}
+
+
+class Seen(BaseException):
+    """A verb has named its settings classes. Not an Exception, so that no verb catches it."""
+
+
+def classes_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
+    """The settings classes that a verb reads from its command line."""
+    found: list[type[Any]] = []
+
+    def read(kind: Any, *_: Any, **__: Any) -> Any:
+        found.extend(get_args(kind) or (kind,))
+        raise Seen
+
+    module = importlib.import_module(VERBS[verb])
+    for place in (options, module):
+        if hasattr(place, "read"):
+            monkeypatch.setattr(place, "read", read)
+    with pytest.raises(Seen):
+        module.main([])
+    monkeypatch.undo()
+    return found
+
+
+def other(setting: Setting) -> Any:
+    """Another value than the default."""
+    if setting.name in OTHER:
+        return OTHER[setting.name]
+    kind, kinds, default = setting.type, get_args(setting.type), setting.default
+    if get_origin(kind) is Literal:
+        return next(value for value in kinds if value != default)
+    if kind is bool:
+        return not default
+    if get_origin(kind) is tuple:
+        value: Any = {int: 7, float: 0.7}.get(kinds[0], "x")
+        return [value] if ... in kinds else [value] * len(kinds)
+    if int in (kind, *kinds):
+        return 1 if default is None else default + 1
+    if float in (kind, *kinds):
+        return default / 2 if default else 0.5
+    return "x"
+
+
+OTHER: Mapping[str, Any] = {
+    "reference_rate": 0.5,
+    "temperature": 0.3,
+    "noise": 0.3,
+    "extra_body": '{"a": 1}',
+    "env_kwargs": '{"split": "train"}',
+    "channel": "tool",
+    "sampling": "published",
+    "staleness": 1,
+    "betas": [0.8, 0.9],
+    "host": "127.0.0.2",
+    "panel": "y",
+    "parameters": {"nprobe": 3.0},
+    "clip": [0.1, 0.1],
+    "importance": [0.5, 2.0],
+    "dual_clip": 4.0,
+    "judge": "http://127.0.0.1:1/v1",
+    "workers": 2,
+    "adaptive_depth": False,
+    "prompt": "Say {question}",
+}
+MODEL = {"agent": "model:x"}
+GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "--examples": {**MODEL, "examples": "shots"},
+    "a model as --agent (model:FOLDER, openai:MODEL)": MODEL,
+    "a model that plays here as --agent (model:FOLDER)": MODEL,
+    "a model that plays here (no --policy-server)": MODEL,
+    "a model that it has as --agent (model:FOLDER)": MODEL,
+    "an expert or another player of the environment as --agent": {"agent": "searching"},
+    "an endpoint as --agent (openai:MODEL)": {"agent": "openai:x"},
+    "--executor ray": {"executor": "ray", "workers": 2},
+    "--workers of 1 or more, or auto": {"workers": 1},
+    "--policy-server": {**MODEL, "policy_server": "http://127.0.0.1:1"},
+    "--policy-server or --teacher-server": {"policy_server": "http://127.0.0.1:1"},
+    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1"},
+    "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
+    "--compare": {"compare": ["a", "b"]},
+    "--panel or --rescore": {"rescore": "a"},
+    "--panel": {"panel": "x"},
+    "--out": {"out": "x"},
+    "the environment's tasks (no --task)": {},
+    "to train (no --no-train)": {},
+    "--staleness": {"staleness": 1},
+    "a model that answers here (no --policy-server)": {},
+    "--distill.form jsd or mixed": {"algorithm": "opd", "distill.form": "jsd"},
+    "--distill.form sampled": {"algorithm": "opd", "distill.form": "sampled"},
+    "a --distill.form other than sampled": {"algorithm": "opd", "distill.form": "jsd"},
+    "--lora.rank": {"lora.rank": 4},
+    "--wandb or --trackio": {"run.wandb": True},
+    "a model as --judge": {"judge": "model:x"},
+    "a url as --judge": {"judge": "http://127.0.0.1:1/v1"},
+    "--engine sglang": {"engine": "sglang"},
+    "--engine vllm": {"engine": "vllm"},
+    "a GPU (--device cuda)": {"device": "cuda"},
+    "--transport http": {"transport": "http"},
+    "--rerank": {"rerank": "coverage"},
+    "an index of vectors, or --rerank hf:FOLDER": {"index": "folder"},
+    "an index of vectors": {"index": "folder"},
+    "the --profile of a shop that has files": {"profile": "1k-human"},
+    "--steps": {"steps": 9},
+    "a --teacher": {"teacher": "8B"},
+    "--engine sglang or vllm": {"engine": "vllm"},
+    "--save, the folder with the weights that it has": {"save": "x"},
+    "--models": {},
+    "--play.episodes of 1 or more": {},
+    "--kind dense or hybrid": {"kind": "dense"},
+    "--encoder hf:MODEL": {"kind": "dense", "encoder": "hf:x"},
+    "an --encoder that is a model": {"kind": "dense", "encoder": "hf:x"},
+    "--encoder hashing": {"kind": "dense"},
+    "--env (a panel has its own)": {},
+    "--form search-r1": {},
+    "--form tasks": {},
+    "the games of the environment (no panel)": {},
+    "an environment by its id as --world (an embedded one has its own)": {"world": "a/B-v0"},
+    "--agent": MODEL,
+    "--data": {"data": "x"},
+    "evaluations as the pilot (no --data)": {},
+    "--difference": {"difference": 4.0},
+    "--world": {"world": ["alfworld"]},
+    "to run (no --print)": {"executor": "ray"},
+    "--clusters": {"clusters": 2},
+    "--prompt": {"prompt": True},
+    "--turns or --prompt": {"turns": True},
+}
+"""What must be given, as settings that give it."""
+LACKING: Mapping[str, Mapping[str, Any]] = {
+    "--policy-server": {"policy_server": ""},
+    "--executor ray": {"executor": "local"},
+    "a model that plays here as --agent (model:FOLDER)": {"agent": "expert"},
+    "a model as --agent (model:FOLDER, openai:MODEL)": {"agent": "expert"},
+    "--kind dense or hybrid": {"kind": "bm25"},
+    "--examples": {"examples": None},
+    "a model that plays here (no --policy-server)": {**MODEL, "policy_server": "http://127.0.0.1:1"},
+    "an expert or another player of the environment as --agent": {"agent": "random"},
+    "--workers of 1 or more, or auto": {"workers": 0},
+    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
+    "--panel or --rescore": {"compare": ["a", "b"]},
+    "the environment's tasks (no --task)": {"task": ["a"]},
+    "to train (no --no-train)": {"train": False},
+    "a model that answers here (no --policy-server)": {"policy_server": "http://127.0.0.1:1"},
+    "a --distill.form other than sampled": {"algorithm": "opd", "distill.form": "sampled"},
+    "--engine sglang": {"engine": "vllm"},
+    "a GPU (--device cuda)": {"device": "cpu"},
+    "an index of vectors, or --rerank hf:FOLDER": {"index": "bm25:x"},
+    "an index of vectors": {"index": "bm25:x"},
+    "a --teacher": {"teacher": None},
+    "--models": {"models": []},
+    "--play.episodes of 1 or more": {"play.episodes": 0},
+    "--encoder hf:MODEL": {"kind": "dense"},
+    "an --encoder that is a model": {"kind": "dense"},
+    "--encoder hashing": {"kind": "dense", "encoder": "hf:x"},
+    "--env (a panel has its own)": {"panel": "x"},
+    "--form search-r1": {"form": "tasks"},
+    "--form tasks": {"form": "search-r1"},
+    "the games of the environment (no panel)": {"panel": "x"},
+    "evaluations as the pilot (no --data)": {"data": "x"},
+    "to run (no --print)": {"print": True},
+}
+"""What must be given for the refusal, where the defaults are what is needed, or another need comes first."""
+BESIDE: Mapping[str, dict[str, Any]] = {"run.reference_rate": {"run.reference_every": 1}, "executor": {"workers": 2}}
+"""What settings that check themselves want beside them."""
+NEVER = "an environment, as `turngym train` has one"
+
+
+def blank(cls: type[Any]) -> Any:
+    """An object of `cls` with its defaults, and something for what must be given."""
+    groups = {name: inner for name, _, inner, default in inner_groups(cls) if default is MISSING}
+    return cls(
+        **{
+            item.name: blank(groups[item.name]) if item.name in groups else typed(cls, item.name, REQUIRED[item.name])
+            for item in fields(cls)
+            if item.default is MISSING and item.default_factory is MISSING
+        }
+    )
+
+
+def typed(cls: type[Any], name: str, value: Any) -> Any:
+    """A value of a file as the field `name` of `cls` has it."""
+    kinds = next(str(base.__annotations__[name]) for base in cls.__mro__ if name in base.__annotations__)
+    if isinstance(value, list):
+        return tuple(Path(item) if "Path" in kinds else item for item in value)
+    return Path(value) if isinstance(value, str) and "Path" in kinds else value
+
+
+def changed(settings: Any, more: Mapping[str, Any], table: str = "") -> Any:
+    """`settings` with the values of the keys of `more` that it has."""
+    new: dict[str, Any] = {}
+    for name, below, _, _ in inner_groups(type(settings), table):
+        new[name] = changed(getattr(settings, name), more, below)
+    for item in fields(settings):
+        key = f"{table}.{item.name}" if table else item.name
+        if item.name not in new and key in more:
+            new[item.name] = typed(type(settings), item.name, more[key])
+    return replace(settings, **new)
+
+
+def made(cls: type[Any], key: str, more: Mapping[str, Any]) -> Any:
+    """Settings of `cls` with another value of `key`, and with `more`."""
+    setting = next(item for item in settings_of(cls) if item.key == key)
+    default, value = blank(cls), other(setting)
+    beside: dict[str, Any] = BESIDE.get(key, {})
+    if changed(default, {key: value, **beside}) == changed(default, beside):
+        value = [value, value] if isinstance(value, list) else type(value)(value) * 2
+    return changed(default, {**beside, key: value, **more})
+
+
+def lacking(needed: str) -> dict[str, Any]:
+    """Settings with which `needed` is not given."""
+    if not needed.startswith("--algorithm "):
+        return dict(LACKING.get(needed, {}))
+    return {"algorithm": next(name for name in ("prm-rl", "opd", "turnopd") if name not in readers(needed))}
+
+
+def giving(needed: str) -> dict[str, Any]:
+    """Settings with which `needed` is given."""
+    return {"algorithm": readers(needed)[0]} if needed.startswith("--algorithm ") else dict(GIVEN[needed])
+
+
+def readers(needed: str) -> list[str]:
+    return needed.removeprefix("--algorithm ").split(" or ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_nothing_would_read_is_refused_in_one_line(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls in classes_of(verb, monkeypatch):
+        needs: dict[str, list[str]] = {}
+        for key, needed in dict.fromkeys(needed_keys(cls)):
+            needs.setdefault(key, []).append(needed)
+        for key, all_needed in needs.items():
+            if NEVER in all_needed:
+                all_needed = [NEVER]
+            for needed in all_needed:
+                # without the algorithm nothing else of it is read either
+                with_it = [one for one in all_needed if one != needed and not needed.startswith("--algorithm ")]
+                others = {name: value for one in with_it for name, value in giving(one).items()}
+                settings = made(cls, key, others | lacking(needed))
+                try:
+                    check_needed(settings)
+                except SettingsError as error:
+                    said = str(error)
+                else:
+                    pytest.fail(f"{verb}: {key} is taken without {needed}")
+                # what the other needs ask for may itself be what nothing reads
+                options = "|".join(re.escape(name.replace("_", "-")) for name in (key, *others, *BESIDE.get(key, {})))
+                assert re.fullmatch(
+                    rf"--(?:({options}) \S.*|({options})|(\S+\.)?no-\S+) needs {re.escape(needed)}, "
+                    "without which nothing reads it",
+                    said,
+                ), f"{verb} {key}: {said}"
+            if all_needed != [NEVER]:
+                check_needed(made(cls, key, {name: value for one in all_needed for name, value in giving(one).items()}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    size: int = 1
+    half: bool = True
+    needs: ClassVar[Needs] = ((("half",), "--size of 2 or more", lambda inner: inner.size > 1),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    on: bool = False
+    text: str = ""
+    flat: Inner = field(default_factory=Inner, metadata=FLAT)
+    inner: Inner = field(default_factory=lambda: Inner(size=3, half=False))
+    needs: ClassVar[Needs] = ((("text", "inner.*"), "--on", lambda outer: outer.on),)
+
+
+def test_groups_say_what_they_need_and_defaults_of_the_outer_class_are_defaults() -> None:
+    # (key, what it needs), of the class and of its groups
+    assert list(needed_keys(Outer)) == [
+        *(("text", "--on"), ("inner.size", "--on"), ("inner.half", "--on")),
+        *(("half", "--size of 2 or more"), ("inner.half", "--size of 2 or more")),
+    ]
+    assert check_needed(Outer()) == Outer()
+    # a value is another one where it differs from what the outer class makes of the group
+    with pytest.raises(SettingsError, match=r"^--inner\.size 1 needs --on, without which nothing reads it$"):
+        check_needed(Outer(inner=Inner(size=1, half=False)))
+    check_needed(Outer(on=True, inner=Inner(size=1, half=False)))
+    with pytest.raises(SettingsError, match=r"^--inner\.half needs --size of 2 or more, "):
+        check_needed(Outer(on=True, inner=Inner(size=1)))
+    check_needed(Outer(on=True, inner=Inner(size=2)))
+    with pytest.raises(SettingsError, match=r"^--no-half needs --size of 2 or more, "):
+        check_needed(Outer(flat=Inner(half=False)))
+    check_needed(Outer(flat=Inner(size=2, half=False)))
+
+
+def test_a_long_value_is_cut_and_a_key_in_it_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_needed(Outer(text="word " * 1000))
+    assert len(str(refused.value)) < 130
+    with pytest.raises(SettingsError) as refused:
+        check_needed(Outer(text="https://me:secret@host/"))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("eval --panel alfworld-quickstart --examples-as text", "--examples-as text needs --examples"),
+        ("eval --panel alfworld-quickstart --token-ids", "--token-ids needs an endpoint as --agent (openai:MODEL)"),
+        ("eval --panel alfworld-quickstart --agent random --noise .2", "--noise 0.2 needs an expert or another player"),
+        ("eval --rescore x --samples 2", "--samples 2 needs --panel"),
+        ("rollout --append", "--append needs --out"),
+        ("rollout --policy-server http://127.0.0.1:1", "--policy-server http://127.0.0.1:1 needs a model that it has"),
+        ("serve proxy --student s --out o --no-train --judge expert", "--judge expert needs to train"),
+        ("serve proxy --student s --out o --prm-opd.w-hint 2", "--prm-opd.w-hint 2.0 needs --algorithm prm-opd"),
+        ("serve policy m --engine vllm --cache-tokens 9", "--cache-tokens 9 needs --engine sglang"),
+        ("plan --teacher None --teacher-dtype bfloat16", "--teacher-dtype bfloat16 needs a --teacher"),
+        ("train opd --student s --out o --lora.alpha 8", "--lora.alpha 8 needs --lora.rank"),
+        ("study run quick --print --parallel 3", "--parallel 3 needs to run (no --print)"),
+    ],
+)
+def test_each_verb_says_so_before_anything_is_opened(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(words.split()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "nothing reads it" in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_agent_of_another_package_is_given_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"temperature": 0.1, "noise": 0.1, "device": "cpu", "max_new_tokens": 3}
+    check_needed(AgentOptions(agent="a.b:c", **given))
+    monkeypatch.setattr("turngym.agents.options.installed", lambda group: {"mine": None})
+    check_needed(AgentOptions(agent="mine", **given))
+    with pytest.raises(SettingsError, match="needs a model as --agent"):
+        check_needed(AgentOptions(agent="searching", **given))
+
+
+def test_every_class_names_settings_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in VERBS:
+        for cls in classes_of(verb, monkeypatch):
+            known = {setting.key for setting in settings_of(cls)}
+            for keys, _, _ in needs_of(cls):
+                assert [name for name in keys if any(fnmatchcase(key, name) for key in known)], f"{verb}: {keys}"
