@@ -1,4 +1,4 @@
-"""The rows of the study that docs/worlds.md shows are those of its data files."""
+"""The rows of the studies that docs/worlds.md and docs/told.md show are those of their data files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SECTIONS = {
 """World -> heading of the page under which its rows are."""
 
 
-def rows_of(world: str) -> Rows:
-    return read_records(DOCS / "data" / f"study-{world}.json.gz").worlds[world]
+def rows_of(file: str, world: str | None = None) -> Rows:
+    return read_records(DOCS / "data" / f"study-{file}.json.gz").worlds[world or file]
 
 
 def shown(section: str) -> Iterator[dict[str, str]]:
@@ -68,3 +68,20 @@ def test_the_regime_is_in_the_tables_of_a_recorded_study() -> None:
         ["opd", "early", "24", "0.240", "0.393", "164.0 %"],
         ["opd", "late", "24", "0.084", "0.118", "140.2 %"],
     ]
+
+
+def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
+    rows = rows_of("told-alfworld", "alfworld")
+    found, seen = same_step(rows, "grpo")[1], set()
+    for line in (DOCS / "told.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].strip("`") not in rows or not line.startswith("|"):
+            continue
+        name, seeds, _, mean, minus, _, _, seconds = cells
+        name = name.strip("`")
+        assert seeds == f"{len(rows[name])}"
+        assert mean == str(found[name].value).partition(" ")[0], name
+        assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
+        assert seconds == f"{total_cost(rows[name]).cpu:.0f}", name
+        seen.add(name)
+    assert seen == set(rows)
