@@ -82,6 +82,6 @@ def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
         assert seeds == f"{len(rows[name])}"
         assert mean == str(found[name].value).partition(" ")[0], name
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
-        assert seconds == f"{total_cost(rows[name]).cpu:.0f}", name
+        assert seconds == f"{total_cost(rows[name]).cpu:.1f}", name
         seen.add(name)
     assert seen == set(rows)

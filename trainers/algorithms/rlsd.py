@@ -71,8 +71,8 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
     A_j is the group-relative advantage, gap_i = log q - log p of the label, q the policy with the text in its prompt;
     where nothing was told the gap is 0 and A_i = A_j.
     Source: [rlsd]; docs/algorithms.md#rlsd.
-    Differs from the paper: read in SDAR's code and in a reimplementation by others, which agree on lam and eps. Both let
-    lam fall to 0 over 50 steps by default, SDAR's scripts over 100, the default here; `fade` 0 is a constant lam.
+    Differs from the paper: read in SDAR's code and in a reimplementation by others, which agree on lam and eps. Both
+    let lam fall to 0 over 50 steps by default, SDAR's scripts over 100, the default here; `fade` 0 is a constant lam.
     """
     change = Directed(lam=config.lam, eps=config.eps, fade=config.fade)
     return told_group(
