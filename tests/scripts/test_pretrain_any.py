@@ -113,6 +113,6 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
 
 def test_options_of_the_one_kind_are_not_for_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["pretrain", "--world", "alfworld", "--eval-split", "eval"]) != 0
-    assert "--eval-split eval needs an environment by its id as --world (an embedded one has its own)" in capsys.readouterr().err
+    assert "--eval-split eval needs an environment by its id as --world" in capsys.readouterr().err
     assert main.main(["pretrain", "--env", LAMPS, "--role", "mixture", "--vocabulary-episodes", "8"]) != 0
     assert f"--role 'mixture': {LAMPS} has teacher, student" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list(tmp_path.glob("json_2.1.1/train/*/*/game.tw-pddl"))) == 2
     for words, says in (
         (["search-quickstart"], "its tasks are of turngym/Search-v0"),
-        ([PANEL, "--env-kwargs", '{"config": "full"}'], "needs the games of the environment (no panel), without which nothing reads it"),
+        ([PANEL, "--env-kwargs", '{"config": "full"}'], "needs the games of the environment (no panel)"),
         ([PANEL, "--limit", "0"], "--limit is 0"),
     ):
         assert says in expect(TurngymError, verb.main, ["export-games", *words, "--out", str(tmp_path)])
