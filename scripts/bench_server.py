@@ -36,7 +36,7 @@ class Server:
     @property
     def megabytes(self) -> float:
         """Resident memory of the server and the processes below it; 0 once it has ended."""
-        return _pages(self.process.pid) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        return megabytes(self.process.pid)
 
     def end(self) -> str:
         """Asks it to end, and returns what it has printed since it was ready."""
@@ -44,14 +44,21 @@ class Server:
         return self.process.communicate(timeout=300)[0]
 
 
-def _pages(pid: int) -> int:
+def megabytes(pid: int) -> float:
+    """Resident memory of process `pid` and the processes below it; 0 once it has ended."""
     try:
         own = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        # each thread has a list of the processes that it started
-        below = [name for path in Path(f"/proc/{pid}/task").glob("*/children") for name in path.read_text().split()]
+        below = list(children(pid))
     except OSError:
-        return 0
-    return own + sum(_pages(int(name)) for name in below)
+        return 0.0
+    return own * os.sysconf("SC_PAGE_SIZE") / 1e6 + sum(map(megabytes, below))
+
+
+def children(pid: int) -> Iterator[int]:
+    """The processes that process `pid` has started. Raises OSError once it has ended."""
+    # each thread has a list of its own
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        yield from map(int, path.read_text().split())
 
 
 @contextmanager

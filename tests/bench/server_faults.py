@@ -373,7 +373,7 @@ def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> S
     with log.open("w+") as out:
         server = subprocess.Popen(one.command, stdout=out, stderr=out, cwd=log.parent)
         try:
-            host, port = _ready(one, server, log)
+            host, port = ready(one, server, log)
             warm, sender = int(WARM * requests), Sender((host, port), one.routes, rng, row.answered)
             sender.send(warm)
             row.before = Usage.of(server.pid)
@@ -404,7 +404,8 @@ def _settled(pid: int, before: Usage) -> Usage:
     return found
 
 
-def _ready(one: Served, server: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
+def ready(one: Served, server: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
+    """Address and port of a server that has just been started, once it accepts a connection. Raises TurngymError."""
     until = time.monotonic() + 300
     while time.monotonic() < until and server.poll() is None:
         if found := re.search(r"http://([\d.]+):(\d+)", log.read_text(errors="replace")):

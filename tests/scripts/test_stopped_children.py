@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from turngym.agents.servers.weights import free_port
+from turngym.scripts.bench_server import children
 
 pytestmark = pytest.mark.long
 STUDENT = Path(__file__).parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
@@ -36,11 +37,6 @@ COMMANDS: dict[str, Sequence[str]] = {
         "o.jsonl",
     ),
 }
-
-
-def children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are read from /proc")
