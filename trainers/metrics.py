@@ -12,11 +12,14 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.line_file import LineFile
+from turngym.envs.core.room import at_once
 from turngym.envs.core.tables import written_whole
 from turngym.retrieval.user_files import library_path
 
@@ -271,6 +274,8 @@ class MetricsLog:
     others: Sequence[str] = ()
     """Further sinks by name: wandb, trackio."""
     project: str = "turngym"
+    writing: Callable[[Callable[[], Any]], Any] = at_once
+    """Calls what appends a row, as `Trainer.writing`."""
     _sinks: dict[str, Sink] = field(default_factory=dict, init=False)
     _waiting: dict[str, deque[Row]] = field(default_factory=dict, init=False)
     """Rows that sinks which only grow have not been given yet."""
@@ -313,13 +318,16 @@ class MetricsLog:
 
     def write(self, row: Row) -> None:
         """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
-        with (self.folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+        self.writing(lambda: self._append(_line(row).encode()))
         for name, sink in self._sinks.items():
             if sink.grows:
                 self._waiting[name].append(row)
             else:
                 sink.write(row)
+
+    def _append(self, line: bytes) -> None:
+        with closing(LineFile(self.folder / FILE)) as file:
+            file.append(line)
 
     def saved(self, step: int, *, ended: bool = False) -> None:
         """A checkpoint holds `step`: rows before it will not be written again, nor that of `step` if the run `ended`.

@@ -23,6 +23,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.envs.core.room import at_once
 from turngym.envs.core.secrets import redacted
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
@@ -124,6 +125,8 @@ class Trainer:
     """The processes of the run; more than one are set up by `distributed.distribute_trainer`."""
     locked: bool = False
     """The caller has locked `out` for this run already."""
+    writing: Callable[[Callable[[], Any]], Any] = at_once
+    """Calls what writes a checkpoint or a row. By default a full disk ends the run; a server waits (`RoomToWrite`)."""
 
     def train(self, *, resume: bool = False) -> RunResult:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run.
@@ -163,7 +166,13 @@ class Trainer:
             self.on_start()
         log = None
         if not self.world.rank:
-            log = MetricsLog(self.out, tensorboard=run.tensorboard, others=run.trackers, project=run.log_project)
+            log = MetricsLog(
+                self.out,
+                tensorboard=run.tensorboard,
+                others=run.trackers,
+                project=run.log_project,
+                writing=self.writing,
+            )
             # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
             log.truncate(state.step, state.evaluated)
             log.open(state.step)
@@ -271,7 +280,7 @@ class TrainLoop:
         self._save(ended=True)
 
     def _save(self, *, ended: bool = False) -> None:
-        self.folder.save(self.state)
+        self.trainer.writing(lambda: self.folder.save(self.state))
         step = self.state.step
         on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.saved(step, ended=ended))
 

@@ -25,6 +25,7 @@ from turngym.agents.rendering.open_renderer import end_ids
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
+from turngym.envs.core.room import RoomToWrite
 from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
@@ -69,6 +70,11 @@ class Training:
         """Whether all steps are done."""
         self._serving, self._judge = serving, judge
         self._thread: threading.Thread | None = None
+        self.room = RoomToWrite()
+
+        def record(one: Mapping[str, Any]) -> None:
+            self.room(lambda: service.recorder.write(one))
+
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
         found = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
         before = {one.task.task_id: one for one in found if one.task.task_id in unused}
@@ -77,7 +83,7 @@ class Training:
             engine=service.engine,
             publish=lambda version: serving.publish(version, service.engine),
             select=algorithm.select,
-            record=service.recorder.write,
+            record=record,
             batch_turns=config.batch_turns,
             live=serving.live,
             staleness=config.staleness,
@@ -87,7 +93,7 @@ class Training:
         if judge is not None:
             self._judging = TurnJudging(
                 judge,
-                on_votes=lambda *said: service.recorder.write(votes_record(*said)),
+                on_votes=lambda *said: record(votes_record(*said)),
                 on_judged=self._judged,
                 votes=service.votes,
                 feedback=service.feedback_before,
@@ -139,6 +145,7 @@ class Training:
 
     def stop(self) -> None:
         """Finish the step under way, save and end."""
+        self.room.close()
         if self._judging is not None:
             self._judging.close()
         self.source.close()
@@ -147,7 +154,8 @@ class Training:
         self._trace.close()
 
     def health(self) -> Mapping[str, Any]:
-        state = "failed" if self.error else "finished" if self.finished else "running"
+        running = "waits for room on the disk" if self.room.waiting else "running"
+        state = "failed" if self.error else "finished" if self.finished else running
         judging = {} if self._judging is None else self._judging.as_json()
         training = {"state": state, "algorithm": self.algorithm.name, "step": self.step}
         training |= judging | self.source.as_json()
@@ -170,7 +178,7 @@ class Training:
             self.source.resume()
 
     def _judged(self, episode: Episode) -> None:
-        self._trace.write(episode)
+        self.room(lambda: self._trace.write(episode))
         self.source.put_judged([episode])
 
 
@@ -257,6 +265,7 @@ def build(
         vocab_size=vocab_size,
         identity=_identity(config, chat),
         progress=LineProgress(),
+        writing=training.room,
     )
     return service, training
 
