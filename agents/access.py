@@ -13,6 +13,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from turngym.retrieval.redaction import excerpt
+
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
 
 
@@ -72,4 +74,4 @@ def _name(host: str) -> str | None:
 
 
 def _shown(value: str | None) -> str:
-    return "missing" if value is None else ascii(value[:60])
+    return "missing" if value is None else ascii(excerpt(value, 60))

@@ -30,6 +30,7 @@ from turngym.envs.search.sources import SEARCH_HOME
 from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
 from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
 from turngym.envs.webshop.products import SHOP_HOME
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import user_path
 
 CHUNK = 1 << 20
@@ -145,7 +146,7 @@ def get(
     known, wanted = data_set(name), dict(sha256 or {})
     if unknown := sorted(wanted.keys() - {file.name for file in known.files}):
         names = ", ".join(file.name for file in known.files)
-        raise DataError(f"{name} has no file {unknown[0]!r:.80}; its files: {names}")
+        raise DataError(f"{name} has no file {brief(unknown[0], 80)}; its files: {names}")
     folder = known.folder(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +185,7 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         # a file that has changed is sent from its beginning
         heads |= {"Range": f"bytes={start}-", "If-Range": tag.read_text(encoding="utf-8")}
     if not url.startswith(("https://", "http://")):
-        raise DataError(f"{url!r:.200} is no address of the web")
+        raise DataError(f"{brief(url, 200)} is no address of the web")
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=PATIENCE) as answer:
             _check_answer(answer, url)
@@ -279,7 +280,9 @@ def unpack(archive: Path, folder: Path) -> None:
                     or any(part in ("..", ".") or "\\" in part or ":" in part for part in parts)
                     or entry.file_size > LARGEST_GAME
                 ):
-                    raise DataError(f"{archive.name} holds {entry.filename!r:.120}, which is no game's place or size")
+                    raise DataError(
+                        f"{archive.name} holds {brief(entry.filename, 120)}, which is no game's place or size"
+                    )
                 target = scratch.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(entry) as source, target.open("wb") as file:

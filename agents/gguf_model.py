@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from turngym.agents.models import require_memory
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.files import write_sums
+from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.user_files import library_path
 
 CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
@@ -143,7 +144,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
         raise
     except Exception as error:  # a file from anyone may claim anything
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AgentError(f"{file} holds no whole {found.architecture} model: {what[:300]}") from error
+        raise AgentError(f"{file} holds no whole {found.architecture} model: {excerpt(what, 300)}") from error
     model.tie_weights()
     ids = {
         "bos_token_id": config.bos_token_id,

@@ -28,6 +28,7 @@ from turngym.agents.serving import access_of
 from turngym.envs.core.needed import check_needed
 from turngym.envs.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
 from turngym.retrieval.cores import POOLS
+from turngym.retrieval.redaction import excerpt
 
 TAIL = 25
 """Lines of the server's output that an error shows."""
@@ -113,7 +114,7 @@ class ServerProcess:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
         except OSError as error:
             return f"its output {self.log} cannot be read: {error}"
-        return f"the end of {self.log}:\n" + "\n".join(line[:300] for line in lines)
+        return f"the end of {self.log}:\n" + "\n".join(excerpt(line, 300) for line in lines)
 
     def __enter__(self) -> ServerProcess:
         return self

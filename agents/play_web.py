@@ -26,6 +26,7 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
+from turngym.retrieval.redaction import excerpt
 
 try:
     from flask import Flask, Response, make_response, redirect, render_template, request
@@ -146,9 +147,9 @@ class Games(Visitors[Game]):
         """Begin another game for `name`. Raises TurngymError for an unknown environment, task or agent."""
         if world not in self.settings.environments:
             known = list(self.settings.environments)
-            raise TurngymError(f"there is no environment {world[:40]!r}.{did_you_mean(world[:40], known)}")
+            raise TurngymError(f"there is no environment {excerpt(world, 40)!r}.{did_you_mean(world, known)}")
         if agent not in self.players(world):
-            raise TurngymError(f"nobody here is called {agent[:60]!r}")
+            raise TurngymError(f"nobody here is called {excerpt(agent, 60)!r}")
         env_id, kwargs = self.settings.environments[world]
         with self._models:
             opened = self._agents.get((world, agent))

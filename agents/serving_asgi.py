@@ -24,6 +24,7 @@ from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.strict_json import JsonError, strict_json
+from turngym.retrieval.redaction import excerpt
 
 # part of an extra: where it is missing, the server says what to install
 try:
@@ -132,7 +133,7 @@ class Guarded:
         else:
             # before it is accepted, a WebSocket is an HTTP request: closing it answers 403
             await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal[:100]})
+            await send({"type": "websocket.close", "code": 1008, "reason": excerpt(refusal, 100)})
 
     def _refusal(self, headers: list[tuple[bytes, bytes]]) -> str | None:
         found: dict[bytes, list[str]] = {b"host": [], b"origin": []}

@@ -22,6 +22,7 @@ from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, di
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
+from turngym.retrieval.redaction import brief, first_letters
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]+")
 _TOO_EARLY = {
@@ -429,9 +430,9 @@ def quote(text: str, limit: int = 120, *, beside: str | None = None) -> str:
     same, runs stay and whatever that text lacks is escaped, too, so that the two are never quoted alike.
     """
     # cut first, because responses may have megabytes
-    line = printable(text[: limit + 1])
+    line = printable(first_letters(text, limit + 1))
     line = shown(_BLANKS.sub(" ", line).strip() if beside is None else line, beside)
-    return f'"{line}"' if len(text) <= limit else f'"{line[:limit]}..."'
+    return f'"{line}"' if len(text) <= limit else f'"{first_letters(line, limit)}..."'
 
 
 _ENV_KEYS: Mapping[str, tuple[type, ...]] = {
@@ -451,7 +452,7 @@ def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str)
     """Raises TurngymError unless `state` has these keys with values of these types."""
     if not isinstance(state, Mapping):
         raise TurngymError(
-            f"{where}: set_state() takes what get_state() gave, not {type(state).__name__} {state!r:.80}"
+            f"{where}: set_state() takes what get_state() gave, not {type(state).__name__} {brief(state, 80)}"
         )
     missing = [key for key in keys if key not in state]
     if missing:
@@ -466,7 +467,7 @@ def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str)
         number = isinstance(state[key], int) and bool not in types
         if not isinstance(state[key], types) or (number and (isinstance(state[key], bool) or state[key] < 0)):
             names = " or ".join(kind.__name__ for kind in types)
-            raise TurngymError(f"{where}: the snapshot's {key} is {state[key]!r:.80}; it must be {names}")
+            raise TurngymError(f"{where}: the snapshot's {key} is {brief(state[key], 80)}; it must be {names}")
     if "phase" in keys:
         checked_choice(f"{where}: the snapshot's phase", state["phase"], ("playing", "over"))
 
@@ -479,19 +480,19 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
     """
     if isinstance(shape, dict):
         if not isinstance(value, Mapping) or value.keys() != shape.keys():
-            raise TypeError(f"{what} is {value!r:.80}; it must be an object of {', '.join(shape)}")
+            raise TypeError(f"{what} is {brief(value, 80)}; it must be an object of {', '.join(shape)}")
         for name, inner in shape.items():
             require_shape(value[name], inner, f"{what}.{name}")
     elif isinstance(shape, list):
         if not isinstance(value, (list, tuple)) or (len(shape) > 1 and len(value) != len(shape)):
             size = f" of {len(shape)}" if len(shape) > 1 else ""
-            raise TypeError(f"{what} is {value!r:.80}; it must be a list{size}")
+            raise TypeError(f"{what} is {brief(value, 80)}; it must be a list{size}")
         for place, item in enumerate(value):
             require_shape(item, shape[place] if len(shape) > 1 else shape[0], f"{what}[{place}]")
     else:
         kinds = shape if isinstance(shape, tuple) else (shape,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{what} is {value!r:.80}; it must be {' or '.join(kind.__name__ for kind in kinds)}")
+            raise TypeError(f"{what} is {brief(value, 80)}; it must be {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 class SnapshotGuard:

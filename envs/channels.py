@@ -23,6 +23,7 @@ from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
+from turngym.retrieval.redaction import excerpt
 
 VERL_AGENT = "text:verl-agent"
 """Name of the channel that reads as verl-agent does."""
@@ -201,7 +202,7 @@ class ToolChannel:
         if call.name != self.tool.name:
             hint = did_you_mean(call.name, [self.tool.name])
             # the guard adds the full stop
-            reason = f"there is no tool {json.dumps(call.name[:80])}; the tool is {self.tool.name}.{hint}"
+            reason = f"there is no tool {json.dumps(excerpt(call.name, 80))}; the tool is {self.tool.name}.{hint}"
             return None, reason.rstrip(".")
         arguments, wanted = call.arguments, f'"{self.tool.argument}"'
         if isinstance(arguments, str):
@@ -271,7 +272,7 @@ class VerlAgentChannel:
         response = f"{THINK.write(thought or '')}{body}"
         parsed, wanted = self.parse(response), action.strip()
         if parsed.reason is not None or (parsed.action or "").casefold() != wanted.casefold():
-            raise TurngymError(f"the {self.name} channel cannot carry the action {action[:200]!r}")
+            raise TurngymError(f"the {self.name} channel cannot carry the action {excerpt(action, 200)!r}")
         return response
 
     def instructions(self, tool: ToolSpec) -> str:
@@ -398,8 +399,8 @@ def _checked(channel: Channel, response: str, action: str, thought: str | None) 
     parsed = channel.parse(response)
     if parsed.action != action.strip() or parsed.thought != (None if thought is None else thought.strip()):
         raise TurngymError(
-            f"the {channel.name} channel cannot carry the action {action[:200]!r} with the thought "
-            f"{None if thought is None else thought[:200]!r}: actions must not be empty, and neither may contain the "
-            f"channel's tags or lone surrogates"
+            f"the {channel.name} channel cannot carry the action {excerpt(action, 200)!r} with the thought "
+            f"{None if thought is None else excerpt(thought, 200)!r}: actions must not be empty, and "
+            "neither may contain the channel's tags or lone surrogates"
         )
     return response

@@ -15,6 +15,7 @@ from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.lookalikes import alike
 from turngym.envs.reading import Reading, read_action
 from turngym.envs.spaces import printable
+from turngym.retrieval.redaction import brief
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -125,7 +126,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         observation, reward, terminated, truncated, info = self.env.step(canonical)
         # float() reads numbers from text
         if isinstance(reward, str | bytes):
-            raise EnvBackendError(f"the environment's reward is {reward!r:.80}; it must be a number")
+            raise EnvBackendError(f"the environment's reward is {brief(reward, 80)}; it must be a number")
         if malformed:
             info["verdict"] = Verdict.MALFORMED.value
             reward = float(reward) - self.invalid_cost

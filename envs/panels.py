@@ -25,6 +25,7 @@ from turngym.envs.core.tables import atomic_write
 from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
 from turngym.retrieval.named_module import look_here
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import read_text, user_path
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
@@ -94,17 +95,18 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
 def _check_fields(name: object, version: object, env_id: object, make_kwargs: object, tasks: Iterable[Task]) -> None:
     """Raises PanelError for what a manifest could not hold, or would not give back."""
     if not isinstance(name, str) or isinstance(version, bool) or not isinstance(version, int):
-        raise PanelError(f"panel name {name!r:.80} version {version!r:.80}: a text and a whole number are needed")
+        said = f"panel name {brief(name, 80)} version {brief(version, 80)}"
+        raise PanelError(f"{said}: a text and a whole number are needed")
     if not isinstance(env_id, str):
-        raise PanelError(f"panel {name}: env_id is {env_id!r:.80}; it must be a text")
+        raise PanelError(f"panel {name}: env_id is {brief(env_id, 80)}; it must be a text")
     if not isinstance(make_kwargs, Mapping):
-        raise PanelError(f"panel {name}: make_kwargs is {make_kwargs!r:.80}; it must be an object")
+        raise PanelError(f"panel {name}: make_kwargs is {brief(make_kwargs, 80)}; it must be an object")
     for task in tasks:
         for field in ("task_id", "sha256", "split", "category"):
             value = getattr(task, field)
             if not isinstance(value, str):
                 raise PanelError(
-                    f"panel {name}: {field} of task {task.task_id!r:.80} is {value!r:.80}; it must be a text"
+                    f"panel {name}: {field} of task {brief(task.task_id, 80)} is {brief(value, 80)}; it must be a text"
                 )
             _check_json(value, f"panel {name}: {field} of a task")
     _check_json(env_id, f"panel {name}: env_id")
@@ -116,7 +118,7 @@ def _check_json(value: Any, what: str) -> None:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
     # half a surrogate pair and numbers that are not finite are ValueErrors
     except (ValueError, TypeError, RecursionError) as error:
-        raise PanelError(f"{what} is {value!r:.80}, which JSON in UTF-8 cannot hold: {error}") from None
+        raise PanelError(f"{what} is {brief(value, 80)}, which JSON in UTF-8 cannot hold: {error}") from None
 
 
 def panel_of_env(
@@ -208,8 +210,8 @@ def shipped_panel(name: str) -> Panel:
     """
     if name not in list_panels():
         raise PanelError(
-            f"a file names the panel {name!r:.200}, which does not come with turngym: name it yourself, with --panel, "
-            "by its package (my_package:name) or the path of its manifest"
+            f"a file names the panel {brief(name, 200)}, which does not come with turngym: name it yourself, with "
+            "--panel, by its package (my_package:name) or the path of its manifest"
         )
     return _read(PANEL_FOLDER / f"{name}.json")
 
@@ -312,7 +314,7 @@ def _read(path: Path) -> Panel:
         what = f"it has no {missing[0]}" if isinstance(record, dict) else "it is no JSON object"
         raise PanelError(f"{path} is not a panel manifest: {what}; valid: an object with {', '.join(_FIELDS)}")
     if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
-        raise PanelError(f"{path}: schema {record['schema']!r:.80}; this turngym reads {_SCHEMA}: upgrade turngym")
+        raise PanelError(f"{path}: schema {brief(record['schema'], 80)}; this turngym reads {_SCHEMA}: upgrade turngym")
     env_id, rows = record["env_id"], record["tasks"]
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
         raise PanelError(f"{path} is not a panel manifest: tasks must be a list of [id, sha256, split, category]")
@@ -326,7 +328,7 @@ def _read(path: Path) -> Panel:
         raise PanelError(f"{path} is not a panel manifest: {error}") from error
     if panel.sha256 != record["sha256"]:
         raise PanelError(
-            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {record['sha256']!r:.80}; it was "
-            "changed"
+            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {brief(record['sha256'], 80)}; it "
+            "was changed"
         )
     return panel

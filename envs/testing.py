@@ -25,6 +25,7 @@ from turngym.envs.base import ResetNeeded, TextEnv
 from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.core.task import Verdict, plain_id
 from turngym.envs.guard import ActionGuard, guard_of
+from turngym.retrieval.redaction import brief
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},
@@ -55,7 +56,7 @@ def expect(error: type[Exception], call: Callable[..., Any], *args: Any) -> str:
         result = call(*args)
     except error as caught:
         return str(caught)
-    raise AssertionError(f"expected {error.__name__}, got the result {result!r:.200}")
+    raise AssertionError(f"expected {error.__name__}, got the result {brief(result, 200)}")
 
 
 def check_info(info: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ class EnvContract:
         for state in strange:
             expect(TurngymError, guard.set_state, state)
             after = json.dumps(guard.get_state()), guard.describe()
-            assert after == before, f"a refused snapshot ({state!r:.80}) left the environment in another state"
+            assert after == before, f"a refused snapshot ({brief(state, 80)}) left the environment in another state"
         twin = self.guard()
         twin.reset(seed=1, options={"task": tasks[0]})
         self.play(twin, 2, 3)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
+from turngym.retrieval.redaction import excerpt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thoughts:
@@ -439,7 +441,7 @@ class TaggedCalls(_Headed):
             opened = text.find(self.value[0], position)
             # nothing but white space may stand between an argument's name and its value
             if opened < 0 or text[position:opened].strip():
-                return f"the tool call has an argument {key.strip()[:80]!r} without a value"
+                return f"the tool call has an argument {excerpt(key.strip(), 80)!r} without a value"
             value, position = _until(text, opened + len(self.value[0]), self.value[1])
             found.setdefault(key.strip(), value.strip())
         return found

@@ -15,6 +15,8 @@ from typing import Protocol, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
+from turngym.retrieval.redaction import excerpt
+
 
 class RetrievalError(Exception):
     """Base of every error that retrieval raises on purpose."""
@@ -84,7 +86,7 @@ class Encoder(Protocol):
 def check_request(queries: Sequence[str], k: int) -> None:
     """Raises RetrievalError for one string in place of a sequence of them, and for k below 1."""
     if isinstance(queries, str):
-        raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
+        raise RetrievalError(f"queries is the string {excerpt(queries, 40)!r}; give a sequence of strings")
     if k < 1:
         raise RetrievalError(f"k={k}: at least one passage must be asked for")
 

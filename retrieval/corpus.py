@@ -18,6 +18,7 @@ import numpy as np
 
 from turngym.retrieval.core import Closes, Passage, RetrievalError
 from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_rows, show, text_problem
 from turngym.retrieval.sequences import LazySequence
 
@@ -177,7 +178,7 @@ def parse_row(row: Any, where: str) -> Passage:
         title = _string(row, "title", where, given) if row.get("title") is not None else ""
         text = _string(row, "text", where, given)
     else:
-        raise CorpusError(f"{where}: row {show(name)} has no contents, only {sorted(row)!r:.200}; write {FORMS}")
+        raise CorpusError(f"{where}: row {show(name)} has no contents, only {brief(sorted(row), 200)}; write {FORMS}")
     if not title.strip() and not text.strip():
         raise CorpusError(f"{where}: row {show(name)} has empty contents; leave the row out or give it text")
     return Passage(id=name, title=title, text=text)

@@ -30,6 +30,7 @@ from turngym.retrieval.core import Encoder, Passage, RetrievalError
 from turngym.retrieval.hub import model_folder
 from turngym.retrieval.mapped import map_array
 from turngym.retrieval.named_module import import_named
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import library_path, user_path
 
 GROUP = "turngym.encoders"
@@ -92,8 +93,8 @@ def recorded_encoder(name: str) -> Callable[[str], Encoder]:
     """
     if name not in _installed():
         raise RetrievalError(
-            f"it names the encoder {name!r:.200}, which no installed package has as an entry point of {GROUP}; name it "
-            "yourself: encoder='package.module:name', --encoder of turngym serve retrieval"
+            f"it names the encoder {brief(name, 200)}, which no installed package has as an entry point of "
+            f"{GROUP}; name it yourself: encoder='package.module:name', --encoder of turngym serve retrieval"
         )
     return find_encoder(name)
 
@@ -104,7 +105,7 @@ def recorded_model(name: str) -> str:
     Raises RetrievalError for any other name.
     """
     if name != MINILM and not user_path(name).is_dir():
-        raise RetrievalError(f"there is no folder {name!r:.200}, and a file does not say what is downloaded")
+        raise RetrievalError(f"there is no folder {brief(name, 200)}, and a file does not say what is downloaded")
     return name
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.redaction import brief, excerpt
 from turngym.retrieval.user_files import user_path
 
 NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
@@ -116,7 +117,7 @@ def _listed(hub: Any, repo: str, revision: str, named: str, by_hand: str) -> tup
         ) from None
     commit, files = str(info.sha), info.siblings or []
     if COMMIT.fullmatch(commit) is None or len(files) > MOST_FILES:
-        raise HubError(f"{named}: the hub's answer cannot be: commit {commit!r:.60}, {len(files)} files")
+        raise HubError(f"{named}: the hub's answer cannot be: commit {brief(commit, 60)}, {len(files)} files")
     names = {file.rfilename: int(file.size or 0) for file in files}
     return commit, {name: size for name, size in names.items() if SMALL.fullmatch(name) or WEIGHTS.fullmatch(name)}
 
@@ -162,4 +163,4 @@ def _size(count: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter((str(error).strip() or type(error).__name__).splitlines()))[:200]
+    return excerpt(next(iter((str(error).strip() or type(error).__name__).splitlines())), 200)

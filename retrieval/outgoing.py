@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import time
 import zlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import numpy as np
+
+from turngym.retrieval.redaction import Keys, excerpt, is_secret, remember_key
 
 T = TypeVar("T")
 
@@ -63,8 +64,8 @@ class HttpReply:
         return read_json(self.body)
 
     def text(self, most: int) -> str:
-        """The first `most` bytes of the body as text, for messages."""
-        return self.body[:most].decode("utf-8", "replace")
+        """The first `most` letters of the body, for messages."""
+        return excerpt(self.body, most)
 
 
 def read_json(body: bytes) -> Any:
@@ -73,7 +74,7 @@ def read_json(body: bytes) -> Any:
         return json.loads(body)
     # deep nesting is a RecursionError; bad bytes and numbers of thousands of digits are ValueErrors
     except (ValueError, RecursionError) as error:
-        raise BadReply(f"the answer is not JSON: {body[:100]!r}") from error
+        raise BadReply(f"the answer is not JSON: {excerpt(body, 100)!r}") from error
 
 
 def too_many_values(body: bytes, most: int) -> bool:
@@ -148,7 +149,10 @@ class HttpClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
         # a server that compresses nevertheless is read, see `_unzipper`
         fixed = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
-        self._hide = _Hidden(tuple((headers or {}).values()))
+        self._keys = Keys(tuple((headers or {}).values()))
+        for name, value in (headers or {}).items():
+            if is_secret(name):
+                remember_key(value.rpartition(" ")[2])
         self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
 
     async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
@@ -169,9 +173,11 @@ class HttpClient:
                 self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as answer,
             ):
                 if 300 <= answer.status_code < 400:
-                    to = self._hide(answer.headers.get("location", "nowhere").encode()).decode("utf-8", "replace")
-                    raise BadReply(f"status {answer.status_code}: it redirects to {to[:200]!r}, which is not followed")
-                whole = self._hide(await _read(answer, limit))
+                    to = self._keys.hidden(answer.headers.get("location", "nowhere").encode())
+                    raise BadReply(
+                        f"status {answer.status_code}: it redirects to {excerpt(to, 200)!r}, which is not followed"
+                    )
+                whole = self._keys.hidden(await _read(answer, limit))
                 return HttpReply(status=answer.status_code, headers=answer.headers, body=whole)
         except TimeoutError:
             raise TooLate(f"no whole answer within {seconds:.3g} s") from None
@@ -182,31 +188,10 @@ class HttpClient:
         await self._http.aclose()
 
 
-class _Hidden:
-    """Takes the keys of a client's own headers out of an answer, before anything is cut, shown or written of it.
-
-    Servers repeat a key in their errors, and whoever cuts such a text first hides a key no more, but most of it.
-    """
-
-    def __init__(self, values: Sequence[str]) -> None:
-        keys = sorted({value.rpartition(" ")[2] for value in values}, key=len, reverse=True)
-        # a short key ("test") may be part of ordinary words, and is hidden where it stands alone
-        known = [re.escape(key.encode()) for key in keys if len(key) >= LEAST_KEY]
-        parts = [key if len(key) >= SHORT_KEY else rb"(?<![\w-])" + key + rb"(?![\w-])" for key in known]
-        self._keys = re.compile(b"|".join(parts)) if parts else None
-
-    def __call__(self, body: bytes) -> bytes:
-        return body if self._keys is None else self._keys.sub(b"***", body)
-
-
-LEAST_KEY, SHORT_KEY = 4, 16
-"""Letters of a header that may be a key, and from which on a key is no ordinary word."""
-
-
 async def _read(answer: Any, limit: int) -> bytes:
     coding = answer.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity", "gzip", "deflate"):
-        raise BadReply(f"the answer is compressed by {coding[:40]!r}, although no compression was asked for")
+        raise BadReply(f"the answer is compressed by {excerpt(coding, 40)!r}, although no compression was asked for")
     # 32 reads the headers of both
     unzip = None if coding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
     whole = bytearray()

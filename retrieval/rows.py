@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from turngym.retrieval.redaction import brief, excerpt, redacted
+
 CHUNK = 1 << 20
 """Bytes that are read at once."""
 LONGEST = 1 << 24
@@ -308,7 +310,7 @@ class _Text:
         """The name of the next member, and the colon behind it."""
         key = self.value()
         if not isinstance(key, str):
-            raise self.damaged(f"a key is {key!r:.60}, not a text")
+            raise self.damaged(f"a key is {brief(key, 60)}, not a text")
         self.expect(":")
         return key
 
@@ -326,7 +328,7 @@ class _Text:
             except ValueError as reason:
                 # cut off or damaged looks the same until the file ends or the element is too long to be one
                 if self._ended or len(self._buffer) - self._at > LONGEST:
-                    raise self.damaged(f"{reason.args[0]:.80}") from None
+                    raise self.damaged(excerpt(reason.args[0], 80)) from None
             except RecursionError:
                 raise self.damaged("brackets nested too deep") from None
             else:
@@ -373,10 +375,10 @@ class _Text:
 def show(value: Any, limit: int = 80) -> str:
     """A value in an error: as JSON, on one line, cut after `limit` characters."""
     try:
-        text = repr(value[: limit + 1]) if isinstance(value, str) else json.dumps(value, default=str)
+        text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     except (RecursionError, ValueError):
         text = f"a {type(value).__name__} that is nested too deep"
-    return text if len(text) <= limit + 2 else f"{text[:limit]}..."
+    return text if len(text) <= limit + 2 and redacted(text) == text else excerpt(text, limit)
 
 
 def text_problem(value: str) -> str | None:

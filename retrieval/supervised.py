@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from turngym.retrieval.redaction import excerpt
+
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 """Seconds between a failure and the next try; doubled each time."""
 CALM = 60.0
@@ -37,13 +39,17 @@ class SupervisedThread(threading.Thread):
                 return
             # a Rust panic is no Exception, and nothing above would see it
             except BaseException as error:
-                self.failures += 1
-                self.error = f"{type(error).__name__}: {error}"[:500]
-                if self.error != self._said:
-                    self._said = self.error
-                    print(f"{self.name}: {self.error}; it goes on", file=sys.stderr, flush=True)
+                self.fail(error)
             wait = FIRST_WAIT if time.monotonic() - begun > CALM else min(2 * wait, LONGEST_WAIT)
             time.sleep(wait)
+
+    def fail(self, error: BaseException) -> None:
+        """Count a failure, and say it unless it was the last one, too."""
+        self.failures += 1
+        self.error = excerpt(f"{type(error).__name__}: {error}", 500)
+        if self.error != self._said:
+            self._said = self.error
+            print(f"{self.name}: {self.error}; it goes on", file=sys.stderr, flush=True)
 
 
 def failures_of_threads() -> dict[str, Any]:

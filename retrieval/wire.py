@@ -18,6 +18,7 @@ from typing import Any
 from turngym.retrieval.core import Hit, Passage, RetrievalError
 from turngym.retrieval.corpus import parse_row
 from turngym.retrieval.outgoing import too_many_values
+from turngym.retrieval.redaction import brief, excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
         byte = body[error.start]
         raise BadRequest(f"the body is not UTF-8: byte 0x{byte:02x} at offset {error.start}", status=400) from None
     except (ValueError, RecursionError) as error:
-        what = "the body is empty" if not body.strip() else f"the body is not JSON: {_shorten(str(error))}"
+        what = "the body is empty" if not body.strip() else f"the body is not JSON: {excerpt(error, 60)}"
         raise BadRequest(what, status=400) from None
     if not isinstance(fields, dict):
         raise BadRequest(f"the body is {_type(fields)}; it must be a JSON object")
@@ -118,7 +119,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
             near = get_close_matches(name, FIELDS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             valid = f"fields {', '.join(FIELDS)}"
-            raise BadRequest(f"unknown field {_shorten(name)!r}{hint}", field=_shorten(name), valid=valid)
+            raise BadRequest(f"unknown field {excerpt(name, 60)!r}{hint}", field=excerpt(name, 60), valid=valid)
     queries = _queries(fields, settings)
     k = fields.get("topk")
     if isinstance(k, bool) or not isinstance(k, int | None):
@@ -127,7 +128,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
     k = k or settings.topk
     if not 0 < k <= settings.max_topk:
         valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
-        raise BadRequest(f"topk is {_shorten(str(k))}, out of range", field="topk", valid=valid)
+        raise BadRequest(f"topk is {excerpt(k, 60)}, out of range", field="topk", valid=valid)
     scores = fields.get("return_scores", False)
     if not isinstance(scores, bool):
         what = f"return_scores is {_type(scores)}; it must be true or false"
@@ -177,11 +178,7 @@ def _type(value: Any) -> str:
     for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object")):
         if isinstance(value, kind):
             return name
-    return f"the number {_shorten(json.dumps(value))}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return f"the number {excerpt(json.dumps(value), 60)}"
 
 
 FINGERPRINT_HEADER = "Turngym-Fingerprint"
@@ -233,18 +230,18 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"the answer is not JSON ({error}): {_show(body)}") from error
+        raise WireError(f"the answer is not JSON ({error}): {brief(body, 120)}") from error
     rows = reply.get("result") if isinstance(reply, dict) else None
     if isinstance(reply, dict) and reply.get("error"):
         # what stands beside it may be half of the hits
-        raise WireError(f"the answer is an error: {_show(reply['error'])}")
+        raise WireError(f"the answer is an error: {brief(reply['error'], 120)}")
     if not isinstance(rows, list):
-        raise WireError(f'the answer is not {{"result": [...]}}: {_show(body)}')
+        raise WireError(f'the answer is not {{"result": [...]}}: {brief(body, 120)}')
     if len(rows) != queries:
         raise WireError(f"the answer has {len(rows)} result lists for {queries} queries")
     for number, row in enumerate(rows):
         if not isinstance(row, list):
-            raise WireError(f"result[{number}] is {_show(row)}; it must be a list of documents with scores")
+            raise WireError(f"result[{number}] is {brief(row, 120)}; it must be a list of documents with scores")
     ranked = all(_has_rank_alone(entry) for row in rows for entry in row)
     return [_read_hits(row, f"result[{number}]", ranked)[:k] for number, row in enumerate(rows)]
 
@@ -267,10 +264,10 @@ def _read_hits(row: list[Any], where: str, ranked: bool) -> list[Hit]:
 
 def _read_entry(entry: Any, where: str) -> Hit:
     if not isinstance(entry, dict) or not isinstance(entry.get("document"), dict) or "score" not in entry:
-        raise WireError(f'{where} is {_show(entry)}; it must be {{"document": {{"id", "contents"}}, "score"}}')
+        raise WireError(f'{where} is {brief(entry, 120)}; it must be {{"document": {{"id", "contents"}}, "score"}}')
     document, score = entry["document"], _finite(entry["score"])
     if score is None:
-        raise WireError(f"{where}: score {_show(entry['score'])} is not a finite number")
+        raise WireError(f"{where}: score {brief(entry['score'], 120)} is not a finite number")
     if not {"id", "_id"} & document.keys() and isinstance(document.get("contents"), str):
         # the original server's BM25 sends no ids, but the same contents must still be the same passage
         digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
@@ -288,8 +285,3 @@ def _finite(score: Any) -> float | None:
     # a whole number beyond the range of floats
     except OverflowError:
         return None
-
-
-def _show(value: Any, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."

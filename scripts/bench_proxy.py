@@ -26,6 +26,7 @@ from typing import Any
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.settings import Above0, Count, Length
+from turngym.retrieval.redaction import excerpt
 from turngym.scripts.bench_server import Server
 from turngym.scripts.options import read
 
@@ -123,7 +124,7 @@ def _post_turn(http: Any, messages: list[Any], headers: dict[str, str], tally: T
         with tally.lock:
             tally.refused[answer.status_code] += 1
             if answer.status_code not in (429, 503):
-                tally.errors.append(answer.text[:300])
+                tally.errors.append(excerpt(answer.text, 300))
                 return None
         time.sleep(float(answer.headers.get("Retry-After", 1)))
     with tally.lock:
@@ -177,7 +178,7 @@ def run_load(config: BenchProxy, out: Path) -> int:
         said = server.end()
     problems = [*tally.errors[:5], *check(out, tally)]
     if "everything accepted was answered" not in said:
-        problems.append(f"the server did not end cleanly: {said[-500:]!r}")
+        problems.append(f"the server did not end cleanly: {excerpt(said, 500, end=True)!r}")
     if memory and memory[-1] > 1.15 * memory[len(memory) // 2] + 20:
         problems.append(f"memory grew in the second half: {memory[len(memory) // 2]:.0f} to {memory[-1]:.0f} MB")
     for line in _report(config, tally, memory, health, spent):

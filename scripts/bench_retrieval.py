@@ -40,6 +40,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Above0, Count, Length, Range, Seed
 from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.redaction import excerpt
 from turngym.scripts.bench_server import Server, started
 from turngym.scripts.options import read
 
@@ -164,7 +165,7 @@ class _Connection:
         length = int(head.split("content-length:", 1)[1].split("\r\n", 1)[0])
         answer = await reader.readexactly(length)
         if not head.startswith("http/1.1 200"):
-            raise ValueError(answer[:200].decode("utf-8", "replace"))
+            raise ValueError(excerpt(answer, 200))
         ids = tuple(entry["document"]["id"] for entry in json.loads(answer)["result"][0])
         if len(ids) != self._topk:
             raise ValueError(f"{len(ids)} documents instead of {self._topk}")

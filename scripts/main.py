@@ -27,7 +27,8 @@ from typing import Any, NoReturn
 
 import turngym
 from turngym.envs.core.errors import TurngymError, did_you_mean, is_disk_full
-from turngym.envs.core.secrets import redacted, refuse_credentials
+from turngym.envs.core.secrets import refuse_credentials
+from turngym.retrieval.redaction import redacted, without_keys
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -153,13 +154,15 @@ _OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 class Terminal:
     """Standard output or error, to which no control character of a stranger's text comes: a title, a cleared screen.
 
-    Endpoints, traces, servers and file names are printed by every verb. Only a terminal gets our own colors.
+    Endpoints, traces, servers and file names are printed by every verb. Only a terminal gets our own colors. No key
+    that this process knows is printed either, whoever has said it.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        text = without_keys(text)
         if _CODES.search(text) is not None:
             text = self._plain(text)
         written: int = self._stream.write(text)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, latex
+from turngym.retrieval.redaction import excerpt
 from turngym.trainers.study.results import Rows, curve
 
 # A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.
@@ -169,7 +170,7 @@ def _plain_import() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
+    return f"{type(error).__name__}: {excerpt((str(error).strip() or '-').splitlines()[0], 200)}"
 
 
 def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str]:

@@ -30,6 +30,7 @@ from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
 from turngym.envs.spaces import printable
+from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.user_files import named_path
 from turngym.scripts.options import run_verb
 from turngym.scripts.report_data import name_of_run
@@ -530,7 +531,7 @@ def _arrow_type(pa: Any, kind: str) -> Any:
 
 
 def _block(head: str, text: str, width: int) -> str:
-    shown = text if len(text) <= width else f"{text[:width]}... ({len(text)} characters)"
+    shown = excerpt(text, width) + (f" ({len(text)} characters)" if len(text) > width else "")
     return f"  {head}\n" + "\n".join(f"    {line}" for line in shown.splitlines() or [""])
 
 

@@ -21,6 +21,7 @@ from turngym.envs.core.episode import Episode, Turn, next_state
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
 from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.retrieval.redaction import excerpt
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.targets import TargetError
 
@@ -219,7 +220,7 @@ def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
     # a turn of which no vote was read, so that what is shown is one of them
     wild = next((turn for turn in reversed(turns) if turn.judge_scores == ()), None)
     votes = [vote for vote in (wild.judge_votes or ()) if vote is not None] if wild else []
-    shown = f"; one ends with {votes[-1][-SHOWN:]!r}" if votes else ""
+    shown = f"; one ends with {excerpt(votes[-1], SHOWN, end=True)!r}" if votes else ""
     return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{of_them}{shown}"
 
 

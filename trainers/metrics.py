@@ -21,6 +21,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.room import at_once
 from turngym.envs.core.tables import written_whole
+from turngym.retrieval.redaction import without_keys
 from turngym.retrieval.user_files import library_path
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
@@ -359,7 +360,7 @@ def shown(name: str) -> str:
 
 
 def _line(row: Row) -> str:
-    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+    return without_keys(json.dumps({name: _plain(value) for name, value in row.items()})) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -53,6 +53,7 @@ from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import Task, plain_id
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
+from turngym.retrieval.redaction import excerpt
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.collecting import (
     WORLD,
@@ -514,6 +515,6 @@ def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
     """Raises TurngymError for a text that no prompt would hold."""
     if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
         raise TurngymError(
-            f"skills {skills.name}: the text {forged[:40]!r} spells a control token of the student's tokenizer, or has "
-            "control characters; no prompt would hold it"
+            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's tokenizer, "
+            "or has control characters; no prompt would hold it"
         )

@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from turngym.retrieval.redaction import brief
+
 LIST = "tensors.json"
 LARGEST = 1 << 28
 """Bytes of the list at most: 70B parameters on 1,024 GPUs take a tenth."""
@@ -76,11 +78,11 @@ class ShardReader(dcp.FileSystemReader):
         places: dict[MetadataIndex, _StorageInfo] = {}
         for name, offset, path, start, length in found["places"]:
             if name not in tensors or not isinstance(path, str) or not _FILE.fullmatch(path):
-                raise ValueError(f"{LIST} says that {name!r:.80} is in the file {path!r:.80}")
+                raise ValueError(f"{LIST} says that {brief(name, 80)} is in the file {brief(path, 80)}")
             place = None if offset is None else _sizes(name, offset)
             counts = _sizes(name, [start, length])
             if sum(counts) > (folder / path).stat().st_size:
-                raise ValueError(f"{LIST} says that {name!r:.80} lies behind the end of {path}")
+                raise ValueError(f"{LIST} says that {brief(name, 80)} lies behind the end of {path}")
             places[MetadataIndex(name, place)] = _StorageInfo(path, *counts)
         meta = StorageMeta(load_id=self.load_id)
         return Metadata(state_dict_metadata=tensors, storage_data=places, storage_meta=meta)
@@ -88,20 +90,22 @@ class ShardReader(dcp.FileSystemReader):
 
 def _tensor(name: str, found: Any) -> TensorStorageMetadata:
     if found["dtype"] not in DTYPES:
-        raise ValueError(f"{LIST}: {name!r:.80} is of dtype {found['dtype']!r:.40}; valid: {', '.join(DTYPES)}")
+        said = f"{LIST}: {brief(name, 80)} is of dtype {brief(found['dtype'], 40)}"
+        raise ValueError(f"{said}; valid: {', '.join(DTYPES)}")
     size = _sizes(name, found["size"])
     chunks = [ChunkStorageMetadata(_sizes(name, offsets), _sizes(name, sizes)) for offsets, sizes in found["chunks"]]
     for chunk in chunks:
         ends = [offset + length for offset, length in zip(chunk.offsets, chunk.sizes, strict=True)]
         if len(ends) != len(size) or any(end > whole for end, whole in zip(ends, size, strict=True)):
-            raise ValueError(f"{LIST}: a part of {name!r:.80} lies outside of its shape {list(size)}")
+            raise ValueError(f"{LIST}: a part of {brief(name, 80)} lies outside of its shape {list(size)}")
     properties = TensorProperties(dtype=DTYPES[found["dtype"]])
     return TensorStorageMetadata(properties=properties, size=size, chunks=chunks)
 
 
 def _sizes(name: str, found: Any) -> torch.Size:
     if not isinstance(found, list) or not all(type(one) is int and 0 <= one < 1 << 62 for one in found):
-        raise ValueError(f"{LIST}: {name!r:.80} has the sizes {found!r:.80}; they must be whole numbers from 0")
+        said = f"{LIST}: {brief(name, 80)} has the sizes {brief(found, 80)}"
+        raise ValueError(f"{said}; they must be whole numbers from 0")
     if math.prod(found) >= 1 << 62:
-        raise ValueError(f"{LIST}: {name!r:.80} has {math.prod(found):,} numbers")
+        raise ValueError(f"{LIST}: {brief(name, 80)} has {math.prod(found):,} numbers")
     return torch.Size(found)

@@ -24,7 +24,7 @@ from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.room import at_once
-from turngym.envs.core.secrets import redacted
+from turngym.retrieval.redaction import redacted
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ import numpy as np
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
 from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, bare_message, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
-from turngym.envs.core.secrets import redacted, refuse_credentials
+from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.core.settings import Above0
 from turngym.retrieval.outgoing import (
     SMALL_ANSWER,
@@ -39,6 +38,7 @@ from turngym.retrieval.outgoing import (
     NotReached,
     TooLate,
 )
+from turngym.retrieval.redaction import redacted
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
@@ -189,15 +189,6 @@ class Address:
         base = urlsplit(self.base_url)
         return base._replace(path=base.path.rstrip("/") + path).geturl()
 
-    def hide(self, text: str) -> str:
-        """`text` without the key, which servers may repeat in their errors, and without other keys in addresses."""
-        text = redacted(text)
-        if not self.key:
-            return text
-        # a short key ("test") may be part of ordinary words, and is hidden where it stands alone
-        alone = r"(?<![\w-])" if len(self.key) < 16 else ""
-        return re.sub(f"{alone}{re.escape(self.key)}{alone.replace('<', '')}", "***", text)
-
 
 @dataclass(slots=True, kw_only=True)
 class EndpointClient:
@@ -254,7 +245,7 @@ class EndpointClient:
             except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:
-                last = self.address.hide(failed.reason)
+                last = redacted(failed.reason)
                 if failed.overflow:
                     raise ContextOverflow(f"{where}: {last}") from None
                 if self._renamed(failed):
@@ -357,7 +348,7 @@ class EndpointClient:
         return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
 
     async def _given_up(self, failed: RequestFailed, where: str, sent: int) -> EndpointError:
-        reason = self.address.hide(failed.reason).rstrip(".")
+        reason = redacted(failed.reason).rstrip(".")
         tries = f" (tried {sent} times)" if sent > 1 else ""
         if not self.advise:
             return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}")

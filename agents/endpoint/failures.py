@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.retrieval.outgoing import PASSING, retry_after
+from turngym.retrieval.redaction import excerpt
 
 SHOWN, READ = 500, 4000
 """Characters of a server's message that are shown, and those that are read."""
@@ -94,11 +95,13 @@ class _Said:
                 self.read(value.get(name), depth + 1)
 
     def _fields(self, fields: Mapping[str, Any]) -> None:
-        self.messages += [text[:READ] for name in MESSAGES if isinstance(text := fields.get(name), str) and text]
+        self.messages += [
+            excerpt(text, READ) for name in MESSAGES if isinstance(text := fields.get(name), str) and text
+        ]
         codes = [fields.get(name) for name in CODES]
-        self.codes += [str(code)[:80].lower() for code in codes if type(code) in (str, int)]
+        self.codes += [excerpt(code, 80).lower() for code in codes if type(code) in (str, int)]
         sizes = [(name, value) for name, value in fields.items() if type(value) is int and _COUNTED.search(name)]
-        self.sizes += [f"{name[:80]} {value}" for name, value in sizes[:_ITEMS] if abs(value) < 1 << 53]
+        self.sizes += [f"{excerpt(name, 80)} {value}" for name, value in sizes[:_ITEMS] if abs(value) < 1 << 53]
         place = fields.get("loc")
         named = place[-1] if isinstance(place, list) and place else fields.get("param")
         # FastAPI says where: ["body", "messages", 3, "content"]
@@ -137,7 +140,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
         # a gateway that began to answer has only the body to say what became of it
         status = next((int(code) for code in codes if re.fullmatch(r"[45]\d\d", code)), 0)
     whole = " ".join(dict.fromkeys(said.messages)) or (message if body is None else "")
-    words = " ".join([whole[:READ], *said.sizes]).lower()
+    words = " ".join([excerpt(whole, READ), *said.sizes]).lower()
     full = _is_full(status, codes, said.param, words)
     limits = bool(_LIMITED.search(" ".join([words, *codes])))
     limited = not full and (status == 429 or (not status and limits))
@@ -146,7 +149,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
     spent = hopeless or not SPENT.isdisjoint(codes)
     # llama.cpp answers this if it was started without support for tools
     unable = status == 500 and "--jinja" in words
-    text = " ".join((whole or message or "").split())[:SHOWN]
+    text = excerpt(" ".join((whole or message or "").split()), SHOWN)
     shown = f"status {status}" if status else "an error in place of an answer"
     return RequestFailed(
         f"{shown}: {text}" if text else shown,

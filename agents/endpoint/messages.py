@@ -26,6 +26,7 @@ from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
+from turngym.retrieval.redaction import excerpt
 
 NOTE = "usage"
 """The key of `Usage` in an episode's `meta`."""
@@ -232,11 +233,11 @@ def read_answer(body: Any) -> Answer:
     """Read the first choice of a completion. Raises UnreadableAnswer."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise UnreadableAnswer(f"the answer has no choices: {str(body)[:200]!r}")
+        raise UnreadableAnswer(f"the answer has no choices: {excerpt(body, 200)!r}")
     choice = choices[0]
     message = choice.get("message")
     if not isinstance(message, Mapping):
-        raise UnreadableAnswer(f"the answer has no message: {str(body)[:200]!r}")
+        raise UnreadableAnswer(f"the answer has no message: {excerpt(body, 200)!r}")
     given = message.get("content")
     content, thoughts = _parts(given)
     # a refusal is an answer, too
@@ -302,8 +303,8 @@ def _ending(given: Any, said: bool, usage: Any) -> tuple[str, str]:
     if word in STOPPED | CALLED | MISCALLED:
         return "stop", ""
     if not said or _BROKE.search(word):
-        raise UnreadableAnswer(f"the answer broke off: finish_reason {given!r:.80}")
-    return "stop", repr(given)[:80]
+        raise UnreadableAnswer(f"the answer broke off: finish_reason {excerpt(repr(given), 80)}")
+    return "stop", excerpt(repr(given), 80)
 
 
 def _parts(content: Any) -> tuple[str, str]:
@@ -311,7 +312,7 @@ def _parts(content: Any) -> tuple[str, str]:
     if content is None or isinstance(content, str):
         return _text(content), ""
     if not isinstance(content, list):
-        raise UnreadableAnswer(f"the answer's content is no text: {str(content)[:200]!r}")
+        raise UnreadableAnswer(f"the answer's content is no text: {excerpt(content, 200)!r}")
     text, thoughts = [], []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -323,7 +324,7 @@ def _parts(content: Any) -> tuple[str, str]:
         elif isinstance(part, Mapping):
             text.append(_text(part.get("text")) or _text(part.get("refusal")))
         else:
-            raise UnreadableAnswer(f"a part of the answer's content is no text: {str(part)[:200]!r}")
+            raise UnreadableAnswer(f"a part of the answer's content is no text: {excerpt(part, 200)!r}")
     return "".join(text), "".join(thoughts)
 
 
@@ -331,7 +332,7 @@ def _calls(given: Any) -> tuple[ToolCall, ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise UnreadableAnswer(f"the answer's tool_calls are no list: {str(given)[:200]!r}")
+        raise UnreadableAnswer(f"the answer's tool_calls are no list: {excerpt(given, 200)!r}")
     calls: list[ToolCall] = []
     for place, call in enumerate(given):
         call = call if isinstance(call, Mapping) else {}

@@ -20,6 +20,7 @@ import numpy as np
 from turngym.agents.endpoint.client import EndpointClient, EndpointError
 from turngym.agents.endpoint.messages import Answer
 from turngym.envs.core.errors import AgentError
+from turngym.retrieval.redaction import brief
 
 NEUTRAL: Mapping[str, float] = {
     "top_p": 1.0,
@@ -52,7 +53,7 @@ def sampled_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and (name in DISTORTING or (allowed is not None and value not in allowed)):
             valid = "leave it out" if allowed is None else f"leave it out, or set {NEUTRAL[name]:g}"
             raise AgentError(
-                f"--extra-body sets {name} to {value!r:.40} with --token-ids: ids would be drawn from another "
+                f"--extra-body sets {name} to {brief(value, 40)} with --token-ids: ids would be drawn from another "
                 f"distribution than the model's own, which a trainer learns by; {valid}"
             )
     return {"return_token_ids": True, "logprobs": True, **NEUTRAL}

@@ -29,11 +29,11 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint
 from turngym.envs.core.provenance import FILE, write_config
-from turngym.envs.core.secrets import redacted
 from turngym.envs.core.settings import to_table
 from turngym.envs.core.task import Task, ToolSpec
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
+from turngym.retrieval.redaction import redacted
 
 SAMPLES = 4
 """Episodes per task of an evaluation where nobody says otherwise."""

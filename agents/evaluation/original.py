@@ -14,6 +14,7 @@ from turngym.agents.evaluation.results import BESIDE, DEPARTS
 from turngym.agents.presets import ALFWORLD, DRAWN, SEARCH, WEBSHOP, WORDING, WORKERS, Preset
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel
+from turngym.retrieval.redaction import brief, excerpt
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     ALFWORLD: {"words": "game", "domain_randomization": False},
@@ -157,7 +158,7 @@ def _rules(env_id: str, panel: Panel | None, preset: Preset | None, made: Mappin
             found.append(f"{name} {given} ({value})")
     known = {*wanted, *SAME, *TASKS}
     known |= {name for name, value in made.items() if name in defaults and value == defaults[name]}
-    return found + [f"{name} {value!r:.40}" for name, value in sorted(made.items()) if name not in known]
+    return found + [f"{name} {brief(value, 40)}" for name, value in sorted(made.items()) if name not in known]
 
 
 def _retrieval(made: Mapping[str, Any]) -> list[str]:
@@ -165,7 +166,7 @@ def _retrieval(made: Mapping[str, Any]) -> list[str]:
     found = ["reranked passages"] if rerank is not None else []
     if retriever is None:
         return [*found, "BM25 over the questions' own passages (E5 over wiki-18)"]
-    return [*found, f"retriever {retriever!s:.60}, of which it is not known whether it is E5 over wiki-18"]
+    return [*found, f"retriever {excerpt(retriever, 60)}, of which it is not known whether it is E5 over wiki-18"]
 
 
 def _chat(preset: Preset, played: Mapping[str, Any], channel: str | None) -> list[str]:

@@ -34,6 +34,7 @@ from turngym.envs.core.settings import read_toml
 from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
+from turngym.retrieval.redaction import excerpt
 
 MOST_NAMED = 1000
 """So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""
@@ -286,7 +287,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
 
 
 def _said(name: str, recorded: object, now: object) -> str:
-    shown = [text if len(text) <= 80 else f"{text[:80]}..." for text in (repr(recorded), repr(now))]
+    shown = [excerpt(repr(value), 80) for value in (recorded, now)]
     return f"{name} is {shown[0]} in the file, {shown[1]} when it is played"
 
 

@@ -17,6 +17,7 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.retrieval.outgoing import too_many_values
+from turngym.retrieval.redaction import brief
 
 FORMAT, VERSION = "turngym-packed-result", 2
 FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")
@@ -112,7 +113,7 @@ def read_result(path: str | Path) -> PackedResult:
             raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
         check_settings(head["settings"])
         if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
-            raise ValueError(f"its seal is {head['sha256']!r:.80}; a SHA-256 has 64 hex digits")
+            raise ValueError(f"its seal is {brief(head['sha256'], 80)}; a SHA-256 has 64 hex digits")
         return PackedResult(
             **{name: head[name] for name in FACTS},
             episodes=tuple(episode_from_json(row) for row in rows),

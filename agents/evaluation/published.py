@@ -21,6 +21,7 @@ from turngym.envs.core.task import Task, plain_id
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, collect_tasks
 from turngym.envs.webshop.goals import PAPERS
+from turngym.retrieval.redaction import brief
 
 FIRST_SEED = 1000
 """Worker i of a validation is seeded with the run's seed + 1000 + i."""
@@ -37,7 +38,7 @@ def workers_of(sampling: str) -> int | None:
     if sampling == "panel":
         return None
     raise EvaluationError(
-        f"--sampling is {sampling!r:.80}; valid are panel, published ({WORKERS} workers) and published:N (1 to "
+        f"--sampling is {brief(sampling, 80)}; valid are panel, published ({WORKERS} workers) and published:N (1 to "
         f"{MOST_WORKERS:,} workers).{did_you_mean(name, ['panel', 'published'])}"
     )
 

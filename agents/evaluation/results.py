@@ -12,6 +12,7 @@ from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
 from turngym.envs.core.episode import LENIENT, SHORT
 from turngym.envs.core.provenance import loaded_versions
 from turngym.envs.core.tables import atomic_write
+from turngym.retrieval.redaction import brief
 
 FORMAT, VERSION = "turngym-results", 2
 DEPARTS = "departs"
@@ -33,22 +34,22 @@ PER_EPISODE = (*EACH, "panel", *ABOUT)
 def check_settings(settings: Any) -> None:
     """Raises ValueError for settings, of a file from anyone, that no evaluation has recorded."""
     if not isinstance(settings, Mapping):
-        raise ValueError(f"its settings are {settings!r:.80}")
+        raise ValueError(f"its settings are {brief(settings, 80)}")
     kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
     kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None}
     kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
     for name, kind in kinds.items():
         value = settings.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"its setting {name} is {value!r:.80}")
+            raise ValueError(f"its setting {name} is {brief(value, 80)}")
     for name in (DEPARTS, BESIDE):
         said = settings.get(name, [])
         if not isinstance(said, list) or len(said) > 100 or not all(isinstance(text, str) for text in said):
-            raise ValueError(f"its setting {name} is {said!r:.80}")
+            raise ValueError(f"its setting {name} is {brief(said, 80)}")
     # panel.tasks[:-5] would leave out the last ones
     for name in ("tasks", "samples", "limit", "max_turns"):
         if (value := settings.get(name)) is not None and value < 1:
-            raise ValueError(f"its setting {name} is {value!r:.80}; it must be at least 1")
+            raise ValueError(f"its setting {name} is {brief(value, 80)}; it must be at least 1")
 
 
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import Panel, PanelError, shipped_panel
 from turngym.envs.registration import make_env
+from turngym.retrieval.redaction import excerpt
 
 TOLD = frozenset(
     {"max_turns", "on_invalid", "penalty", "invalid_cost", "list_admissible", "show_admissible", "reading"}
@@ -149,5 +150,4 @@ def _plain(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=True, default=repr)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return excerpt(json.dumps(value, ensure_ascii=True, default=repr), 80)

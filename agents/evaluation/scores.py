@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.spaces import printable
+from turngym.retrieval.redaction import excerpt
 
 
 class EvaluationError(TurngymError):
@@ -453,7 +453,7 @@ def hints(
         example = whole[0] if whole else f"<{tags[1]}>...</{tags[1]}>" if tags else ""
         expected = "a call of the environment's tool" if called else "an action in tags"
         expected += f", as in {example}" if example and not called else ""
-        answer = textwrap.shorten(printable(turn.response), 200, placeholder=" ...") or "(nothing)"
+        answer = excerpt(" ".join(printable(turn.response).split()), 200) or "(nothing)"
         made = made or {}
         lists = turn.admissible is not None and not made.get("show_admissible")
         helps = [

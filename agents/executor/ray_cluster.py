@@ -11,6 +11,7 @@ import numpy as np
 from turngym.agents.executor.errors import ExecutorError, picklable
 from turngym.agents.executor.processes import Answer, Worker
 from turngym.envs.core.plugins import need
+from turngym.retrieval.redaction import excerpt
 
 
 class RayWorkers:
@@ -88,7 +89,7 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             self.stop(worker)
             cause = " ".join(str(error).split())
-            return Answer(worker=worker, died=f"Ray actor {worker} was lost: {cause[:300]}")
+            return Answer(worker=worker, died=f"Ray actor {worker} was lost: {excerpt(cause, 300)}")
         return Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value)
 
 

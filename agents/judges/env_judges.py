@@ -16,6 +16,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment
 from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
+from turngym.retrieval.redaction import excerpt
 
 
 class ReplayError(TurngymError):
@@ -108,7 +109,8 @@ class ExpertJudge:
         for turn in episode.turns:
             if observation != turn.observation:
                 raise ReplayError(
-                    f"played again, turn {turn.index} begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
+                    f"played again, turn {turn.index} begins with {excerpt(observation, 80)!r}, not "
+                    f"{excerpt(turn.observation, 80)!r}"
                 )
             action = player.act()
             actions.append(None if action is None else guard.base.canonical(action))

@@ -25,6 +25,7 @@ from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.retrieval.redaction import first_letters
 
 
 def hint_vote(hint: str | None) -> str:
@@ -103,7 +104,7 @@ class WordJudge:
             if failure is None:
                 return "Nothing went wrong. \\boxed{-1}"
             line = next(line for line in state.splitlines() if BAD.search(line))
-            return hint_vote(f"What you are about to do leads to this: {line.strip()[:200]}")
+            return hint_vote(f"What you are about to do leads to this: {first_letters(line.strip(), 200)}")
         if failure is not None:
             return f"It says {failure.group()!r}. \\boxed{{-1}}"
         pleased = GOOD.search(state)

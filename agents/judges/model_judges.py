@@ -16,6 +16,7 @@ from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.envs.core.task import task_number
 from turngym.retrieval.outgoing import LoopThread
+from turngym.retrieval.redaction import without_keys
 
 LIMIT = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""
@@ -53,10 +54,12 @@ def messages(request: JudgeRequest) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
+    text = without_keys(text)
     if len(text) <= LIMIT:
         return text
     half = LIMIT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    first, last = text[:half], text[-half:]
+    return f"{first}\n[... {len(text) - 2 * half} characters left out ...]\n{last}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, Tur
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
+from turngym.retrieval.redaction import brief
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
@@ -135,12 +136,13 @@ class EpisodeRunner:
         """Record the turn that `reply` made and the observation that waits next; (terminated, truncated)."""
         conversation = self.conversation
         if not isinstance(observation, str):
-            raise EnvBackendError(f"the observation is {observation!r:.80}; it must be text")
+            raise EnvBackendError(f"the observation is {brief(observation, 80)}; it must be text")
         try:
             # a NumPy scalar is a number too, and json cannot write it
             paid, score = finite("reward", _number(reward)), finite("score", _number(info["score"]))
         except (TurngymError, TypeError, ValueError) as error:
-            raise EnvBackendError(f"reward {reward!r:.80} and score {info['score']!r:.80} must be numbers") from error
+            said = f"reward {brief(reward, 80)} and score {brief(info['score'], 80)}"
+            raise EnvBackendError(f"{said} must be numbers") from error
         goal_rate, success, admissible = info.get("goal_rate"), bool(info["success"]), info["admissible_actions"]
         turn, listing = _turn(conversation, reply, info, paid), self.guard.listing()
         # nothing below can fail: a turn is recorded whole or not at all

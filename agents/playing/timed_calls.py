@@ -20,6 +20,7 @@ from typing import Any
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import EnvBackendError, TurngymError
 from turngym.retrieval.lock_watch import LockWatch
+from turngym.retrieval.redaction import excerpt
 
 STEP_TIMEOUT = 120.0
 """Seconds for one step of an environment by default."""
@@ -57,7 +58,7 @@ class CallResult:
         if isinstance(error, TurngymError | KeyboardInterrupt):
             raise error
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(str(error).split())[:500]
+        said = excerpt(" ".join(str(error).split()), 500)
         return f"{type(error).__name__}: {said} ({frame.filename}, line {frame.lineno})"
 
     @property

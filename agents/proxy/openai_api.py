@@ -17,6 +17,7 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.strict_json import JsonError, strict_json
+from turngym.retrieval.redaction import excerpt
 
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:
@@ -30,8 +31,7 @@ def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, 
 
 def shown(value: Any) -> str:
     """A value that the client sent, cut to fit in an error text."""
-    text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return excerpt(json.dumps(value, ensure_ascii=True, default=str), 77)
 
 
 def _message(message: Any, where: str) -> ChatMessage:
@@ -291,7 +291,7 @@ def read_request(
         main=turn_type == "main",
         client=client,
         user="" if user is None else _short(user, "user"),
-        user_agent="".join(char if char.isprintable() else " " for char in user_agent[:60]).strip(),
+        user_agent="".join(char if char.isprintable() else " " for char in excerpt(user_agent, 60)).strip(),
         done=read_done(fields, headers),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),
@@ -330,8 +330,10 @@ def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tupl
     for name in fields:
         if name not in FIELDS:
             # a name may be as long as a body
-            hint = did_you_mean(name[:40], FIELDS)
-            raise invalid(f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", name[:40])
+            hint = did_you_mean(name, FIELDS)
+            raise invalid(
+                f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", excerpt(name, 40)
+            )
     score, text = fields.get("score"), fields.get("text")
     # True equals 1
     if isinstance(score, bool) or score not in (1, -1):

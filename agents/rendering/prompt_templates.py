@@ -19,6 +19,7 @@ from string import Formatter
 
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.task import content_hash, plain_id
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import read_text, user_path
 
 OWN = "own"
@@ -102,7 +103,7 @@ class PromptTemplates:
 
     def __post_init__(self) -> None:
         if self.kind not in FIRST_FIELDS:
-            raise AgentError(f"templates of {self.kind!r:.40} are unknown; valid: {', '.join(FIRST_FIELDS)}")
+            raise AgentError(f"templates of {brief(self.kind, 40)} are unknown; valid: {', '.join(FIRST_FIELDS)}")
         for what, text, known in (
             ("first turn", self.first, FIRST_FIELDS[self.kind]),
             ("later turns", self.later, LATER_FIELDS[self.kind]),
@@ -110,7 +111,7 @@ class PromptTemplates:
             where = f"the template of the {what} ({self.kind})"
             fields = _fields(text, where)
             if unknown := sorted(fields - known):
-                raise AgentError(f"{where} has the field {unknown[0]!r:.60}; valid: {', '.join(sorted(known))}")
+                raise AgentError(f"{where} has the field {brief(unknown[0], 60)}; valid: {', '.join(sorted(known))}")
             # a prompt that does not show where the agent stands was not meant
             needed = known & {"current_observation", "memory_context", "admissible_actions", "available_actions"}
             if missing := sorted((needed or known) - fields):
@@ -185,7 +186,7 @@ def _fields(text: str, where: str) -> set[str]:
         for _, name, form, conversion in Formatter().parse(text):
             if name is not None:
                 if not name.isidentifier() or form or conversion:
-                    raise AgentError(f"{where} has the field {name!r:.60}; valid: a name in braces, nothing else")
+                    raise AgentError(f"{where} has the field {brief(name, 60)}; valid: a name in braces, nothing else")
                 found.add(name)
     except ValueError as error:
         raise AgentError(f"{where} cannot be filled: {error}") from None

@@ -42,6 +42,7 @@ from turngym.envs.core.episode import Episode, Origin, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
+from turngym.retrieval.redaction import excerpt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -231,7 +232,7 @@ class ChatRenderer:
         if found is None:
             warnings.warn(
                 f"the tokenizer of {template.name!r} joins answers with the text around them: answers that nobody "
-                f"sampled get other ids there than in the whole conversation, for one {text[:40]!r}",
+                f"sampled get other ids there than in the whole conversation, for one {excerpt(text, 40)!r}",
                 stacklevel=4,
             )
             found = template.encode(written, after=template.generation_prompt).tolist()

@@ -14,6 +14,7 @@ from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, R
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
+from turngym.retrieval.redaction import excerpt
 
 VALUE = "turngymvalue"
 
@@ -60,7 +61,7 @@ def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
     if written:
         raise RenderError(
             f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
-            f"{written[0].strip()[:120]!r}; use the text channel (--channel text)"
+            f"{excerpt(written[0].strip(), 120)!r}; use the text channel (--channel text)"
         )
     raise RenderError(
         f"the chat template of {template.name!r} knows no tools: use the text channel (--channel text), or "

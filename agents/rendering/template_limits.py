@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from turngym.retrieval.child_process import GRACE, ChildProcess
+from turngym.retrieval.redaction import excerpt
 
 CPU_SECONDS = 5
 """Processor time of one rendering."""
@@ -229,5 +230,5 @@ def _answer(
         return _NO_JINJA + str(error).encode()
     # templates raise anything, jinja2's own errors included
     except Exception as error:
-        return _REFUSED + str(error)[:LONGEST_REASON].encode("utf-8", "surrogatepass")
+        return _REFUSED + excerpt(error, LONGEST_REASON).encode("utf-8", "surrogatepass")
     return _LONG if len(text) > longest else _TEXT + text.encode("utf-8", "surrogatepass")

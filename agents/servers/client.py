@@ -25,6 +25,7 @@ from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.secrets import refuse_credentials
 from turngym.envs.core.settings import IN_FILE, Above0, Needs, Share, Threads, read_by
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
+from turngym.retrieval.redaction import excerpt
 
 
 class ServerError(TurngymError):
@@ -190,8 +191,8 @@ def error_text(body: Any) -> str:
         if isinstance(found, Mapping):
             found = found.get("message", found)
         if found is not None:
-            return str(found)
-    return str(body)[:500]
+            return excerpt(found, 500)
+    return excerpt(body, 500)
 
 
 @dataclass(slots=True, kw_only=True)

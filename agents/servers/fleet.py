@@ -40,6 +40,7 @@ from turngym.agents.servers.client import (
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.retrieval.outgoing import SMALL_ANSWER, LoopThread
+from turngym.retrieval.redaction import excerpt
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""
@@ -59,7 +60,7 @@ async def read_info(connection: Connection, wait: float) -> ServerInfo:
             found = error
         if isinstance(found, dict) and "version" in found:
             return await kind().read_info(connection, patience)
-        said.append(f"{path} says {str(found)[:200]}")
+        said.append(f"{path} says {excerpt(found, 200)}")
     raise ServerError(f"{connection.url} is neither an SGLang nor a vLLM server: {'; '.join(said)}")
 
 
@@ -480,7 +481,7 @@ def _compare(
     answers = [fleet.call_one(server.url, call) for call in server.dialect.text_calls(*asked)]
     theirs = server.dialect.read_texts(answers)
     if len(theirs) != len(mine):
-        raise ServerError(f"{server.url} answered {str(answers)[:200]!r}; {len(mine)} rows were asked for")
+        raise ServerError(f"{server.url} answered {excerpt(answers, 200)!r}; {len(mine)} rows were asked for")
     for name, here, there in zip(names, mine, theirs, strict=True):
         if here != there:
             raise ServerError(

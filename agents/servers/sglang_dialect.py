@@ -31,6 +31,7 @@ from turngym.agents.servers.client import (
     seed_of,
 )
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.retrieval.redaction import excerpt
 
 SCORE_TEMPERATURE = "input_logprob_temperature"
 """A field of requests for scores at a temperature, and of the answers' `meta_info` (sglang, pull request 36213)."""
@@ -59,7 +60,7 @@ class SglangDialect:
         about = await connection.request_until("GET", "/server_info", deadline=patience)
         model = await connection.request_until("GET", "/model_info", deadline=patience)
         if not isinstance(model, dict):
-            raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {str(model)[:200]}")
+            raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {excerpt(model, 200)}")
         if not model.get("is_generation", True):
             raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
         if about.get("skip_tokenizer_init"):
@@ -309,7 +310,7 @@ def _rows(answer: Any, name: str, ask: Score, k: int) -> tuple[NDArray[np.int32]
 
 def _meta(answer: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("meta_info"), Mapping):
-        raise BadAnswer(f"{where}: an answer of /generate has a meta_info; this one is {str(answer)[:200]!r}")
+        raise BadAnswer(f"{where}: an answer of /generate has a meta_info; this one is {excerpt(answer, 200)!r}")
     meta: Mapping[str, Any] = answer["meta_info"]
     return meta
 

@@ -37,6 +37,7 @@ from turngym.agents.servers.client import (
 )
 from turngym.retrieval.mapped import array_of_bytes
 from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.retrieval.redaction import excerpt
 
 ENTRY_BYTES = 128
 """Most bytes of JSON for one log-probability with its id and rank; about 75 are usual."""
@@ -362,7 +363,7 @@ def _tables(answer: Any) -> list[dict[int, float]]:
         raise answer
     first, *rows = answer["prompt_logprobs"]
     if first is not None:
-        raise BadAnswer(f"position 0 has log-probabilities: {str(first)[:100]}")
+        raise BadAnswer(f"position 0 has log-probabilities: {excerpt(first, 100)}")
     return [{int(one): float(entry["logprob"]) for one, entry in row.items()} for row in rows]
 
 

@@ -35,6 +35,7 @@ from turngym.envs.alfworld.pddl import (
 )
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.task import content_hash
+from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.rows import show, stat_stamp, text_problem
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
@@ -231,8 +232,7 @@ def check_keys(data: Any, source: str) -> None:
 
 def _one_line(error: Exception) -> str:
     """What an error says of a text, cut after 300 characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:300]}..."
+    return excerpt(" ".join(str(error).split()), 300)
 
 
 def game_hash(data: Mapping[str, Any]) -> str:
@@ -279,7 +279,7 @@ def read_wording(domain: str, grammar: str) -> Wording:
         raise UnsupportedFacts(_difference("key 'pddl_domain'", unknown, missing))
     task, template = split_task(grammar)
     if _TEXTWORLD_SIGNS.search(task):
-        raise UnsupportedFacts(f"its task sentence has signs that the grammar gives a meaning: {task[:120]!r}")
+        raise UnsupportedFacts(f"its task sentence has signs that the grammar gives a meaning: {excerpt(task, 120)!r}")
     return replace(_phrases(template, "help" in actions), task=task)
 
 

@@ -21,6 +21,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from turngym.envs.core.errors import TaskError
+from turngym.retrieval.redaction import excerpt
 
 Indices = tuple[int, ...]
 
@@ -271,7 +272,7 @@ def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
     """Arguments by predicate."""
     if _FACTS_ONLY.fullmatch(text) is None:
         rest = " ".join(_FACT.sub("", text).split())
-        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {rest[:80]!r}")
+        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {excerpt(rest, 80)!r}")
     facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in _FACT.findall(text):
         name, *arguments = fact.split() or [""]
@@ -311,7 +312,7 @@ def parse_goal(text: str) -> Goal:
     written = " ".join(text[: match.end()].split())
     expression = stack[0][0]
     if len(expression) != 2 or expression[0] != ":goal":
-        raise ValueError(f"its goal is not one complete expression: {written[:200]}")
+        raise ValueError(f"its goal is not one complete expression: {excerpt(written, 200)}")
     atoms = [_rename(*_flatten(part)) for part in _conjuncts(expression[1])]
     goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
     if goal is None:
@@ -497,7 +498,9 @@ def parse_grammar(text: str) -> Grammar:
             rules.update(_json_rules(fields.get("grammar", "{}")))
             actions[name.lower()] = fields["template"], fields["feedback"]
         elif word != ";":
-            raise ValueError(f"key 'grammar' cannot be read near {word[:40]!r}; expected an action or a grammar")
+            raise ValueError(
+                f"key 'grammar' cannot be read near {excerpt(word, 40)!r}; expected an action or a grammar"
+            )
     return Grammar(actions=actions, rules=rules)
 
 
@@ -532,7 +535,7 @@ def _value(tokens: Iterator[tuple[str, str]], field: str) -> str:
     _, colons = next(tokens, ("", ""))
     kind, value = next(tokens, ("", ""))
     if colons != "::" or kind not in ("block", "text"):
-        raise ValueError(f"key 'grammar': {field} must be followed by :: and a quoted text, not {value[:40]!r}")
+        raise ValueError(f"key 'grammar': {field} must be followed by :: and a quoted text, not {excerpt(value, 40)!r}")
     return value
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Task, Verdict
+from turngym.retrieval.redaction import brief
 
 Span = tuple[int, int]
 """Half-open range of positions in the token ids of a segment."""
@@ -304,7 +305,7 @@ def drawn_at(episode: Episode, turn: Turn) -> float | None:
         return None
     if isinstance(heat, bool) or not isinstance(heat, float | int) or not 0 <= heat < np.inf:
         where = f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}"
-        raise EpisodeError(f"{where}: its temperature is {heat!r:.40}; it must be a finite number of at least 0")
+        raise EpisodeError(f"{where}: its temperature is {brief(heat, 40)}; it must be a finite number of at least 0")
     return float(heat)
 
 

@@ -26,6 +26,7 @@ from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.trace import add_checksum, check_checksum
 from turngym.retrieval.mapped import changed_files, describe_files, files_under
+from turngym.retrieval.redaction import excerpt
 
 LOCK = ".turngym.lock"
 """The lock file of a folder; the lock of a file NAME is `.NAME.lock` beside it. It is deleted when the writer ends."""
@@ -131,8 +132,7 @@ def _holder(path: Path) -> str:
     """The process that wrote the lock file `path`, for an error message."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
-        command = " ".join(str(holder["command"]).split())
-        short = command if len(command) <= 160 else f"{command[:157]}..."
+        short = excerpt(" ".join(str(holder["command"]).split()), 157)
         return f"process {holder['pid']} on {holder['host']} since {holder['start']} ({short})"
     except (OSError, ValueError, LookupError, TypeError):
         # it has the lock and is about to write its name

@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.secrets import recorded_command, redacted
+from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import PROVENANCE, to_table, write_toml
+from turngym.retrieval.redaction import redacted
 
 FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")

@@ -8,6 +8,7 @@ from typing import Any
 
 from turngym.envs.core.errors import TurngymError
 from turngym.retrieval.outgoing import too_many_values
+from turngym.retrieval.redaction import excerpt
 
 MAX_DEPTH = 64
 """How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""
@@ -26,7 +27,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TurngymError(f"{flag} {text[:200]!r} is not JSON: {error}") from None
+        raise TurngymError(f"{flag} {excerpt(text, 200)!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
     return value

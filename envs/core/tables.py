@@ -13,6 +13,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from turngym.retrieval.redaction import without_keys
+
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 
@@ -39,7 +41,7 @@ def visible(text: str, keep: str = "") -> str:
 
 def markup(text: str, form: Literal["html", "markdown"]) -> str:
     """`text` from anyone for a page: it shows as it is written, whatever tags or marks it holds."""
-    shown = html.escape(visible(text), quote=form == "html")
+    shown = html.escape(visible(without_keys(text)), quote=form == "html")
     return shown if form == "html" else _MARKUP.sub(r"\\\g<0>", shown)
 
 

@@ -26,6 +26,7 @@ from turngym.envs.core.errors import TurngymError, is_disk_full
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.task import Task, Verdict
 from turngym.retrieval.core import Closes
+from turngym.retrieval.redaction import brief, without_keys
 
 SCHEMA = 1
 """Version of the line format. A reader refuses newer ones."""
@@ -72,7 +73,7 @@ def _task(record: Mapping[str, Any]) -> Task:
     """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
     for name, value in record.items():
         if not isinstance(value, str):
-            raise ValueError(f"its task's {name} is {value!r:.80}")
+            raise ValueError(f"its task's {name} is {brief(value, 80)}")
     return Task(**record)
 
 
@@ -111,13 +112,13 @@ def episode_from_json(line: str) -> Episode:
 def _meta(found: Any) -> dict[str, Any]:
     """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
     if not isinstance(found, dict):
-        raise ValueError(f"its meta is {found!r:.80}")
+        raise ValueError(f"its meta is {brief(found, 80)}")
     panel = found.get("panel", {})
     kinds: dict[str, Any] = {"make": dict, "panel": dict, "goal_rate": float | int | None}
     kinds |= {"temperature": float | int | None, "name": str | None, "tasks": int}
     said = {**found, **({} if not isinstance(panel, dict) else panel)}
     if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
-        raise ValueError(f"its meta says {wrong[0]} {said[wrong[0]]!r:.80}")
+        raise ValueError(f"its meta says {wrong[0]} {brief(said[wrong[0]], 80)}")
     return found
 
 
@@ -223,9 +224,11 @@ _LENGTH = len(_MARK) + 8 + len(_END)
 def add_checksum(line: str) -> str:
     """Turns `{...}` into `{...,"crc":"0123abcd"}`, with the CRC-32 of what stands before that last field.
 
+    No key that this process knows is in it: every record of an episode or of a turn comes through here.
+
     `line` is one JSON object with at least one field, in ASCII, without a newline.
     """
-    body = line[:-1]
+    body = without_keys(line[:-1])
     return f'{body},"crc":"{zlib.crc32(body.encode("ascii")):08x}"}}'
 
 

@@ -17,6 +17,7 @@ from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import content_hash
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.envs.search.questions import Question, blank, wordless
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_rows, show, stem, text_problem
 from turngym.retrieval.user_files import user_path
 
@@ -135,7 +136,7 @@ def _asked_in(row: _Row, extra: _Row) -> str:
     if text is None or blank(text):
         raise TaskError(
             f"{row.where}: no question{row.blanks(QUESTIONS)}; a row needs question, or a prompt that ends with "
-            f"Question: ...; its fields are {sorted(row.fields)!r:.200}"
+            f"Question: ...; its fields are {brief(sorted(row.fields), 200)}"
         )
     return text.strip()
 
@@ -182,7 +183,7 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
     if value is None:
         raise TaskError(
             f"{row.where}: the accepted answers are missing{row.blanks(ANSWERS)}; a row needs golden_answers, a text "
-            f"or a list of texts; its fields are {sorted(row.fields)!r:.200}"
+            f"or a list of texts; its fields are {brief(sorted(row.fields), 200)}"
         )
     main, other = _accepted(row, field, value)
     if blank := [text for text in main if wordless(text)]:
@@ -336,7 +337,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         # contexts and paragraphs, most of the bytes, are never unpacked
         columns = [name for name in names if name in FIELDS]
         if not columns:
-            raise TaskError(f"{path}: it has no column that is read, such as question; it has {names!r:.200}")
+            raise TaskError(f"{path}: it has no column that is read, such as question; it has {brief(names, 200)}")
         return columns
 
     yield from enumerate(read_parquet(path, choose, TaskError, MOST_ROWS), start=1)

@@ -24,6 +24,7 @@ from turngym.envs.search.world import preset
 from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
+from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.rows import Stamp, path_stamp
 from turngym.retrieval.user_files import user_path
 
@@ -298,7 +299,7 @@ def asked(question: str) -> str:
 def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator[dict[str, Any]]:
     """Rows of a training file. `prompt` is the message, with `{question}` where the question goes."""
     if "{question}" not in prompt:
-        raise TaskError(f"the prompt {prompt[:80]!r} has no {{question}} in it")
+        raise TaskError(f"the prompt {excerpt(prompt, 80)!r} has no {{question}} in it")
     for index, question in enumerate(questions):
         yield {
             "id": question.id,

@@ -26,6 +26,7 @@ from turngym.envs.webshop.products import (
     price_text,
 )
 from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.redaction import brief, excerpt
 from turngym.retrieval.rows import text_problem
 from turngym.retrieval.sequences import LazySequence
 
@@ -93,9 +94,9 @@ def _options(contents: Any, where: str) -> dict[str, tuple[str, ...]]:
         if not isinstance(values, list) or not all(
             isinstance(value, dict) and isinstance(value.get("value"), str) for value in values
         ):
-            raise ShopDataError(f"{where}: option {name!r:.60} is not a list of objects with a text 'value'")
+            raise ShopDataError(f"{where}: option {brief(name, 60)} is not a list of objects with a text 'value'")
         for text in (name, *(value["value"] for value in values)):
-            _check(text, f"{where}: option {name!r:.60}")
+            _check(text, f"{where}: option {brief(name, 60)}")
         options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
     return options
 
@@ -127,7 +128,7 @@ def _human(entries: Any, where: str) -> tuple[Instruction, ...]:
 
 def _get(item: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in item:
-        raise ShopDataError(f"{where} has no {key!r}; keys here: {', '.join(sorted(item))[:200]}")
+        raise ShopDataError(f"{where} has no {key!r}; keys here: {excerpt(', '.join(sorted(item)), 200)}")
     return item[key]
 
 

@@ -28,6 +28,7 @@ from turngym.envs.webshop.open_catalog import REPORT_EVERY, Progress, cache_fold
 from turngym.envs.webshop.products import Profile, ShopDataError, find_profile
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.mapped import changed_files, check_manifest, describe_files, map_array, sealed
+from turngym.retrieval.redaction import brief
 
 BUILTIN = "builtin"
 SPACY_MODEL = "en_core_web_sm"
@@ -180,7 +181,7 @@ class NounTable:
         def nouns(title: str) -> tuple[str, ...]:
             spans = self.spans(title_key(title))
             if spans is None:
-                raise ShopDataError(f"the recorded nouns do not have the title {title!r:.80}")
+                raise ShopDataError(f"the recorded nouns do not have the title {brief(title, 80)}")
             return _words(title, spans)
 
         return NounTagger(name=self.name, nouns=nouns, exact=is_exact(self.name))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turngym.envs.core.errors import TurngymError, checked_choice
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import user_path
 
 
@@ -27,7 +28,7 @@ class ShopDataError(TurngymError):
 def cut_repr(value: Any) -> str:
     """A value in an error, cut after 60 characters."""
     try:
-        return f"{value!r:.60}"
+        return f"{brief(value, 60)}"
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
 

@@ -26,6 +26,7 @@ from turngym.envs.webshop.players import Scene
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, page_of
 from turngym.envs.webshop.shop import Shop
+from turngym.retrieval.redaction import excerpt
 
 try:
     from flask import Flask, Response, make_response, redirect, render_template, request
@@ -296,7 +297,7 @@ class Web:
         task_id = f"{self.shop.profile.name}/{wish}" if wish else self._draw()
         if task_id not in self._ids:
             last = len(self.shop.goals) - 1
-            return self._start(f"There is no goal {wish[:40]!r}: goals have numbers from 0 to {last}."), 404
+            return self._start(f"There is no goal {excerpt(wish, 40)!r}: goals have numbers from 0 to {last}."), 404
         visit = self.visits.visit(name)
         with visit.lock:
             visit.begin(task_id)

@@ -12,11 +12,11 @@ from turngym.agents.proxy.config import ApiError, ProxySettings
 from turngym.agents.proxy.openai_api import MAX_STOP, read_request
 from turngym.agents.proxy.turn_records import read_call
 from turngym.envs.channels import make_channel
-from turngym.envs.core.secrets import redacted
 from turngym.envs.core.strict_json import MAX_VALUES, JsonError, strict_json
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
 from turngym.retrieval.outgoing import too_many_values
+from turngym.retrieval.redaction import redacted
 
 SOON = 20.0
 """Seconds that a busy machine may take for what takes one tenth of a second; a quadratic pattern takes hours."""

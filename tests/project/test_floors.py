@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 
 import import_graph
 import pytest
@@ -12,7 +14,7 @@ from import_graph import ROOMS, ROOT
 
 FLOORS = ("retrieval", "envs", "agents", "trainers", "scripts")
 """From the lowest to the highest; a room imports itself and lower ones."""
-LONGEST_CHAIN = 15
+LONGEST_CHAIN = 16
 """Files in the longest chain of imports, package files left out."""
 ENV_PACKAGES = ("alfworld", "webshop", "search")
 ENVS_MAY_USE = {"numpy", "gymnasium", "filelock", "lazy_loader", "rich"}
@@ -40,6 +42,9 @@ RETRIEVAL_MAY_USE = {
 }
 
 
+FOR_ALL = ("turngym.retrieval.user_files", "turngym.retrieval.named_module", "turngym.retrieval.redaction")
+
+
 def room_of(name: str) -> tuple[str, str]:
     """(room, module or package in it) of a `turngym.` name."""
     parts = [*name.split("."), "", ""]
@@ -60,8 +65,8 @@ def problem(room: str, part: str, name: str) -> str | None:
         return "there is no such room"
     if FLOORS.index(other) > FLOORS.index(room):
         return f"{room} is below {other}"
-    if room == "envs" and name.startswith(("turngym.retrieval.user_files", "turngym.retrieval.named_module")):
-        return None  # which path or module a text means: one answer for every room
+    if room == "envs" and name.startswith(FOR_ALL):
+        return None  # which path or module a text means, how a text is cut: one answer for every room
     if room == "envs" and other == "retrieval":
         return None if part in (*ENV_PACKAGES, "core", "panels") else "only environments, panels and the kernel need it"
     if room == "envs" and inside in ENV_PACKAGES and part != inside:
@@ -95,6 +100,68 @@ def test_floors(room: str) -> None:
                 wrong.append(f"{path.relative_to(ROOT)}, line {line}: {name}: {reason}")
     assert not wrong, "\n".join(wrong)
     assert seen > 50
+
+
+def cuts(tree: ast.AST) -> Iterator[int]:
+    """Lines on which a text is cut for a message: `{text[:80]}`, `str(value)[:80]`, `{text:.80}`, textwrap.shorten."""
+    spoken = (ast.FormattedValue, ast.Call, ast.JoinedStr)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FormattedValue):
+            if isinstance(node.value, ast.Subscript) and _beginning(node.value.slice):
+                yield node.lineno
+            form = node.format_spec.values if isinstance(node.format_spec, ast.JoinedStr) else []
+            said = "".join(str(one.value) for one in form if isinstance(one, ast.Constant))
+            if re.fullmatch(r"\.[0-9]+", said):
+                yield node.lineno
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, spoken) and _beginning(node.slice):
+            called = node.value.func if isinstance(node.value, ast.Call) else None
+            if called is not None and ast.unparse(called).endswith(".join") and node.slice.upper is not None:
+                yield node.lineno
+            if called is None or ast.unparse(called).rpartition(".")[2] in ("str", "repr", "decode", "strip"):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("textwrap.shorten", "shorten_text"):
+            yield node.lineno
+
+
+def _beginning(part: ast.AST) -> bool:
+    """Whether a slice is the first or the last letters, by a number that no hash is cut at, or a name."""
+    if not isinstance(part, ast.Slice) or (part.lower is None) is (part.upper is None):
+        return False
+    end = part.lower if part.upper is None else part.upper
+    end = end.operand if isinstance(end, ast.UnaryOp) else end
+    return isinstance(end, ast.Name) if not isinstance(end, ast.Constant) else end.value >= LEAST_CUT
+
+
+LEAST_CUT = 40
+"""A hash is shown by fewer letters."""
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("f'{text[:80]}'", True),
+        ("f'{text[-LIMIT:]!r}'", True),
+        ("f'{text!r:.80}'", True),
+        ("str(error)[:500]", True),
+        ("' '.join(words)[:500]", True),
+        ("textwrap.shorten(text, 200)", True),
+        ("f'{sha256[:12]}'", False),
+        ("f'{number:.3g} {excerpt(text, 80)!r}'", False),
+    ],
+)
+def test_what_counts_as_a_cut(code: str, found: bool) -> None:
+    assert bool(list(cuts(ast.parse(code)))) is found
+
+
+def test_no_text_is_cut_for_a_message_before_it_is_redacted() -> None:
+    """`turngym.retrieval.redaction.excerpt` is the only cut: whoever cuts a key first hides most of it no more."""
+    wrong = [
+        f"{path.relative_to(ROOT)}, line {line}"
+        for module, path in import_graph.modules().items()
+        if module != "turngym.retrieval.redaction"
+        for line in cuts(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_module_imports_itself_around_corners() -> None:

@@ -23,8 +23,9 @@ from turngym.agents.worlds import load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.provenance import write_config
-from turngym.envs.core.secrets import recorded_command, redacted
+from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import read_toml
+from turngym.retrieval.redaction import redacted
 from turngym.scripts.main import main
 
 MARK = "S3CRETMARK"

@@ -22,6 +22,7 @@ from turngym.agents.serving_asgi import JsonBodies
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import Generation
+from turngym.retrieval.redaction import brief
 from turngym.trainers.adapters.token_session import Trajectory
 
 # What OpenEnv's clients send, read: which episode a reset asks for, and ids that a client sampled.
@@ -31,14 +32,14 @@ def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `SessionPool.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
     task_id = wanted.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
-        raise TurngymError(f"task_id is {task_id!r:.60}; it must be text")
+        raise TurngymError(f"task_id is {brief(task_id, 60)}; it must be text")
     names: dict[str, Any] = {} if task_id is None else {"task_id": task_id}
     for name in ("seed", "sample"):
         value = wanted.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise TurngymError(f"{name} is {value!r:.60}; it must be a whole number from 0 to 2**63 - 1")
+            raise TurngymError(f"{name} is {brief(value, 60)}; it must be a whole number from 0 to 2**63 - 1")
         names[name] = value
     return names
 

@@ -15,6 +15,7 @@ from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Policy
 from turngym.envs.core.task import ToolSpec
+from turngym.retrieval.redaction import excerpt
 from turngym.trainers.adapters.token_session import Trajectory, play
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
@@ -98,7 +99,9 @@ def _task_id(prompt: Any) -> str:
         return prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1].get("content"), str):
         return str(prompt[-1]["content"])
-    raise TurngymError(f"a prompt must name a task, as text or as the content of a message; got {str(prompt)[:200]!r}")
+    raise TurngymError(
+        f"a prompt must name a task, as text or as the content of a message; got {excerpt(prompt, 200)!r}"
+    )
 
 
 def _check(sessions: SessionPool, trainer: Any) -> None:

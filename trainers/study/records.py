@@ -20,6 +20,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import provenance
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_whole
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
@@ -392,7 +393,7 @@ def _compare(
     for name in dict.fromkeys([*left, *right]):
         if left.get(name) != right.get(name):
             said = [
-                f"{_name(one)} of {file} has {name} {of.get(name)!r:.60}"
+                f"{_name(one)} of {file} has {name} {brief(of.get(name), 60)}"
                 for (file, one), of in ((first, left), (other, right))
             ]
             raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")

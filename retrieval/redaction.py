@@ -1,0 +1,186 @@
+"""Keys stay out of messages and records: `redacted` is what each of them goes through, `excerpt` the only cut.
+
+A key is known by its shape (an address with a user or a query, a field of JSON that is named like a key) or by its
+value: `remember_key` notes it, and so does a variable of the environment whose name is a key's. A text of somebody else
+is never cut before it is redacted, because whoever cuts a key first hides most of it no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+HIDDEN = "***"
+# Nothing here takes more than linear time on any text: what a pattern has scanned it has also consumed.
+_RUN = re.compile(r"[^\s\"']++")
+# a password may hold any character; what a port follows is no user
+_USER = re.compile(r"(?<=://)(?:[^/?#@]++|[^/?#@\[:]*+:(?!\d+[/?#])[^@]++)@")
+_QUERY = re.compile(r"(://[^\s?#\"'\\]*+)(\?[^\s#\"'\\]++)?")
+# tokens of a tokenizer (`eos_token`) are none; JSON often writes names in camel case, without a joint
+_NAME = (
+    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret)?key|(?:access|api|auth|bearer|session)token|secret"
+    r"|passw(?:or)?d|pwd|passphrase|auth|authorization|bearer|cookie|credentials?|signature)"
+    r"|(?:(?!(?:bos|eos|pad|unk|stop|end|start|sep|cls|mask)[_-])[\w-]*[_-])?token"
+)
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+LONGEST_NAME = 200
+"""Letters of a name that may be a secret's."""
+# a field of JSON, or of a dict as Python writes it, inside of any text; a value that was cut ends with its line
+_FIELD = re.compile(
+    rf"(\\?[\"'](?:{_NAME})\\?[\"']\s*+:\s*+)(\\?[\"'])(?:(?!\2)(?:\\.|[^\\\n]|\\\Z))*+(?:\2|(?=\n|\Z))", re.IGNORECASE
+)
+
+
+def without_users(text: str) -> str:
+    """`text` with *** for user and password of every address."""
+    if "://" not in text or "@" not in text:
+        return text
+
+    def hide(run: re.Match[str]) -> str:
+        # up to the last @: a scan for one never runs to the end in vain, from however many addresses it begins
+        end = run[0].rfind("@") + 1
+        return _USER.sub(f"{HIDDEN}@", run[0][:end]) + run[0][end:]
+
+    return _RUN.sub(hide, text)
+
+
+def redacted(value: Any) -> Any:
+    """`value` as it may be written: texts, and those inside of mappings and sequences, without what may be a key."""
+    if isinstance(value, str):
+        value = without_keys(value)
+        if value.startswith(("{", "[")):
+            with contextlib.suppress(ValueError, RecursionError):
+                parsed = json.loads(value)
+                hidden = redacted(parsed)
+                return value if hidden == parsed else json.dumps(hidden, ensure_ascii=False)
+        text = _QUERY.sub(lambda one: one[1] + (f"?{HIDDEN}" if one[2] else ""), without_users(value))
+        return _FIELD.sub(rf"\1\2{HIDDEN}\2", text)
+    if isinstance(value, Mapping):
+        hide = {name for name in value if isinstance(name, str) and is_secret(name)}
+        return {
+            name: HIDDEN if name in hide and item is not None and not isinstance(item, bool | float) else redacted(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return type(value)(map(redacted, value))
+    return value
+
+
+def is_secret(name: str) -> bool:
+    """Whether a field, a header or a variable of this name holds a key."""
+    return len(name) <= LONGEST_NAME and _SECRET_NAME.fullmatch(name) is not None
+
+
+# --- Keys by their value
+
+LEAST_KEY, SHORT_KEY, LONGEST_KEY = 4, 16, 1 << 14
+"""Letters from which on a value may be a key, is no ordinary word, and is none any more."""
+_remembered = set[str]()
+
+
+def remember_key(value: str) -> None:
+    """From now on `value` is in no message and no record of this process. Shorter than `SHORT_KEY` it may be a word."""
+    if SHORT_KEY <= len(value) <= LONGEST_KEY:
+        _remembered.add(value)
+
+
+def without_keys(text: str) -> str:
+    """`text` without the keys that this process knows, as they are, in JSON and in an address."""
+    found = _pattern(frozenset(_remembered | _of_environment()))
+    return text if found is None else found[0].sub(HIDDEN, text)
+
+
+def first_letters(text: str, limit: int) -> str:
+    """The first `limit` letters of `text` without those keys, for an observation or a hint: its other letters stay."""
+    window = limit + 2 * LONGEST_KEY
+    return (without_keys(text) if len(text) <= window else _without_last_word(without_keys(text[:window])))[:limit]
+
+
+def _of_environment() -> set[str]:
+    """Values of variables that are named like keys. Read anew: a program may set one late."""
+    values = (value.strip() for name, value in os.environ.items() if len(value) >= SHORT_KEY and _named(name))
+    return {value for value in values if SHORT_KEY <= len(value) <= LONGEST_KEY}
+
+
+class Keys:
+    """The keys of one client's headers. Short ones are hidden where they stand alone, and in its answers only."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self._pattern = _pattern(frozenset(value.rpartition(" ")[2] for value in values))
+
+    def hidden(self, body: bytes) -> bytes:
+        """`body` without them."""
+        return body if self._pattern is None else self._pattern[1].sub(HIDDEN.encode(), body)
+
+
+@functools.lru_cache(64)
+def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] | None:
+    forms = {
+        form
+        for key in keys
+        if len(key) >= LEAST_KEY
+        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, ""))
+    }
+    # a short key ("test") may be part of ordinary words
+    parts = [
+        re.escape(form) if len(form) >= SHORT_KEY else rf"(?<![\w-]){re.escape(form)}(?![\w-])"
+        for form in sorted(forms, key=len, reverse=True)
+    ]
+    whole = "|".join(parts)
+    return (re.compile(whole), re.compile(whole.encode())) if parts else None
+
+
+_named = functools.lru_cache(4096)(is_secret)
+
+
+# --- The only cut
+
+
+def _written(value: object, form: Callable[[object], str]) -> str:
+    try:
+        return form(redacted(value))
+    # a server's JSON may be nested as deep as Python can read it, and no deeper can it be written
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deep"
+
+
+def _without_last_word(text: str) -> str:
+    word = text[-LONGEST_KEY:].rsplit(None, 1)
+    return text[: len(text) - len(word[-1])] if word and not text[-1].isspace() else text
+
+
+def _without_first_word(text: str) -> str:
+    word = text[:LONGEST_KEY].split(None, 1)
+    return text[len(word[0]) :] if word and not text[0].isspace() else text
+
+
+def excerpt(value: object, limit: int, *, end: bool = False) -> str:
+    """At most `limit` letters of somebody else's text for a message, redacted before it is cut; the last with `end`.
+
+    Bytes are read as UTF-8, other values as Python writes them. What was cut ends (or begins) with three dots. The time
+    is that of the text's first `limit` letters and twice `LONGEST_KEY`, however long it is.
+    """
+    if isinstance(value, bytes | bytearray):
+        value = value[-8 * (limit + 2 * LONGEST_KEY) :] if end else value[: 8 * (limit + 2 * LONGEST_KEY)]
+        value = bytes(value).decode("utf-8", "replace")
+    text = value if isinstance(value, str) else _written(value, str)
+    window = limit + 2 * LONGEST_KEY
+    if len(text) <= window:
+        safe = redacted(text)
+        if len(safe) <= limit:
+            return safe
+    else:
+        # a key that the window itself cuts is its last word, or a part of it
+        safe = _without_first_word(redacted(text[-window:])) if end else _without_last_word(redacted(text[:window]))
+    return f"...{safe[-limit:]}" if end else f"{safe[:limit]}..."
+
+
+def brief(value: object, limit: int) -> str:
+    """`value` as Python writes it, as an `excerpt`."""
+    return excerpt(_written(value, repr), limit)
