@@ -11,6 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from turngym.envs.core.files import locked_folder
+from turngym.envs.core.room import at_once
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -67,6 +68,8 @@ class RunFolder:
     """The reference policy, where it is replaced now and then."""
     fixed_end: str = ""
     """Why the run cannot get another number of steps than it began with; "" where nothing depends on it."""
+    writing: Callable[[Callable[[], Any]], Any] = at_once
+    """Calls what writes a checkpoint, as `Trainer.writing`."""
     saved: RunState | None = field(default=None, init=False)
 
     def open(self, *, resume: bool, depth: DepthState) -> RunState:
@@ -121,16 +124,18 @@ class RunFolder:
             "evaluated": state.evaluated,
             "fingerprint": dict(self.fingerprint),
         }
-        save_checkpoint(
-            self.path,
-            model=self.model,
-            optimizer=self.optimizer,
-            state=values,
-            keep=self.config.keep_checkpoints,
-            save_extra=self.save_extra,
-            critic=self.critic,
-            world=self.world,
-            beside=self._beside,
+        self.writing(
+            lambda: save_checkpoint(
+                self.path,
+                model=self.model,
+                optimizer=self.optimizer,
+                state=values,
+                keep=self.config.keep_checkpoints,
+                save_extra=self.save_extra,
+                critic=self.critic,
+                world=self.world,
+                beside=self._beside,
+            )
         )
         self.saved = state
 

@@ -160,6 +160,7 @@ class Trainer:
             order=self.order,
             refresh=refresh,
             fixed_end=self._fixed_end(),
+            writing=self.writing,
         )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         if self.on_start is not None and not self.world.rank:
@@ -280,7 +281,7 @@ class TrainLoop:
         self._save(ended=True)
 
     def _save(self, *, ended: bool = False) -> None:
-        self.trainer.writing(lambda: self.folder.save(self.state))
+        self.folder.save(self.state)
         step = self.state.step
         on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.saved(step, ended=ended))
 

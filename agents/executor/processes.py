@@ -274,11 +274,21 @@ class LocalWorkers:
         return answers
 
     def share(self, payload: bytes) -> Path:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="turngym-workers-")
-        self._shared += 1
-        path = Path(self._folder.name) / f"payload_{self._shared}"
-        path.write_bytes(payload)
+        place = Path(tempfile.gettempdir())
+        try:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="turngym-workers-")
+            self._shared += 1
+            path = place = Path(self._folder.name) / f"payload_{self._shared}"
+            path.write_bytes(payload)
+        except OSError as error:
+            # half of it would take the room of the next one
+            if place.is_file():
+                place.unlink()
+            raise ExecutorError(
+                f"there is no room for what workers are given, {len(payload) / 1e6:.1f} MB, in {place.parent}: "
+                f"{error.strerror}; make room, or set TMPDIR to a folder that has it"
+            ) from error
         return path
 
     def free(self, handle: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +16,10 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.executor.errors import ExecutorError
+from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
+from turngym.envs.core import room
 from turngym.envs.core.line_file import LineFile
 from turngym.retrieval import supervised
 from turngym.retrieval.supervised import SupervisedThread, failures_of_threads
@@ -64,6 +69,84 @@ def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
     found = list(iter_records(tmp_path))
     assert not [one for one in found if isinstance(one, RecordProblem)]
     assert [one["i"] for one in found if not isinstance(one, RecordProblem)] == told == [0, 1, 2, 5, 6, 7]
+
+
+def test_a_server_that_learns_waits_for_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(room, "FIRST_WAIT", 0.01)
+    writing, tries = room.RoomToWrite(), []
+
+    def write() -> str:
+        tries.append(writing.waiting)
+        if len(tries) <= 3:
+            raise OSError(28, "No space left on device")
+        return "written"
+
+    assert writing(write) == "written"
+    assert len(tries) == 4
+    assert writing.waiting == 0
+    # said once, and not for every try
+    assert capsys.readouterr().err.count("no room: ") == 1
+    # no other failure is waited for
+    with pytest.raises(KeyError):
+        writing(lambda: {}["x"])
+    # a server that ends does not wait
+    tries.clear()
+    threading.Timer(0.05, writing.close).start()
+    monkeypatch.setattr(room, "FIRST_WAIT", 600.0)
+    with pytest.raises(OSError, match="No space"):
+        writing(write)
+    assert len(tries) == 2
+
+
+def test_a_checkpoint_and_a_row_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `serve proxy` trains with: each write of a run fails twice, and the run is as it is with room."""
+    toy = pytest.importorskip("toy_run")
+    from turngym.trainers import checkpoint, metrics
+
+    monkeypatch.setattr(room, "FIRST_WAIT", 0.001)
+    failures = {"row": 0, "checkpoint": 0}
+
+    def failing(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        def twice(*given: Any, **named: Any) -> Any:
+            failures[name] += 1
+            if failures[name] % 3:
+                raise OSError(28, "No space left on device")
+            return write(*given, **named)
+
+        return twice
+
+    monkeypatch.setattr(metrics.LineFile, "append", failing("row", LineFile.append))
+    monkeypatch.setattr(checkpoint, "_write_optimizer", failing("checkpoint", checkpoint._write_optimizer))
+    trainer = toy.trainer(tmp_path / "run", steps=4)
+    trainer.writing = room.RoomToWrite()
+    assert trainer.train().step == 4
+    steps = [row["step"] for row in metrics.iter_metrics(tmp_path / "run") if row["kind"] == "train"]
+    assert steps == [1, 2, 3, 4]
+    assert failures["row"] >= 12
+    assert failures["checkpoint"] >= 3
+    assert not list((tmp_path / "run" / "checkpoints").glob(".writing_*"))
+
+
+def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = LocalWorkers(1)
+    try:
+        small = tmp_path / "small"
+        small.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(small))
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # real writes fail, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            with pytest.raises(ExecutorError, match=r"no room for what workers are given, 0.1 MB, in .*set TMPDIR"):
+                workers.share(b"x" * 100_000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [path for path in small.rglob("*") if path.is_file()] == []
+        assert workers.share(b"x" * 100_000).read_bytes() == b"x" * 100_000
+    finally:
+        workers.close()
 
 
 class Panic(BaseException):
