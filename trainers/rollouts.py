@@ -515,6 +515,6 @@ def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
     """Raises TurngymError for a text that no prompt would hold."""
     if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
         raise TurngymError(
-            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's tokenizer, "
-            "or has control characters; no prompt would hold it"
+            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's "
+            "tokenizer, or has control characters; no prompt would hold it"
         )
