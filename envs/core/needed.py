@@ -18,8 +18,8 @@ from dataclasses import MISSING, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from turngym.envs.core.secrets import redacted
 from turngym.envs.core.settings import Needs, SettingsError, chosen, inner_groups, settings_of
+from turngym.retrieval.redaction import redacted
 
 T = TypeVar("T")
 LONGEST = 60
