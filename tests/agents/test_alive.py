@@ -100,6 +100,7 @@ def test_a_server_that_learns_waits_for_room(
     assert len(tries) == 2
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_a_row_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve proxy` trains with: each write of a run fails twice, and the run is as it is with room."""
     toy = pytest.importorskip("toy_run")
