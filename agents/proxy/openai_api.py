@@ -17,7 +17,7 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.strict_json import JsonError, strict_json
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.redaction import excerpt, first_letters
 
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:
@@ -291,7 +291,7 @@ def read_request(
         main=turn_type == "main",
         client=client,
         user="" if user is None else _short(user, "user"),
-        user_agent="".join(char if char.isprintable() else " " for char in excerpt(user_agent, 60)).strip(),
+        user_agent="".join(char if char.isprintable() else " " for char in first_letters(user_agent, 60)).strip(),
         done=read_done(fields, headers),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),

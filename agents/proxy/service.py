@@ -38,7 +38,7 @@ from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.envs.core.task import task_number
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.redaction import first_letters
 from turngym.retrieval.supervised import failures_of_threads
 
 
@@ -197,7 +197,7 @@ class RequestCounts:
 
 def _count(table: Counter[str], name: str) -> int:
     """Count a name that a client chose: such a table must not grow without end."""
-    name = excerpt(name, 60)
+    name = first_letters(name, 60)
     name = name if name in table or len(table) < NAMES else "others"
     table[name] += 1
     return table[name]
