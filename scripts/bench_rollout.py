@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import tyro
@@ -256,6 +256,8 @@ class PlayBench:
 
     model: Path = CHECKPOINTS / "alfworld" / "student"
     """Folder of the model that plays."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the local engine; a server has its own."""
     episodes: int = 32
     """Episodes of a row; 0 leaves this part out."""
     slots: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 8, 32)
@@ -408,7 +410,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     settings = ChatSettings.load(bench.model)
     kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
     tool = probe(HOUSEHOLD.env_id, kwargs).tool
-    model, tokenizer = load_policy(str(bench.model), "auto", "float32")
+    model, tokenizer = load_policy(str(bench.model), "auto", bench.dtype)
     renderer = renderer_of(model, tokenizer, settings, tool)
 
     def agent(cache: Any) -> ModelAgent:

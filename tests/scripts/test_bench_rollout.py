@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -85,6 +85,13 @@ def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytes
     ):
         assert line in out
     assert "1.00x" in out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_local_engine_plays_in_the_precision_asked_for(dtype: Literal["float32", "bfloat16"]) -> None:
+    _, agent, _ = bench._players(bench.PlayBench(dtype=dtype))
+    policy = agent("ragged").policy
+    assert {weight.dtype for weight in policy.model.parameters()} == {getattr(torch, dtype)}
 
 
 def test_a_row_by_hand() -> None:
