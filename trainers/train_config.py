@@ -239,6 +239,13 @@ class TrainConfig:
             # sft alone can do without: its expert plays as [sft] says
             lambda config: config.section != "sft" or config.rollouts.demonstrations.demonstrations is not None,
         ),
+        (
+            tuple(f"sft.{name}" for name in ("noise", "mistakes", "players", "hints", "told")),
+            "an expert who plays (neither --demonstrations nor --traces)",
+            lambda config: (
+                config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces
+            ),
+        ),
         *BY_FORM,
     )
 

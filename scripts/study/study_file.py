@@ -167,11 +167,19 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
 
 
 def merged(table: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` with `above` on top; of two tables of one name the values in them are merged."""
+    """`table` with `above` on top.
+
+    Of two tables of one name the values in them are merged. A list of names over a table keeps what the table says of
+    these names: `worlds = ["alfworld"]` leaves out other worlds, and no setting of this one.
+    """
     found = dict(table)
     for key, value in above.items():
         below = found.get(key)
-        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(below, Mapping) and isinstance(value, list) and all(isinstance(name, str) for name in value):
+            value = {name: below.get(name, {}) for name in value}
+        elif isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merged(below, value)
+        found[key] = value
     return found
 
 

@@ -45,7 +45,10 @@ class SftConfig:
     told: str = ""
     """`skills:FOLDER`. Half of the demonstrations are told one of its texts, drawn at random, where `--judge
     skills:FOLDER` puts it. A player that minds it (in ALFWorld `--expert reading`) shows how to read them."""
-    needs: ClassVar[Needs] = ((("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),)
+    needs: ClassVar[Needs] = (
+        (("mistakes",), "--sft.noise", lambda sft: sft.noise[1] > 0),
+        (("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),
+    )
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {
