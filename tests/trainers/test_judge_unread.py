@@ -32,7 +32,7 @@ def test_the_first_batch_warns_once_and_the_third_in_a_row_stops(make_episode: M
     wild = batch(make_episode, ("hm", "or"), ("x" * 200 + "so on", None), cut=1)
     watch = UnreadVotes()
     said = r"step 1: 3 of 3 votes of the judge have no valid \\boxed\{\} \(2 votes ended at --judge-max-tokens: "
-    with pytest.warns(UserWarning, match=said + rf"give it more\); one ends with '{'x' * 115}so on'$"):
+    with pytest.warns(UserWarning, match=said + rf"give it more\); one ends with '\.\.\.{'x' * 115}so on'$"):
         watch.check(wild, "step 1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
