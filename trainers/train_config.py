@@ -242,9 +242,7 @@ class TrainConfig:
         (
             tuple(f"sft.{name}" for name in ("noise", "mistakes", "players", "hints", "told")),
             "an expert who plays (neither --demonstrations nor --traces)",
-            lambda config: (
-                config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces
-            ),
+            lambda config: config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces,
         ),
         *BY_FORM,
     )

@@ -375,8 +375,11 @@ class ProxyService:
         return len(gone)
 
     def _finish_gone(self) -> None:
-        while self._gone:
-            session, why = self._gone.popleft()
+        while True:
+            try:
+                session, why = self._gone.popleft()
+            except IndexError:  # none is left: requests and the sweep share the queue
+                return
             try:
                 self._finish(session, why)
             except BaseException:
@@ -530,8 +533,11 @@ class ProxyService:
             self.engine.release(inflight.pending.request.session)
         self.tally.add("main" if record.main else "side")
         if request.done and session is not None:
-            self._finish(session, "done")
             self.sessions.end(session)
+            self._gone.append((session, "done"))
+            # the turn is written down, so it is answered; an end that finds no room is left to the sweep
+            with contextlib.suppress(OSError):
+                self._finish_gone()
         return record
 
     def closed(self, client: str, session: ProxySession | None, dropped: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,25 @@ def test_a_client_that_leaves_during_generation_is_dropped_and_its_session_goes_
     assert bench.ask([user("x")], "a", session_done=True).reply.content == "answer 2"
     assert bench.episodes[0].depth == 1
     until(lambda: any(session.endswith("-1/0") for session in bench.policy.released))
+
+
+def test_an_end_that_finds_no_room_is_written_by_the_sweep_and_the_turn_is_answered(
+    make_bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    write = bench.service.recorder.write
+
+    def full(record: Mapping[str, Any]) -> Any:
+        if record["kind"] == "end":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(record)
+
+    monkeypatch.setattr(bench.service.recorder, "write", full)
+    assert bench.ask([user("x")], "a", session_done=True).reply.content == "answer 1"
+    assert (bench.episodes, len(bench.service.sessions)) == ([], 0)
+    monkeypatch.undo()
+    bench.service.sweep()
+    assert [(episode.meta["ended"], episode.depth) for episode in bench.episodes] == [("done", 1)]
 
 
 def test_asking_again_replaces_the_answer(make_bench: Make) -> None:

@@ -78,6 +78,14 @@ def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path
     assert (starts[0] == starts[1]) == same
 
 
+def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> None:
+    text = SHORT.replace('world = "alfworld-loops"\n', "") + "[worlds.webshop]\nmax_turns = 7\n[worlds.search]\n"
+    found = cells(tmp_path, text, 'worlds = ["webshop", "alfworld"]')
+    assert {cell.world for cell in found.values()} == {"webshop", "alfworld"}
+    assert found["webshop/opd-seed0"].settings["max_turns"] == 7
+    assert found["alfworld/opd-seed0"].settings["max_turns"] != 7
+
+
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     text = """
     evaluate = { times = 2 }

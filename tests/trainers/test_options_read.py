@@ -160,6 +160,8 @@ GIVEN: Mapping[str, dict[str, Any]] = {
     "--distill.form sampled": {"distill": {"form": "sampled"}},
     "a --distill.form other than sampled": {"distill": {"form": "jsd"}},
     "--sft.players": {"sft": {"players": "expert:1"}},
+    "--sft.noise": {"sft": {"noise": [0.0, 0.5]}},
+    "an expert who plays (neither --demonstrations nor --traces)": {},
 }
 """What must be given, as settings that give it."""
 OTHERS: Mapping[str, dict[str, Any]] = {
@@ -168,6 +170,7 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1"},
     "--judge expert": {"judge": "rules"},
     "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
+    "an expert who plays (neither --demonstrations nor --traces)": {"traces": ["old"]},
 }
 """What else must be given for the refusal, where the default already is what is needed."""
 VALUES: Mapping[str, Any] = {
@@ -215,6 +218,11 @@ VALUES: Mapping[str, Any] = {
     "distill.importance": [0.5, 2.0],
     "sft.loop_after": 3.0,
     "sft.loop_slips": 0.5,
+    "sft.noise": [0.0, 0.25],
+    "sft.mistakes": 0.5,
+    "sft.players": "expert:1",
+    "sft.hints": 0.5,
+    "sft.told": "skills:alfworld",
 }
 """Another value than the default for each."""
 
