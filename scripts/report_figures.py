@@ -278,6 +278,10 @@ def _metadata(suffix: str) -> dict[str, Any]:
 AXES = {"step": "training step", "seconds": "training time (s)", "cpu": "CPU time of training (s)"}
 
 
+MOST_INSIDE = 5
+"""Most methods whose legend stands among the curves."""
+
+
 def curve_panels(
     rows: Rows, across: Sequence[Literal["step", "seconds", "cpu"]], places: Mapping[str, int] | None = None
 ) -> tuple[Panel, ...]:
@@ -300,4 +304,6 @@ def _curves(axis: Any, rows: Rows, by: str, places: Mapping[str, int]) -> None:
             low, high = ([100 * getattr(one, end) for one in values] for end in ("low", "high"))
             axis.fill_between(where, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axis.set(xlabel=AXES[by], ylabel="success (%)", ylim=(0, None))
-    axis.legend()
+    # a legend of many methods would hide their lines
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(rows) > MOST_INSIDE else {}
+    axis.legend(**beside)
