@@ -508,7 +508,8 @@ class Options:
     preset); by default such pairs are refused."""
     title: str | None = None
     """Heading of the page; by default the runs and what they played."""
-    needs: ClassVar[Needs] = ((("latex", "figure"), "--out", lambda options: options.out is not None),)
+    # --no-figure is kept without --out, too: none is drawn then
+    needs: ClassVar[Needs] = ((("latex",), "--out", lambda options: options.out is not None),)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -455,7 +455,7 @@ NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny
         ("text", {"fault": lambda n, b: NO_STOP}, r"--no-send-stop leaves"),
         ("text", {"fault": lambda n, b: TOO_LONG}, r"status 400: too long\. The first prompt alone fills the context"),
         ("text", {"fault": lambda n, b: Fault(500)}, r"status 500: broken \(tried 2 times\)$"),
-        ("text", {"fault": lambda n, b: Fault(raw=b"<html>")}, r"is not JSON: b'<html>' \(tried 2 times\)$"),
+        ("text", {"fault": lambda n, b: Fault(raw=b"<html>")}, r"is not JSON: '<html>' \(tried 2 times\)$"),
     ],
 )
 def test_an_endpoint_that_never_worked_is_explained(

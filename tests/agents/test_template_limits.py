@@ -109,7 +109,7 @@ def test_a_refusal_is_one_that_another_form_may_avoid(make_tokenizer: Any) -> No
     template = ChatTemplate(
         make_tokenizer("{%- if messages|length > 9 %}{{ raise_exception('no' * 999) }}{% endif -%}" + CHATML)
     )
-    with pytest.raises(RenderError, match=r"refuses the roles user, .*: (no){250}$"):
+    with pytest.raises(RenderError, match=r"refuses the roles user, .*: (no){200,250}n?\.\.\.$"):
         template.render(TALK)
     with pytest.raises(RenderError, match="Encountered unknown tag"):
         ChatTemplate(make_tokenizer("{% nothing %}"))

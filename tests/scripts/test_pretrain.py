@@ -82,6 +82,7 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
         "loop_after": 5.0,
         "loop_slips": 0.25,
         "hints": 0.0,
+        "told": "",
     }
     assert (config["seed"], config["expert"], config["max_turns"], config["threads"]) == (2, "searching", 4, 1)
 
