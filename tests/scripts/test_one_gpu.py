@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -57,9 +60,58 @@ def test_recipes_and_commands_name_the_preset_and_give_nothing_beside_it() -> No
         assert not [word for word in line.split() if word[2:].replace("-", "_") in beside]
 
 
+TEMPLATE = """
+{%- if tools %}
+    {{- '<|im_start|>system\\nYou may call:' }}
+    {%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nBe of help.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function | tojson + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""Like those of Qwen2.5: a system message of its own, tools in it, an end after every message."""
+
+
+def tiny_qwen(folder: Path) -> str:
+    """A random model of Qwen2.5's kind: query heads that share keys, tied embeddings, the family's real template where
+    the folder $TPL has it."""
+    student, torch = load_world("alfworld").checkpoint("student"), pytest.importorskip("torch")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    ends = json.loads((student / "generation_config.json").read_text(encoding="utf-8"))
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=ends["eos_token_id"],
+        pad_token_id=ends["pad_token_id"],
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(student / name, folder / name)
+    real = Path(os.environ.get("TPL", "")) / "cz_qwen2.5-instruct.jinja"
+    text = real.read_text(encoding="utf-8") if real.is_file() else TEMPLATE.strip()
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
 @pytest.mark.long
 def test_the_page_runs_from_its_recipes_to_the_packed_row(tmp_path: Path) -> None:
-    student = str(load_world("alfworld").checkpoint("student"))
+    student = tiny_qwen(tmp_path / "qwen")
     for name, text in RECIPES.items():
         (tmp_path / name).write_text(smaller(text, student), encoding="utf-8")
     for line in commands():
