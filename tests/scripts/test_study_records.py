@@ -11,11 +11,12 @@ import pytest
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import check_result, play_again
 from turngym.agents.evaluation.packed_file import read_result
+from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.study.records import make_record, pooled_sums, read_record
+from turngym.trainers.study.records import make_record, pooled_sums, portable, read_record
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
@@ -101,3 +102,11 @@ def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) 
     assert (cell.folder / "metrics.jsonl").read_bytes() == metrics
     assert make_record(cell) == before == read_record(cell.folder)
     assert [path.stat().st_mtime_ns for path in packed] == stamps
+
+
+def test_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:
+    cells, start = tmp_path / "out" / "cells", "alfworld/start-sft/checkpoints/step_000002/model"
+    given = {"student": str(cells / start), "teacher": str(CHECKPOINTS / "alfworld" / "teacher"), "steps": 3}
+    assert portable(given, cells) == {"student": start, "teacher": "alfworld/teacher", "steps": 3}
+    own = {"student": "/models/mine"}
+    assert portable(own, cells) == own

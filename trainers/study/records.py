@@ -16,6 +16,7 @@ import numpy as np
 
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
+from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import provenance
 from turngym.envs.core.tables import write_json
@@ -149,7 +150,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         group=cell.group,
         about=cell.about,
         seed=cell.seed,
-        settings=cell.settings,
+        settings=portable(cell.settings, cell.folder.parents[1]),
         samples=samples,
         evaluations=tuple(evaluations),
         categories=categories,
@@ -160,6 +161,21 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
         clusters=clusters,
     )
+
+
+def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
+    """`settings`, with names in the place of the folders of models that come along or were made in the folder `cells`.
+
+    Records are published, and a machine's folders concern nobody.
+    """
+    found = dict(settings)
+    for name in found.keys() & {*MODELS}:
+        path = Path(str(found[name])).absolute()
+        for root in (CHECKPOINTS, cells.absolute()):
+            if path.is_relative_to(root):
+                found[name] = path.relative_to(root).as_posix()
+                break
+    return found
 
 
 def _averaged(trace: Path) -> dict[str, float] | None:
