@@ -232,7 +232,7 @@ def write_corpus(path: Path) -> Path:
 
 
 def index_argv(corpus: Path, out: Path) -> list[str]:
-    return ["index", "build", "--corpus", str(corpus), "--out", str(out), "--shard-rows", "4096"]
+    return ["index", "build", "--corpus", str(corpus), "--out", str(out)]
 
 
 def train_argv(out: Path) -> list[str]:
