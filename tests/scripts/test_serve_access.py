@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from turngym.agents.access import Access, is_loopback
 from turngym.agents.serving import access_of
 from turngym.envs.core.errors import TurngymError
 
+AGENTS = Path(__file__).parents[2] / "agents"
 HERE = Access(host="127.0.0.1")
 BEHIND = Access(host="127.0.0.1", names=("shop.example.org",))
 
@@ -34,6 +38,18 @@ def test_other_names(host: str | None) -> None:
     assert "the header Host is" in said
     assert said.isascii()
     assert len(said) < 300
+
+
+def test_a_long_name_is_not_repeated() -> None:
+    assert "the header Host is 5000 characters long" in str(HERE.refusal("x" * 5000, None))
+
+
+@pytest.mark.parametrize("name", ["access.py", "servers/server_launch.py", "servers/sglang_cpu.py"])
+def test_what_a_servers_own_python_loads_needs_nothing_of_turngym(name: str) -> None:
+    tree = ast.parse((AGENTS / name).read_text(encoding="utf-8"))
+    wanted = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [one.name for node in wanted for one in node.names] + [getattr(node, "module", "") for node in wanted]
+    assert not [one for one in names if one.startswith("turngym")]
 
 
 @pytest.mark.parametrize(
