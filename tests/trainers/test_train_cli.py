@@ -240,7 +240,10 @@ def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_pat
         (["--sft.players", "repeat:1", "--sft.loop-after", "4"], r"algorithm\.loop_after: checkpoint 2\.3, now 4\.0"),
         (["--sft.hints", "0.5"], r"algorithm\.hints: checkpoint 0\.0, now 0\.5"),
         (["--expert", "searching"], r"collect\.expert: checkpoint 'expert', now 'searching'"),
-        (["--traces", "shown.jsonl"], r"collect\.traces: checkpoint \[\], now \['shown\.jsonl'\]"),
+        (
+            ["--traces", "shown.jsonl", "--sft.noise", "0", "0"],
+            r"collect\.traces: checkpoint \[\], now \['shown\.jsonl'\]",
+        ),
         (["--dtype", "bfloat16"], r"models\.dtype: checkpoint 'float32', now 'bfloat16'"),
     ):
         (tmp_path / "shown.jsonl").write_text("")
