@@ -533,7 +533,7 @@ def main(argv: Sequence[str]) -> int:
     summary = options.figure
     if options.figure:
         try:
-            draw_summary(methods, records_of(methods)[0], scores, options.out / "report.png")
+            summary = draw_summary(methods, records_of(methods)[0], scores, options.out / "report.png")
         except TurngymError as error:
             summary = False
             failed.append(str(error))

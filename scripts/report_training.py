@@ -381,15 +381,20 @@ def _gap_panel(axis: Any, runs: Sequence[Diagnosed]) -> None:
 # One image of the most important panels.
 
 
-def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str, Scores], path: Path) -> None:
-    """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data."""
+def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str, Scores], path: Path) -> bool:
+    """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data.
+
+    Returns whether there are any: a run without evaluations has none.
+    """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in study.worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
     if controlled := [method for method in methods if depth_of(method)]:
         panels.append(Panel("rollout depth", partial(_depth, methods=controlled)))
     if scores:
         panels.append(Panel("by category", partial(_bars, scores=scores, places=places)))
-    save_panels(panels, path)
+    if panels:
+        save_panels(panels, path)
+    return bool(panels)
 
 
 def depth_of(method: Method) -> float | None:

@@ -29,6 +29,8 @@ from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
 from turngym.scripts.report_figures import COLORS, Panel
+from turngym.scripts.report_training import draw_summary
+from turngym.trainers.study.records import Records
 
 pytest.importorskip("matplotlib")
 NUMBERS = ("kl_by_turn", "kl_map", "survivors", "outcome_separation", "kl_share", "controller", "counterfactual_depth")
@@ -472,3 +474,8 @@ def test_a_figure_that_fails_costs_nothing_else(
     assert numbers(out, "accuracy")
     assert (out / "figures" / "seconds.png").stat().st_size
     assert (out / "report.png").stat().st_size
+
+
+def test_a_run_without_evaluations_has_no_summary_figure(tmp_path: Path) -> None:
+    assert draw_summary([], Records(title="", records=[]), {}, tmp_path / "report.png") is False
+    assert not (tmp_path / "report.png").exists()
