@@ -105,7 +105,16 @@ def first_letters(text: str, limit: int) -> str:
 def _of_environment() -> set[str]:
     """Values of variables that are named like keys. Read anew: a program may set one late."""
     values = (value.strip() for name, value in os.environ.items() if len(value) >= SHORT_KEY and _named(name))
-    return {value for value in values if SHORT_KEY <= len(value) <= LONGEST_KEY}
+    return {value for value in values if SHORT_KEY <= len(value) <= LONGEST_KEY and not _is_place(value)}
+
+
+@functools.lru_cache(4096)
+def _is_place(value: str) -> bool:
+    """Whether it is a file or a folder: $PWD is the working directory, and a variable may name the file of a key.
+
+    A key may begin with a slash, too, but nothing lies there.
+    """
+    return os.path.isabs(value) and os.path.exists(value)
 
 
 class Keys:

@@ -337,14 +337,6 @@ def clipped_weight(
     its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
     A < 0. Arguments and errors as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        behavior_logp_N: the same under the policy that drew them; finite.
-        advantage_N: advantages [N], in any unit.
-        eps_low: how far the ratio may fall below 1 before it is clipped.
-        eps_high: how far it may rise above 1.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
     weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)

@@ -216,3 +216,13 @@ def test_a_client_remembers_the_key_that_it_sends(monkeypatch: pytest.MonkeyPatc
 
     HttpClient(headers={"Authorization": "Bearer one-that-no-variable-holds", "X-Session": "not-a-key-but-a-name"})
     assert redacted("a one-that-no-variable-holds b not-a-key-but-a-name") == "a *** b not-a-key-but-a-name"
+
+
+def test_a_place_on_the_disk_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell sets $PWD, and a variable that is named like a key may name its file: messages still say where."""
+    for name in ("PWD", "GOOGLE_APPLICATION_CREDENTIALS", "SSH_KEY"):
+        monkeypatch.setenv(name, str(tmp_path))
+        assert redacted(f"there is no {tmp_path}/x.json") == f"there is no {tmp_path}/x.json"
+    key = "/" + KEY
+    monkeypatch.setenv("SSH_KEY", key)
+    assert key not in redacted(f"sent {key}")
