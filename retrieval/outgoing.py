@@ -177,7 +177,7 @@ class HttpClient:
                     raise BadReply(
                         f"status {answer.status_code}: it redirects to {excerpt(to, 200)!r}, which is not followed"
                     )
-                whole = self._keys.hidden(await _read(answer, limit))
+                whole = self._keys.hidden(await _read(answer, limit), error=not answer.is_success)
                 return HttpReply(status=answer.status_code, headers=answer.headers, body=whole)
         except TimeoutError:
             raise TooLate(f"no whole answer within {seconds:.3g} s") from None

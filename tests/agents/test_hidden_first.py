@@ -79,6 +79,16 @@ def test_a_short_key_is_hidden_where_it_stands_alone(key: str) -> None:
     assert said == (f"a{key}b ***. latest" if len(key) > 3 else f"a{key}b {key}. latest")
 
 
+def test_what_a_model_answers_keeps_its_words(url: str) -> None:
+    async def ask() -> str:
+        client = HttpClient(headers={"Authorization": "Bearer EMPTY"})
+        reply = await client.send("POST", f"{url}/json/0", {}, seconds=20, limit=10_000)
+        await client.close()
+        return reply.body.decode()
+
+    assert json.loads(asyncio.run(ask()))["content"] == ["EMPTY"]
+
+
 class Panic(BaseException):
     """What a library in Rust raises."""
 
