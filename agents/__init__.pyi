@@ -1,5 +1,6 @@
 """The public names of `turngym.agents`; `__init__.py` imports them when they are first used."""
 
+from .agent_options import AgentOptions as AgentOptions
 from .collect import ExpertCollect as ExpertCollect
 from .collect import LiveCollect as LiveCollect
 from .evaluation.evaluate import PanelEvaluation as PanelEvaluation
@@ -9,7 +10,7 @@ from .evaluation.play_episodes import play_episodes as play_episodes
 from .evaluation.play_panel import EvalResult as EvalResult
 from .evaluation.play_panel import TaskEvaluation as TaskEvaluation
 from .evaluation.scores import score as score
-from .executor.options import WorkerOptions as WorkerOptions
+from .executor.worker_count import WorkerOptions as WorkerOptions
 from .executor.workers import open_workers as open_workers
 from .local_engine.engine import LocalEngine as LocalEngine
 from .model_agent import ModelAgent as ModelAgent
@@ -18,7 +19,6 @@ from .models import load_policy as load_policy
 from .named_agent import AgentError as AgentError
 from .named_agent import OpenedAgent as OpenedAgent
 from .named_agent import open_agent as open_agent
-from .options import AgentOptions as AgentOptions
 from .playing.agent import Agent as Agent
 from .playing.agent import Conversation as Conversation
 from .playing.agent import Reply as Reply

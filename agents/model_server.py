@@ -18,9 +18,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from turngym.agents.access import is_loopback
-from turngym.agents.servers.client import Dialect, RunServers, ServerError, model_config
 from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.server_connection import Dialect, ServerError, model_config
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
+from turngym.agents.servers.server_options import RunServers
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port

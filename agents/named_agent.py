@@ -9,18 +9,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.agent_options import AGENTS, AgentOptions
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
-from turngym.agents.options import AGENTS, AgentOptions
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.servers.client import PolicyServer
 from turngym.agents.servers.open_servers import eval_policy, load_outside
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError

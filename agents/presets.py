@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from turngym.agents.options import AgentOptions
+from turngym.agents.agent_options import AgentOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Memory
 from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean

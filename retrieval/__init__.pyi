@@ -1,7 +1,6 @@
 """The public names of `turngym.retrieval`; `__init__.py` imports each when first used, type checkers read this."""
 
 from .bm25 import BM25Retriever as BM25Retriever
-from .client import HttpRetriever as HttpRetriever
 from .core import Encoder as Encoder
 from .core import Hit as Hit
 from .core import Passage as Passage
@@ -14,6 +13,7 @@ from .dense import DenseRetriever as DenseRetriever
 from .encoders import EncoderStyle as EncoderStyle
 from .encoders import HashingEncoder as HashingEncoder
 from .encoders import HuggingFaceEncoder as HuggingFaceEncoder
+from .http_retriever import HttpRetriever as HttpRetriever
 from .hybrid import CoverageReranker as CoverageReranker
 from .hybrid import CrossEncoderReranker as CrossEncoderReranker
 from .hybrid import HybridRetriever as HybridRetriever

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from turngym.retrieval.bm25 import BM25Retriever
-from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.corpus import corpus_sha256 as hash_of
@@ -21,6 +20,7 @@ from turngym.retrieval.encoders import (
     recorded_encoder,
     recorded_model,
 )
+from turngym.retrieval.http_retriever import HttpRetriever
 from turngym.retrieval.hybrid import HybridRetriever, Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.index import (
     ENCODER,

@@ -38,8 +38,8 @@ from turngym.envs.core.settings import Count, Length, Needs, Processes
 from turngym.envs.core.tables import print_table
 from turngym.envs.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
-from turngym.scripts.options import read
-from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
+from turngym.scripts.command_line import read
+from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,9 @@ def training_step(
     from turngym.trainers.algorithm import BuildContext, Scorers
     from turngym.trainers.algorithms import opd
     from turngym.trainers.batch import pack
-    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
     from turngym.trainers.optimizer_step import Forward, make_optimizer
     from turngym.trainers.optimizer_step import update as take_step
+    from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
     from turngym.trainers.scorer import LocalScorer
 
     tokens, chunk = bench.micro_tokens, bench.head_chunk
@@ -235,7 +235,7 @@ def measure(bench: GpuBench) -> StepFigures:
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.trainers.plan import random_model
+    from turngym.trainers.training_costs import random_model
 
     student = make_student(bench)
     engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
@@ -283,7 +283,7 @@ def make_student(bench: GpuBench) -> Any:
 
     from turngym.agents.models import load_model, load_policy, set_torch_variables
     from turngym.agents.worlds import load_world
-    from turngym.trainers.plan import random_model
+    from turngym.trainers.training_costs import random_model
 
     set_torch_variables()
     if bench.save is not None and (bench.save / "config.json").exists():
@@ -300,8 +300,8 @@ def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
     """The same rollout on the servers, and the gap of their log-probabilities."""
     from transformers import AutoTokenizer
 
-    from turngym.agents.servers.client import PolicyServer
     from turngym.agents.servers.open_servers import eval_policy
+    from turngym.agents.servers.server_options import PolicyServer
 
     assert bench.save is not None  # `needs`
     tokenizer = AutoTokenizer.from_pretrained(bench.save)

@@ -28,7 +28,7 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.settings import Above0, Count, Length
 from turngym.retrieval.redaction import excerpt
 from turngym.scripts.bench_server import Server
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 
 # --- Clients, and what the records must hold
 

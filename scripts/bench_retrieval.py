@@ -42,7 +42,7 @@ from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.redaction import excerpt
 from turngym.scripts.bench_server import Server, started
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 
 # --- Made-up passages and queries
 

@@ -33,8 +33,8 @@ from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.settings import Count, Needs, Range, Seed, Threads
 from turngym.envs.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
-from turngym.scripts.options import read
-from turngym.trainers.plan import ModelShape, random_model
+from turngym.scripts.command_line import read
+from turngym.trainers.training_costs import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
 
@@ -403,8 +403,8 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.playing.environments import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import renderer_of
-    from turngym.agents.servers.client import PolicyServer
     from turngym.agents.servers.open_servers import eval_policy
+    from turngym.agents.servers.server_options import PolicyServer
     from turngym.envs.channels import make_channel
 
     settings = ChatSettings.load(bench.model)

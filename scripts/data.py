@@ -19,7 +19,7 @@ import tyro
 from turngym.agents.data_sets import DATA_SETS, data_set, get
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.panels import list_panels, load_panel, verify_panel
-from turngym.scripts.options import run_verb
+from turngym.scripts.command_line import run_verb
 
 Name = tyro.conf.Positional[str]
 

@@ -17,14 +17,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from turngym.agents.agent_options import AgentOptions
+from turngym.agents.agent_options import settings_of as keywords_of
 from turngym.agents.evaluation.compare import compare_recorded, rescore
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.executor.options import WorkerOptions
-from turngym.agents.options import AgentOptions
-from turngym.agents.options import settings_of as keywords_of
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import Count, Length, Needs, Seed, settings_of
@@ -32,7 +32,7 @@ from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import print_table
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
-from turngym.scripts.options import SERVED, list_presets, parse, say_channel
+from turngym.scripts.command_line import SERVED, list_presets, parse, say_channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
-from turngym.retrieval.plan import plan_table
-from turngym.scripts.options import run_verb
+from turngym.retrieval.index_costs import plan_table
+from turngym.scripts.command_line import run_verb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from turngym.envs.core.provenance import FILE as CONFIG
 from turngym.envs.core.settings import Count, read_toml
 from turngym.envs.panels import load_panel, shipped_panel
 from turngym.retrieval.user_files import library_path
-from turngym.scripts.options import run_verb
+from turngym.scripts.command_line import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
 """Files that a merged model writes itself, or does not have."""

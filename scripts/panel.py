@@ -34,7 +34,7 @@ from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
 from turngym.envs.search.test_sets import write_test_sets
 from turngym.retrieval.user_files import read_text
-from turngym.scripts.options import run_verb
+from turngym.scripts.command_line import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 

@@ -21,8 +21,17 @@ from turngym.envs.core.settings import Count, Needs, Range, read_toml, settings_
 from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.user_files import library_path
-from turngym.scripts.options import CONFIG, check_options, pop_option, read
-from turngym.trainers.plan import Estimate, ModelShape, Workload, chip_named, estimate, shape_named, shape_of, traffic
+from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
+from turngym.trainers.training_costs import (
+    Estimate,
+    ModelShape,
+    Workload,
+    chip_named,
+    estimate,
+    shape_named,
+    shape_of,
+    traffic,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

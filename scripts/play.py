@@ -22,7 +22,7 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.settings import Seed
 from turngym.envs.core.trace import TraceWriter
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

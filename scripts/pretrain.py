@@ -24,8 +24,8 @@ from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import columns, table_text
 from turngym.retrieval.user_files import library_path
+from turngym.scripts.command_line import read, sft_argv
 from turngym.scripts.main import VERBS
-from turngym.scripts.options import read, sft_argv
 
 FILE = "success.json"
 

@@ -23,9 +23,9 @@ from turngym.envs.core.settings import Count, Length, Seed
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.retrieval.cores import available_cores
+from turngym.scripts.command_line import distill_argv, read
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS
-from turngym.scripts.options import distill_argv, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

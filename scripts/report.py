@@ -36,7 +36,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import Needs
 from turngym.envs.core.tables import Table, markdown
-from turngym.scripts.options import pop_option, read
+from turngym.scripts.command_line import pop_option, read
 from turngym.scripts.report_data import (
     TRAINING,
     Diagnosed,

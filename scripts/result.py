@@ -24,7 +24,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Length, Needs
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.tables import visible
-from turngym.scripts.options import run_verb
+from turngym.scripts.command_line import run_verb
 from turngym.scripts.result_table import as_markdown, write_table
 
 MOST_LINES = 20

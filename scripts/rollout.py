@@ -14,14 +14,14 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from turngym.agents.agent_options import AgentOptions, settings_of
 from turngym.agents.evaluation.play_episodes import play_episodes
-from turngym.agents.executor.options import WorkerOptions
-from turngym.agents.options import AgentOptions, settings_of
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.environments import EnvOptions
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.tables import print_table
-from turngym.scripts.options import SERVED, list_presets, parse, say_channel
+from turngym.scripts.command_line import SERVED, list_presets, parse, say_channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import Above0, Count, Length, Needs, Seed
-from turngym.scripts.options import Listen, read
+from turngym.scripts.command_line import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

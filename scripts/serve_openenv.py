@@ -24,7 +24,7 @@ from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import Count
 from turngym.retrieval.hub import model_folder
 from turngym.retrieval.user_files import library_path
-from turngym.scripts.options import Listen, read
+from turngym.scripts.command_line import Listen, read
 from turngym.trainers.adapters.openenv import app
 
 

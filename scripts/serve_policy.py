@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 
 from turngym.agents.model_server import DIALECTS, ServePolicy, describe, device, installed, process
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.envs.core.errors import TurngymError
 from turngym.retrieval.supervised import SupervisedThread
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from turngym.agents.proxy.service import ProxyService
 
 try:
-    from turngym.trainers.live.config import ServeProxy
+    from turngym.trainers.live.proxy_options import ServeProxy
 except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 KEY = "TURNGYM_PROXY_KEY"
@@ -111,7 +111,7 @@ def _mode(config: ServeProxy) -> str:
 
 def proxy_front(app: Flask) -> Front:
     """The front of `agents.proxy.app.create_app`; it ends idle sessions while the server runs."""
-    from turngym.agents.proxy.config import ApiError
+    from turngym.agents.proxy.api_errors import ApiError
 
     service: ProxyService = app.extensions["proxy"]
     settings = service.settings

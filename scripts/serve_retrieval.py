@@ -26,7 +26,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Count, Needs, Processes, Threads
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.wire import ServerSettings
-from turngym.scripts.options import Listen, read
+from turngym.scripts.command_line import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.settings import Above0, Count, Needs, Seed, Threads
-from turngym.scripts.options import Listen, read
+from turngym.scripts.command_line import Listen, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, h
 from turngym.envs.spaces import printable
 from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.user_files import named_path
-from turngym.scripts.options import run_verb
+from turngym.scripts.command_line import run_verb
 from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page
 from turngym.scripts.trace_picture import Picture, picture

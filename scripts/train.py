@@ -21,19 +21,19 @@ import tyro
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
-from turngym.scripts.options import CONFIG, check_options, checked, pop_option, section, width
+from turngym.scripts.command_line import CONFIG, check_options, checked, pop_option, section, width
 
 try:
-    from turngym.agents.executor.options import WorkerOptions
-    from turngym.agents.options import DemonstrationOptions, JudgeOptions
-    from turngym.agents.servers.client import RunServers
-    from turngym.scripts.options import list_presets
+    from turngym.agents.agent_options import DemonstrationOptions, JudgeOptions
+    from turngym.agents.executor.worker_count import WorkerOptions
+    from turngym.agents.servers.server_options import RunServers
+    from turngym.scripts.command_line import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
-    from turngym.trainers.config import DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
     from turngym.trainers.distributed import world_of
     from turngym.trainers.lora import LoraConfig
     from turngym.trainers.metrics import read_metrics
     from turngym.trainers.run import run_training
+    from turngym.trainers.run_config import DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
     from turngym.trainers.schedule import AsyncConfig
     from turngym.trainers.train_config import (
         ChatConfig,

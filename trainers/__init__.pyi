@@ -18,11 +18,6 @@ from .algorithm import Weight as Weight
 from .algorithm import find_algorithm as find_algorithm
 from .batch import RolloutBatch as RolloutBatch
 from .batch import pack as pack
-from .config import CriticConfig as CriticConfig
-from .config import DistillConfig as DistillConfig
-from .config import OptimizerConfig as OptimizerConfig
-from .config import RunConfig as RunConfig
-from .config import fingerprint as fingerprint
 from .group_advantage import ComparableGroups as ComparableGroups
 from .group_advantage import GroupAdvantage as GroupAdvantage
 from .group_advantage import grpo_advantage as grpo_advantage
@@ -34,6 +29,11 @@ from .metrics import read_metrics as read_metrics
 from .models import save_model as save_model
 from .run import build_trainer as build_trainer
 from .run import train as train
+from .run_config import CriticConfig as CriticConfig
+from .run_config import DistillConfig as DistillConfig
+from .run_config import OptimizerConfig as OptimizerConfig
+from .run_config import RunConfig as RunConfig
+from .run_config import fingerprint as fingerprint
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
 from .targets import TeacherTopK as TeacherTopK

@@ -17,7 +17,7 @@ from turngym.envs.core.episode import Episode, Origin
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Position, Question, Scorer
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.world import World
 
 WeightArray = NDArray[np.float64]

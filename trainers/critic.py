@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import CriticConfig
 from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.models import autocast, hidden_states, load_full, recomputing
+from turngym.trainers.run_config import CriticConfig
 from turngym.trainers.world import SINGLE, World, full_tensor
 
 

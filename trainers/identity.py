@@ -13,9 +13,9 @@ from typing import Any
 
 from turngym.envs.core.files import weights_hash
 from turngym.trainers.algorithm import Algorithm, find_algorithm
-from turngym.trainers.config import LmLossConfig, fingerprint
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.rollouts import StudentRollouts
+from turngym.trainers.run_config import LmLossConfig, fingerprint
 from turngym.trainers.scorer import Scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.train_config import TrainConfig

@@ -16,9 +16,9 @@ from turngym.envs.core.protocols import Scorer
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
-from turngym.trainers.config import LmLossConfig
 from turngym.trainers.lm_head import project
 from turngym.trainers.models import autocast, head, hidden_states, length_batches, pad
+from turngym.trainers.run_config import LmLossConfig
 from turngym.trainers.world import SINGLE, World, balanced_shares
 
 Encode = Callable[[str], Sequence[int]]

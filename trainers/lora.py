@@ -14,7 +14,7 @@ from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, Lo
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.settings import Length, Needs
 from turngym.retrieval.user_files import library_path
-from turngym.trainers.config import ConfigError
+from turngym.trainers.run_config import ConfigError
 
 NAME = "default"
 """peft's own name for the only adapter of a model."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
-from turngym.trainers.config import ConfigError
 from turngym.trainers.lm_head import MIN_LOGP
+from turngym.trainers.run_config import ConfigError
 
 FloatArray = NDArray[np.float32]
 MIN_TAIL = {torch.float32: 1e-7, torch.float64: 1e-15}

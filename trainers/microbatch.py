@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.trainers.batch import IntArray, RolloutBatch
-from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, length_batches, pad, rows_apart
+from turngym.trainers.run_config import ConfigError, Packing
 from turngym.trainers.world import World, balanced_shares
 
 Ids = NDArray[np.int32] | IntArray

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Algorithm, Targets, Term, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import OptimizerConfig, Packing
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, head, recomputing, rows_apart
+from turngym.trainers.run_config import OptimizerConfig, Packing
 from turngym.trainers.world import SINGLE, World, full_tensor
 
 

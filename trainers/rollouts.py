@@ -14,13 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from turngym.agents.agent_options import TEMPERATURE
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
 from turngym.agents.evaluation.evaluate import AGENT_FACING, SAMPLES, PanelEvaluation, check_panel, eval_note
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.play_panel import TaskEvaluation
-from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.worker_count import Workload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
 from turngym.agents.judges.hints import HintedEnv, HintPrompts, ToldEnv
@@ -29,7 +30,6 @@ from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
-from turngym.agents.options import TEMPERATURE
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs

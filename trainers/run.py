@@ -34,7 +34,6 @@ from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.collecting import DatasetCollect, with_recorded
-from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
 from turngym.trainers.identity import of_training
 from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
@@ -46,6 +45,7 @@ from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.rewards import RewardedCollect
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
+from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, load_student

@@ -21,9 +21,9 @@ from turngym.trainers.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from turngym.trainers.config import RunConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
 from turngym.trainers.world import SINGLE, World, on_all_ranks, on_rank_zero

@@ -23,8 +23,8 @@ from turngym.envs.core.protocols import RolloutSource
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.settings import Needs
 from turngym.trainers.algorithm import Algorithm, DepthPlan
-from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.tensor_file import read_tensors
 
 

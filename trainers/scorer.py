@@ -20,7 +20,6 @@ from turngym.envs.core.episode import TopK
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers import lora
-from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes
 from turngym.trainers.models import (
@@ -31,6 +30,7 @@ from turngym.trainers.models import (
     save_model,
     vocabulary_size,
 )
+from turngym.trainers.run_config import ConfigError, Packing
 from turngym.trainers.tensor_file import read_tensors
 from turngym.trainers.world import World, balanced_shares, on_all_ranks
 

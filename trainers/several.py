@@ -19,7 +19,7 @@ from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.collecting import WORLD
-from turngym.trainers.config import ConfigError
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
 from turngym.trainers.train_config import RolloutConfig, TrainConfig

@@ -20,7 +20,6 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, DistillConfig
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
@@ -32,6 +31,7 @@ from turngym.trainers.losses import (
     bin_forward_kl,
     sampled_advantage,
 )
+from turngym.trainers.run_config import ConfigError, DistillConfig
 
 
 class TargetError(TurngymError):

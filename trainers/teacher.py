@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.models import load_model
-from turngym.agents.servers.client import TrainServers
 from turngym.agents.servers.open_servers import teacher_scorer
+from turngym.agents.servers.server_options import TrainServers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.models import vocabulary_size
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK

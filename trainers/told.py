@@ -33,11 +33,11 @@ from turngym.trainers.algorithm import (
     Told,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.judged import turn_name
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TargetError, WithReference, label_logprobs
 from turngym.trainers.token_weights import WEIGHTS
 

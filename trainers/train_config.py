@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from turngym.agents.executor.options import WorkerOptions
-from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+from turngym.agents.agent_options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.servers.client import RunServers
+from turngym.agents.servers.server_options import RunServers
 from turngym.envs.core.needed import check_needed
 from turngym.envs.core.settings import (
     FLAT,
@@ -29,8 +29,8 @@ from turngym.envs.core.settings import (
     settings_of,
 )
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
-from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
+from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.schedule import AsyncConfig
 
 DEFAULT_ENV = "turngym/ALFWorld-v0"

@@ -29,13 +29,13 @@ from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
-from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
+from turngym.trainers.run_config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from turngym.agents.agent_options import AgentOptions, AgentSettings, check_call
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.evaluation.published import published_tasks, workers_of
 from turngym.agents.evaluation.scores import SAMPLING, EvaluationError
-from turngym.agents.executor.options import WorkerOptions, Workload
+from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent, as_opened
-from turngym.agents.options import AgentOptions, AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, preset_name, require_named
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.protocols import EvalPoint

@@ -10,20 +10,20 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
+from turngym.agents.agent_options import AgentSettings, check_call
 from turngym.agents.endpoint.messages import usage_table
 from turngym.agents.evaluation.evaluate import keep_settings, prepare
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.options import AgentSettings, check_call
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file

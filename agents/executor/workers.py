@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from turngym.agents.executor.errors import ExecutorError, UnsendableError
-from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import LocalWorkers, Workers
 from turngym.agents.executor.ray_cluster import RayWorkers
+from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.model_judges import HttpJudge, PolicyJudge
 from turngym.agents.models import load_policy
-from turngym.agents.options import JudgeOptions
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.proxy.config import invalid
+from turngym.agents.proxy.api_errors import invalid
 from turngym.agents.proxy.turn_records import (
     CLOSE,
     OPEN,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turngym.agents.local_engine.model import EngineError
-from turngym.agents.proxy.config import ApiError, busy
+from turngym.agents.proxy.api_errors import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
 from turngym.envs.core.protocols import (

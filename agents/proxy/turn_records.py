@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.proxy.config import ProxyError
+from turngym.agents.proxy.api_errors import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.trace import add_checksum, check_checksum

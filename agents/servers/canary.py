@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.servers.client import Draw, Score, ServerError
 from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.server_connection import Draw, Score, ServerError
 from turngym.envs.core.protocols import Sampling, Scorer
 
 SHORT, LONG, DRAWN = 8, 160, 8

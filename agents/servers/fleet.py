@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from turngym.agents.servers.client import (
+from turngym.agents.servers.server_connection import (
     OWN_NAME,
     Call,
     Connection,

@@ -12,16 +12,10 @@ import numpy as np
 
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
-from turngym.agents.servers.client import (
-    OwnServer,
-    PolicyServer,
-    ServerError,
-    ServerSettings,
-    TrainServers,
-    model_config,
-)
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.server_connection import OwnServer, ServerError, ServerSettings, model_config
+from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.client import (
+from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
+from turngym.agents.servers.server_connection import (
     Dialect,
     Draw,
     Score,
@@ -26,7 +27,6 @@ from turngym.agents.servers.client import (
     check_ids,
     check_request,
 )
-from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 

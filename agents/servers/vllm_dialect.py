@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.servers.client import (
+from turngym.agents.servers.server_connection import (
     OWN_NAME,
     BadAnswer,
     Busy,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.servers.canary import Canary, CanaryError
-from turngym.agents.servers.client import Busy, Call, ServerError, SyncError, WeightGroup
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.server_connection import Busy, Call, ServerError, SyncError, WeightGroup
 from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
 
 # torch is imported where a broadcast needs it: evaluation on servers works without it

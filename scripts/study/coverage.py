@@ -17,7 +17,7 @@ import tyro
 from turngym.agents.evaluation.coverage import SimulatedStudy, measure
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.tables import print_table
-from turngym.scripts.options import parse
+from turngym.scripts.command_line import parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 from turngym.scripts.study.study_file import built_in, read_study_file
 
 

@@ -37,7 +37,7 @@ from turngym.agents.evaluation.seeds import (
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import Count, Needs, Range, Share
 from turngym.envs.core.tables import Table, print_table
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 from turngym.trainers.study.records import read_records
 
 

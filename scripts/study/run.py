@@ -28,9 +28,9 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.settings import Needs, Threads, read_toml, to_toml
 from turngym.envs.core.tables import atomic_write, write_json
+from turngym.scripts.command_line import read
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
-from turngym.scripts.options import read
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
@@ -244,7 +244,7 @@ def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study
     """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others."""
     import ray
 
-    from turngym.agents.executor.options import available_cores
+    from turngym.agents.executor.worker_count import available_cores
 
     own = not ray.is_initialized()
     if own:

@@ -17,7 +17,7 @@ import tyro
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.tables import markdown, print_table
-from turngym.scripts.options import read
+from turngym.scripts.command_line import read
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
 from turngym.trainers.study.tables import TABLES, Rows, tables_of

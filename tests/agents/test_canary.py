@@ -15,9 +15,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from vllm_fake import FakeVllm
 
 from turngym.agents.servers.canary import Canary, CanaryError
-from turngym.agents.servers.client import TrainServers, WrongWeights
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.open_servers import train_policy
+from turngym.agents.servers.server_connection import WrongWeights
+from turngym.agents.servers.server_options import TrainServers
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.scorer import ModelWeights
 

@@ -22,11 +22,11 @@ import pickle
 from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import Address, EndpointOptions
+from turngym.agents.endpoint.endpoint_client import Address, EndpointOptions
 from turngym.agents.endpoint.messages import INVALID, SKIPPED, usage_of
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, rollout

@@ -16,16 +16,16 @@ torch = pytest.importorskip("torch")
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed  # noqa: E402
 
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
-from turngym.agents.executor import options as automatic  # noqa: E402
+from turngym.agents.executor import worker_count as automatic  # noqa: E402
 from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.errors import UnsendableError  # noqa: E402
-from turngym.agents.executor.options import (  # noqa: E402
+from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
+from turngym.agents.executor.worker_count import (  # noqa: E402
     WorkerCount,
     WorkerOptions,
     Workload,
     choose_workers,
 )
-from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
 from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402

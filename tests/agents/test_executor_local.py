@@ -74,7 +74,7 @@ import gymnasium as gym
 from dataclasses import replace
 from lamps_env import LampsEnv
 from turngym.agents import open_workers
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.environments import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, named_player

@@ -13,7 +13,7 @@ import hostile_env
 import pytest
 from hostile_env import BEGINS, FAILING, STEPS
 
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.episode_session import SessionPool

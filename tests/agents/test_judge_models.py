@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from servers import Answer, JsonServer
 
+from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
-from turngym.agents.options import JudgeOptions
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import PluginError
@@ -26,7 +26,7 @@ from turngym.envs.core.settings import SettingsError
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.agents.endpoint.client.FIRST", 0.001)
+    monkeypatch.setattr("turngym.agents.endpoint.endpoint_client.FIRST", 0.001)
 
 
 def ask(number: int = 0, **more: Any) -> JudgeRequest:

@@ -19,7 +19,7 @@ from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
 from turngym.agents.proxy.turn_records import Recorder
-from turngym.agents.servers.client import error_text
+from turngym.agents.servers.server_connection import error_text
 from turngym.envs.base import quote
 from turngym.envs.core.files import _holder
 from turngym.envs.core.trace import add_checksum

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 from engine_requests import play, tiny  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
+from turngym.agents.agent_options import AgentOptions  # noqa: E402
 from turngym.agents.local_engine.engine import (  # noqa: E402
     LocalEngine,
     pack_engine,
@@ -26,7 +27,6 @@ from turngym.agents.local_engine.engine import (  # noqa: E402
 from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
-from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402

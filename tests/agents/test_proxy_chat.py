@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from turngym.agents.proxy.config import ApiError
+from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.conversation import (
     UNKNOWN,
     AnswerReader,

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.app import create_app
-from turngym.agents.proxy.config import ApiError
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import read_records
 

@@ -14,7 +14,7 @@ import numpy as np
 import proxy_tools as tools
 import pytest
 
-from turngym.agents.proxy.config import ApiError, ProxyError
+from turngym.agents.proxy.api_errors import ApiError, ProxyError
 from turngym.agents.proxy.turn_records import ChatMessage, read_records
 from turngym.envs.core.trace import episode_to_json
 

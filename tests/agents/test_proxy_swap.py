@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
-from turngym.agents.proxy.config import ProxyError  # noqa: E402
+from turngym.agents.proxy.api_errors import ProxyError  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.stop_text import StopText  # noqa: E402
 from turngym.agents.servers.policy import PartialResponse  # noqa: E402

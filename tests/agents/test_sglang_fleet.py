@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sglang_fake as fake
 
-from turngym.agents.servers.client import ServerDown, ServerError, ServerSettings, error_text
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.server_connection import ServerDown, ServerError, ServerSettings, error_text
 from turngym.envs.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY

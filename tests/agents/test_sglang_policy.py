@@ -11,7 +11,9 @@ import sglang_fake as fake
 
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers import fleet as retry
-from turngym.agents.servers.client import (
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.server_connection import (
     BadAnswer,
     ServerDown,
     ServerError,
@@ -20,8 +22,6 @@ from turngym.agents.servers.client import (
     WrongWeights,
     seed_of,
 )
-from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.policy import ServerPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw

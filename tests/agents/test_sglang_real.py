@@ -27,9 +27,9 @@ from turngym.agents.local_engine.model import CausalModel
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.servers.client import ServerError, ServerSettings, SyncError
 from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.server_connection import ServerError, ServerSettings, SyncError
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
 from turngym.envs.channels import make_channel

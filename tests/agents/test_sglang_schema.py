@@ -9,9 +9,9 @@ import pytest
 import sglang_fake as fake
 import sglang_schema as schemas
 
-from turngym.agents.servers.client import seed_of
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.server_connection import seed_of
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 

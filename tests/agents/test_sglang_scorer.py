@@ -11,15 +11,15 @@ import sglang_fake as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.servers.client import (
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerScorer, bounded_tail
+from turngym.agents.servers.server_connection import (
     BadAnswer,
     ServerDown,
     ServerError,
     ServerSettings,
     WrongWeights,
 )
-from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.policy import ServerScorer, bounded_tail
 from turngym.agents.servers.sglang_dialect import SglangDialect
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs

@@ -15,9 +15,9 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from turngym.agents.servers import fleet as worker_client
-from turngym.agents.servers.client import ServerError, SyncError, WrongWeights
 from turngym.agents.servers.fleet import Fleet, WeightVersions
 from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.server_connection import ServerError, SyncError, WrongWeights
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
 from turngym.envs.core.protocols import GenerateRequest, PartialFailure
 

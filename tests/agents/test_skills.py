@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
-from turngym.agents.options import JudgeOptions
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.skills import FILE, HINT_HEAD, SHIPPED, Skills, read_skills
 from turngym.agents.worlds.built_in import WORLDS

@@ -19,9 +19,16 @@ from vllm_fake import GENERATE, FakeVllm
 
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers import vllm_dialect
-from turngym.agents.servers.client import BadAnswer, ServerError, ServerSettings, SyncError, WrongWeights, seed_of
 from turngym.agents.servers.fleet import Fleet, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.server_connection import (
+    BadAnswer,
+    ServerError,
+    ServerSettings,
+    SyncError,
+    WrongWeights,
+    seed_of,
+)
 from turngym.agents.servers.vllm_dialect import VllmDialect, VllmGroup
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.protocols import PartialFailure
@@ -338,8 +345,8 @@ def test_adapters_are_named_by_every_request(server: Any, opened: Any, tmp_path:
 
 
 def test_a_server_without_the_routes_for_weights(server: Any, opened: Any, tmp_path: Path) -> None:
-    from turngym.agents.servers.client import TrainServers
     from turngym.agents.servers.open_servers import train_policy
+    from turngym.agents.servers.server_options import TrainServers
 
     server.dev = False
     with pytest.raises(ServerError, match=r"start it with VLLM_SERVER_DEV_MODE=1 in its environment"):

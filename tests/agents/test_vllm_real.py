@@ -26,10 +26,11 @@ from sglang_server import START, VLLM, require, served_policy
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.models import load_model, load_tokenizer
 from turngym.agents.servers.canary import CanaryError
-from turngym.agents.servers.client import PolicyServer, ServerError, ServerSettings, TrainServers
 from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.open_servers import teacher_scorer, train_policy
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
+from turngym.agents.servers.server_connection import ServerError, ServerSettings
+from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.envs.core.trace import read_trace

@@ -306,7 +306,7 @@ def _training_twice(place: Path) -> tuple[str, str]:
 
 def _recorder_twice(place: Path) -> tuple[str, str]:
     """The second writer is this process."""
-    from turngym.agents.proxy.config import ProxyError
+    from turngym.agents.proxy.api_errors import ProxyError
     from turngym.agents.proxy.turn_records import Recorder
 
     argv = [sys.executable, "-c", RECORDS, str(place)]

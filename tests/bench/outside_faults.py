@@ -11,7 +11,7 @@ from hostile_env import FAILING
 from hostile_server import CALLS, MISCHIEF, hostile_server
 from tally import Tally
 
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job

@@ -20,10 +20,10 @@ from sglang_server import served_policy
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.episode import Episode
-from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.run import build
 
 BASE = Path(os.environ.get("TURNGYM_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))

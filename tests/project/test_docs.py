@@ -27,7 +27,7 @@ from typing import Any
 import faults
 import pytest
 
-from turngym.scripts import bench, options
+from turngym.scripts import bench, command_line
 from turngym.scripts import main as command
 from turngym.scripts import serve as serve
 from turngym.scripts.study import main as study
@@ -242,13 +242,13 @@ class Parsed(BaseException):
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What the verb's own option parser has against `words`; None if it takes them, and reads all of them."""
-    real = options.checked
+    real = command_line.checked
 
     def dry(settings: Any) -> Any:
         real(settings)
         raise Parsed
 
-    readers = [options, importlib.import_module("turngym.scripts.train")]
+    readers = [command_line, importlib.import_module("turngym.scripts.train")]
     for module in readers:
         monkeypatch.setattr(module, "checked", dry)
     try:

@@ -182,7 +182,7 @@ def test_functions_exist(name: str) -> None:
 def train_options() -> dict[str, Any]:
     """`--name` -> type of every option of `turngym train`; `name` where only a file has it."""
     from turngym.envs.core.settings import settings_of
-    from turngym.scripts.options import flag
+    from turngym.scripts.command_line import flag
     from turngym.trainers.algorithm import BUILT_IN
     from turngym.trainers.train_config import config_class
 

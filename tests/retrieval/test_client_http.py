@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from servers import Answer, JsonServer
 
-from turngym.retrieval.client import Breaker
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
+from turngym.retrieval.http_retriever import Breaker
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply
 
 pytest.importorskip("httpx", reason="the client needs turngym[serve]")
 
-from turngym.retrieval.client import HttpRetriever
+from turngym.retrieval.http_retriever import HttpRetriever
 
 Canned = Callable[[Callable[[str, bytes], Any]], Any]
 JSON = "application/json"

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.retrieval import plan
+from turngym.retrieval import index_costs
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.plan import advice, choices, clusters_for, plan_table, show_time
+from turngym.retrieval.index_costs import advice, choices, clusters_for, plan_table, show_time
 
 
 def test_figures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     slopes = {"PASSAGE_BYTES": 500, "WORDS_BYTES": 300, "WORDS_BUILD_S": 100, "WORDS_QUERY_MS": 4, "BASE_BYTES": 1e8}
     slopes |= {"FLAT_NS": 0.1, "SQ8_NS": 0.05, "CENTRE_NS": 0.1, "PROBE_NS": 0.1, "ASSIGN_NS": 0.01}
     for name, value in slopes.items():
-        monkeypatch.setattr(plan, name, value)
+        monkeypatch.setattr(index_costs, name, value)
     words, flat, sq8, ivf = choices(1_000_000, 100)
     assert (words.disk, words.query_ms, words.build_s) == (0.8e9, 4.0, 100.0)
     assert flat.disk == 0.5e9 + 0.4e9

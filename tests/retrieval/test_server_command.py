@@ -19,7 +19,7 @@ from turngym.scripts.main import main
 pytest.importorskip("flask", reason="the server needs turngym[serve]")
 pytest.importorskip("waitress", reason="the server needs turngym[serve]")
 
-from turngym.retrieval.client import HttpRetriever
+from turngym.retrieval.http_retriever import HttpRetriever
 
 COMMAND = [sys.executable, "-m", "turngym.scripts.main", "serve", "retrieval", "--port", "0", "--index"]
 

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate, play_episodes
-from turngym.agents.executor.options import WorkerOptions
-from turngym.agents.options import AgentOptions
+from turngym.agents.agent_options import AgentOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.environments import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
-from turngym.agents.servers.client import PolicyServer
+from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import write_config
 from turngym.envs.core.settings import SettingsError, from_table, read_toml
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
+from turngym.scripts.command_line import parse
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
-from turngym.scripts.options import parse
 from turngym.scripts.rollout import RolloutOptions
 
 TOML = b'agent = "expert"\nseed = 3\nnoise = 0.25\n# more\nsplit = """\ngenerated"""\n'

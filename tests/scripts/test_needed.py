@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the options of the proxy need turngym[train]")
 
-from turngym.agents.options import AgentOptions
+from turngym.agents.agent_options import AgentOptions
 from turngym.envs.core.needed import check_needed, needed_keys, needs_of
 from turngym.envs.core.settings import FLAT, Needs, Setting, SettingsError, inner_groups, settings_of
-from turngym.scripts import bench, options, serve
+from turngym.scripts import bench, command_line, serve
 from turngym.scripts import main as command
 from turngym.scripts.study import main as study
 
@@ -49,7 +49,7 @@ def classes_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
         raise Seen
 
     module = importlib.import_module(VERBS[verb])
-    for place in (options, module):
+    for place in (command_line, module):
         if hasattr(place, "read"):
             monkeypatch.setattr(place, "read", read)
     with pytest.raises(Seen):
@@ -366,7 +366,7 @@ def test_each_verb_says_so_before_anything_is_opened(
 def test_an_agent_of_another_package_is_given_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"temperature": 0.1, "noise": 0.1, "device": "cpu", "max_new_tokens": 3}
     check_needed(AgentOptions(agent="a.b:c", **given))
-    monkeypatch.setattr("turngym.agents.options.installed", lambda group: {"mine": None})
+    monkeypatch.setattr("turngym.agents.agent_options.installed", lambda group: {"mine": None})
     check_needed(AgentOptions(agent="mine", **given))
     with pytest.raises(SettingsError, match="needs a model as --agent"):
         check_needed(AgentOptions(agent="searching", **given))

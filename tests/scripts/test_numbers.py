@@ -16,7 +16,7 @@ import tyro
 
 import turngym.scripts
 from turngym.envs.core.settings import Range, Setting, SettingsError, check_numbers, from_table, read_toml, settings_of
-from turngym.scripts import options, train
+from turngym.scripts import command_line, train
 from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.train_config import config_class
@@ -114,9 +114,9 @@ class Outer:
 )
 def test_the_error_names_option_value_and_what_is_valid(settings: Outer, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        check_numbers(settings, options.flag)
+        check_numbers(settings, command_line.flag)
     assert str(caught.value) == said
-    check_numbers(Outer(count=None), options.flag)
+    check_numbers(Outer(count=None), command_line.flag)
     with pytest.raises(SettingsError, match=r"file: inner\.share is -0\.5; it must be at least 0"):
         from_table(Outer, {"inner": {"share": -0.5}}, "file")
 
@@ -192,4 +192,4 @@ def test_every_verb_reads_its_options_in_one_place() -> None:
     scripts = Path(turngym.scripts.__file__).parent
     found = {path.name for path in scripts.rglob("*.py") if "tyro.cli(" in path.read_text(encoding="utf-8")}
     # train reads its groups by themselves, and hands the whole to `checked`
-    assert found == {"options.py", "train.py"}
+    assert found == {"command_line.py", "train.py"}

@@ -13,8 +13,9 @@ import sglang_fake as fake
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from turngym.agents.servers.client import PolicyServer, ServerError, TrainServers
 from turngym.agents.servers.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.agents.servers.server_connection import ServerError
+from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.trainers.scorer import ModelWeights
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.worlds import load_world
+from turngym.scripts.command_line import with_homes
 from turngym.scripts.main import main
-from turngym.scripts.options import with_homes
 from turngym.scripts.report_data import load_run
 from turngym.scripts.rollout import RolloutOptions
 from turngym.trainers.several import further_env

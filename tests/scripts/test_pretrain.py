@@ -19,7 +19,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.scripts.options import sft_argv
+from turngym.scripts.command_line import sft_argv
 from turngym.scripts.pretrain import pretrain
 
 WORLD = load_world("alfworld-loops")

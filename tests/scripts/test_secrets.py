@@ -17,8 +17,8 @@ from openai_fake import FakeOpenAI, served
 
 import turngym
 from turngym.agents import evaluate
-from turngym.agents.options import JudgeOptions
-from turngym.agents.servers.client import TrainServers
+from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.servers.server_options import TrainServers
 from turngym.agents.worlds import load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_folder

@@ -19,7 +19,7 @@ import torch
 from servers import until
 
 from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
-from turngym.agents.servers.client import ServerError
+from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.server_launch import KEY, LocalOnly, load_access
 from turngym.agents.servers.weights import free_port
 from turngym.envs.core.errors import TurngymError

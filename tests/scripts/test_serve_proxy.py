@@ -23,18 +23,18 @@ torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 import proxy_run  # noqa: E402
 from proxy_run import options, play  # noqa: E402
 
-from turngym.agents.options import JudgeOptions  # noqa: E402
+from turngym.agents.agent_options import JudgeOptions  # noqa: E402
 from turngym.agents.proxy.turn_records import read_records  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.trace import read_trace  # noqa: E402
 from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
-from turngym.trainers.config import RunConfig  # noqa: E402
 from turngym.trainers.live.judging import make_session_judge  # noqa: E402
 from turngym.trainers.live.run import _algorithm, build  # noqa: E402
 from turngym.trainers.losses import TruncatedImportance  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
+from turngym.trainers.run_config import RunConfig  # noqa: E402
 
 
 @pytest.fixture

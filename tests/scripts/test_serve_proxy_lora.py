@@ -21,10 +21,10 @@ from sglang_model import ModelServer  # noqa: E402
 
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.servers.client import TrainServers  # noqa: E402
+from turngym.agents.servers.server_options import TrainServers  # noqa: E402
 from turngym.trainers.checkpoint import latest_model  # noqa: E402
-from turngym.trainers.config import OptimizerConfig  # noqa: E402
 from turngym.trainers.lora import LoraConfig, merged  # noqa: E402
+from turngym.trainers.run_config import OptimizerConfig  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
 

@@ -12,7 +12,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
-from turngym.trainers.plan import SHAPES, config_of
+from turngym.trainers.training_costs import SHAPES, config_of
 
 WIDE = (
     ["run", *(f"column number {n}" for n in range(9))],
@@ -133,7 +133,7 @@ def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys
 
 
 def test_sizes_are_those_that_the_models_publish() -> None:
-    from turngym.trainers.plan import shape_named
+    from turngym.trainers.training_costs import shape_named
 
     published = {"Qwen2.5-0.5B": 0.49, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.61, "Qwen3-1.7B": 1.72}
     for name, billions in published.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.endpoint.endpoint_client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.model_judges import HttpJudge
-from turngym.agents.options import JudgeOptions
-from turngym.agents.servers.client import Connection, ServerError, ServerSettings
+from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
 from turngym.envs.core.protocols import JudgeRequest
-from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import RetrieverUnavailable
+from turngym.retrieval.http_retriever import HttpRetriever
 from turngym.retrieval.outgoing import LoopThread
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -10,10 +10,10 @@ from proxy_http import ServedProxy
 from servers import until
 
 from turngym.agents.playing.environments import env_maker
-from turngym.agents.proxy.config import ProxySettings
-from turngym.trainers.config import OptimizerConfig, RunConfig
-from turngym.trainers.live.config import ServeProxy
+from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.run import build
+from turngym.trainers.run_config import OptimizerConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"

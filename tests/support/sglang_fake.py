@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from servers import Answer, JsonServer
 
-from turngym.agents.servers.client import Draw, Score, ServerSettings
+from turngym.agents.servers.server_connection import Draw, Score, ServerSettings
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 VOCABULARY = 40

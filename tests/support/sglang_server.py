@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.model_server import installed
-from turngym.agents.servers.client import ServerError
+from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.weights import free_port
 
 PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)

@@ -22,9 +22,9 @@ from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft, turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.optimizer_step import Forward, accumulate
+from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 

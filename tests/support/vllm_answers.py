@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from turngym.agents.servers.client import Draw, Score
+from turngym.agents.servers.server_connection import Draw, Score
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.envs.core.protocols import Sampling
 

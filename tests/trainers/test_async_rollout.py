@@ -16,8 +16,8 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.metrics import SOME_METRICS
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, WeightSnapshot, frozen_copy
 from turngym.trainers.train_loop import Trainer, TrainLoop
 

@@ -10,7 +10,7 @@ import tiny_runs
 import torch
 from tiny_runs import break_off, untimed
 
-from turngym.agents.executor import options as automatic
+from turngym.agents.executor import worker_count as automatic
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.workers import CancellableRollout
 from turngym.envs.core.errors import TurngymError

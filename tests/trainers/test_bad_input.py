@@ -26,8 +26,8 @@ from turngym.trainers.algorithm import BuildContext, Scorers
 from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack
-from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.group_advantage import AdvantageError, GroupAdvantage, SplitAdvantage
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.step_metrics import rollout_row
 from turngym.trainers.train_loop import TrainError
 

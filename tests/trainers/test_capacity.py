@@ -21,7 +21,7 @@ from turngym.envs.core.errors import ModelError, TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
-from turngym.trainers.plan import (  # noqa: E402
+from turngym.trainers.training_costs import (  # noqa: E402
     CHIPS,
     OPERATIONS,
     SHAPES,

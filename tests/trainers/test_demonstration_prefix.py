@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turngym.trainers.algorithms.luffy import PrefixSchedule
-from turngym.trainers.config import ConfigError
+from turngym.trainers.run_config import ConfigError
 
 
 def plan(strategy: str, **more: object) -> PrefixSchedule:

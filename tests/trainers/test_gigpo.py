@@ -26,9 +26,9 @@ from turngym.trainers.algorithms.gigpo import (
     turn_rewards,
 )
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError
 from turngym.trainers.rewards import PAID
 from turngym.trainers.run import build_trainer
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.targets import TargetError
 
 Make = Callable[..., Episode]

@@ -7,9 +7,9 @@ from typing import Any
 import judged as tools
 import pytest
 
+from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
-from turngym.agents.options import JudgeOptions
 from turngym.envs.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judged import judged
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_runs import break_off, save_tiny, untimed, with_file
 
+from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.judges import WORDS, make_judge
-from turngym.agents.options import JudgeOptions
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import train

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from turngym.trainers.algorithm import BuildContext
-from turngym.trainers.config import LmLossConfig, RunConfig
 from turngym.trainers.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models import tiny_qwen3
+from turngym.trainers.run_config import LmLossConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import World
 

@@ -21,8 +21,8 @@ import torch
 from toy_run import trainer
 
 from turngym.envs.core.errors import TurngymError
-from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import MetricsLog, read_metrics, scalars
+from turngym.trainers.run_config import RunConfig
 
 torch.set_num_threads(1)
 Shown = dict[str, list[tuple[int, dict[str, float]]]]

@@ -23,13 +23,13 @@ from turngym.scripts.model import average
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
-from turngym.trainers.config import ConfigError, CriticConfig, OptimizerConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged, save_adapter
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.run import run_training
+from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
 from turngym.trainers.world import SINGLE
 

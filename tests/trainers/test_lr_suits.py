@@ -10,8 +10,8 @@ from tiny_runs import command, save_tiny
 
 from turngym.agents import load_world
 from turngym.scripts import train
-from turngym.trainers.config import OptimizerConfig
 from turngym.trainers.optimizer_step import lr_that_suits, unsuited_lr
+from turngym.trainers.run_config import OptimizerConfig
 
 torch.set_num_threads(1)
 TINY, SMOLLM2, QWEN = 1_000_000, 135_000_000, 1_700_000_000

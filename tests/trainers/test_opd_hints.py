@@ -16,9 +16,9 @@ from tiny_runs import break_off
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
-from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.run_config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 

@@ -50,7 +50,6 @@ from turngym.trainers.algorithms.prm_opd import ScoredOrHinted
 from turngym.trainers.algorithms.sage_opd import Intervention
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
-from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.judged import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
@@ -70,6 +69,7 @@ from turngym.trainers.losses import (
     renorm_reverse_kl,
 )
 from turngym.trainers.run import build_algorithm
+from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_config import train_config

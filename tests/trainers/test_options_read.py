@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("__post_init__", "__eq__", "__hash__", "__repr__")
 WHOLE = {
-    "fingerprint": "trainers/config.py",
+    "fingerprint": "trainers/run_config.py",
     "of_adapters": "trainers/identity.py",
     "of_rollouts": "trainers/identity.py",
     "open_demonstrations": "trainers/collecting.py",

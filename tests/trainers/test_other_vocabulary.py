@@ -29,7 +29,6 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BuildContext, Scorers, Targets, Tokens
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
-from turngym.trainers.config import DistillConfig
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.losses import SupportKL
 from turngym.trainers.metrics import read_metrics
@@ -52,6 +51,7 @@ from turngym.trainers.other_vocabulary import (
     without_end,
 )
 from turngym.trainers.run import build_trainer
+from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK, rows, support_kl
 

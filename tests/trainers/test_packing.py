@@ -21,11 +21,11 @@ from turngym.envs.core.settings import SettingsError, from_table
 from turngym.trainers import train_loop
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
-from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.microbatch import check_packing, micro_batches, packing_for, passes, shared_tokens
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.optimizer_step import Forward
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import SINGLE

@@ -15,13 +15,13 @@ from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model
-from turngym.trainers.config import CriticConfig, LmLossConfig, OptimizerConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lm_head import project
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import head, hidden_states
 from turngym.trainers.optimizer_step import Forward, make_optimizer, update
+from turngym.trainers.run_config import CriticConfig, LmLossConfig, OptimizerConfig
 
 torch.set_num_threads(1)
 LOSS = sft.build(sft.SftConfig(), BuildContext()).token_loss

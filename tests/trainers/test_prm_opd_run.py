@@ -13,9 +13,9 @@ import toy_run as toy
 from turngym.agents.judges.judges import BothQuestions
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_opd
-from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 

@@ -15,9 +15,9 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
-from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric
+from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 

@@ -23,8 +23,8 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
 from turngym.trainers.collecting import WORLD
-from turngym.trainers.config import ConfigError
 from turngym.trainers.run import build_trainer, run_training
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)

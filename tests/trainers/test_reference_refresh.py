@@ -14,8 +14,8 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, reference_refresh
 from turngym.trainers.train_loop import Trainer
 from turngym.trainers.world import SINGLE, World

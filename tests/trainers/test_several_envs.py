@@ -20,9 +20,9 @@ from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError
 from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.run import build_trainer
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import load_student
 from turngym.trainers.several import (
     WORLD,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from turngym.trainers.checkpoint import load_shards, save_shards
-from turngym.trainers.config import OptimizerConfig
 from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.run_config import OptimizerConfig
 from turngym.trainers.shard_files import LIST
 
 torch.set_num_threads(1)

@@ -15,10 +15,10 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
 from turngym.trainers.algorithms import guided_opd, opd
 from turngym.trainers.batch import pack
-from turngym.trainers.config import DistillConfig, RunConfig
 from turngym.trainers.lm_head import MIN_TAIL_LOGP, project, topk
 from turngym.trainers.losses import bin_forward_kl, bin_reverse_kl
 from turngym.trainers.optimizer_step import Forward, accumulate
+from turngym.trainers.run_config import DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)

@@ -23,8 +23,8 @@ from turngym.trainers.algorithms.kd_reward import (
     mixture_weight,
 )
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.critic import explained_variance, value_loss
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from turngym.trainers.algorithm import BuildContext, Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
-from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
@@ -33,6 +32,7 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     with_dual_clip,
 )
+from turngym.trainers.run_config import ConfigError
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4) against teacher (1/4, 1/4 | 1/2): 1/4 ln 2 with the bin, 1/2 ln 2 without

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_weights import (
     WEIGHTS,
     Blend,

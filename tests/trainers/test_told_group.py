@@ -21,9 +21,9 @@ from turngym.trainers.algorithms.rlsd import Directed, RlsdConfig, directed_adva
 from turngym.trainers.algorithms.sdar import Gated, SdarConfig, gated_likelihood
 from turngym.trainers.algorithms.skill_sd import Distilled, SkillSdConfig, importance_k3
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import ConfigError
 from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, WithTold, check_amounts
 
 Make = Callable[..., Episode]

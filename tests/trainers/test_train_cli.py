@@ -27,9 +27,9 @@ from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import rollout as rollout_verb
 from turngym.scripts import train
-from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run import build_trainer
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)

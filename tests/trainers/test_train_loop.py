@@ -25,9 +25,9 @@ from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
 from turngym.trainers.collecting import DatasetCollect
-from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.metrics import METRICS, known_metric, read_metrics
 from turngym.trainers.progress import LiveProgress, describe
+from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.train_loop import Interrupts, TrainError
 
 torch.set_num_threads(1)

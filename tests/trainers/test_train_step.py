@@ -17,7 +17,6 @@ from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
 from turngym.trainers.batch import pack
-from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.optimizer_step import (
     Epochs,
     Forward,
@@ -28,6 +27,7 @@ from turngym.trainers.optimizer_step import (
     minibatches,
     run_epochs,
 )
+from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop

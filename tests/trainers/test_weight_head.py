@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from turngym.trainers import lm_head as weight_head
 from turngym.trainers.lm_head import Projected, own_gradient, project, weight_of
-from turngym.trainers.plan import SHAPES, logits_bytes
+from turngym.trainers.training_costs import SHAPES, logits_bytes
 
 torch.set_num_threads(1)
 N, D, V, K = 13, 5, 11, 4

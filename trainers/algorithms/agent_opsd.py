@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError
 from turngym.trainers.group_advantage import GroupAdvantage
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
 
 Float64N = NDArray[np.float64]

@@ -16,10 +16,10 @@ from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.token_weights import WEIGHTS, blend_alpha
 
 FloatN = NDArray[np.float64]

@@ -18,10 +18,10 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.rewards import PAID, Reward, episode_reward
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 

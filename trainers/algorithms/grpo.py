@@ -10,10 +10,10 @@ from typing import Literal
 
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 

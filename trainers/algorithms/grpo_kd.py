@@ -11,10 +11,10 @@ from typing import Literal
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -16,10 +16,10 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward, rewards
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import label_logprobs
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -24,8 +24,8 @@ from turngym.trainers.algorithm import (
     Tokens,
 )
 from turngym.trainers.batch import refused
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.losses import bin_forward_kl
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -13,10 +13,10 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT
 from turngym.trainers.returns import Whitening, at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.targets import TargetError, label_logprobs
 
 

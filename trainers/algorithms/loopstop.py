@@ -21,7 +21,7 @@ from turngym.envs.core.episode import Episode, loop_end
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 

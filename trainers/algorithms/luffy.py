@@ -16,10 +16,10 @@ from torch import Tensor
 
 from turngym.envs.core.settings import IN_FILE, Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.rewards import Reward
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
-from turngym.trainers.config import fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 

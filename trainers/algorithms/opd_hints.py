@@ -12,9 +12,9 @@ from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -13,10 +13,10 @@ from typing import Literal
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
-from turngym.trainers.config import ConfigError, CriticConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.returns import Whitening
+from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 

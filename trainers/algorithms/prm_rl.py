@@ -11,9 +11,9 @@ from typing import Literal
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
-from turngym.trainers.config import fingerprint
 from turngym.trainers.judged import ScoredTurns
 from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -25,8 +25,8 @@ from turngym.trainers.algorithm import (
     Tokens,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, fingerprint
 from turngym.trainers.judged import majority
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TeacherTopK, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.told import batch_turns

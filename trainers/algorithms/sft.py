@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal
 from turngym.envs.core.episode import Origin
 from turngym.envs.core.settings import Needs, Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
-from turngym.trainers.config import fingerprint
 from turngym.trainers.losses import NegativeLogLikelihood
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_weights import WEIGHTS
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
-from turngym.trainers.config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
 

@@ -31,7 +31,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors

@@ -28,7 +28,7 @@ from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Position,
 from turngym.retrieval.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judged import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
-from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.sessions import BACKLOG
 
 MARKS = ("[HINT_START]", "[HINT_END]")

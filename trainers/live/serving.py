@@ -11,7 +11,7 @@ import torch
 
 from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.proxy.config import ProxyError
+from turngym.agents.proxy.api_errors import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.servers.open_servers import eval_policy, train_policy
 from turngym.agents.servers.policy import ServerPolicy
@@ -19,7 +19,7 @@ from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import WeightSource
 from turngym.retrieval.user_files import user_path
-from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.schedule import frozen_copy
 from turngym.trainers.scorer import ModelWeights

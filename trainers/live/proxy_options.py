@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from turngym.agents.options import JudgeOptions
-from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.proxy.proxy_settings import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.servers.client import TrainServers
+from turngym.agents.servers.server_options import TrainServers
 from turngym.envs.core.settings import Count, Needs, Port, Processes, settings_of
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.algorithms.opd import OpdConfig
@@ -19,8 +19,8 @@ from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
 from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
 from turngym.trainers.algorithms.prm_rl import PrmRlConfig
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
-from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
+from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import BY_FORM, PlayConfig, config_class, keys_of
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")

@@ -1,53 +1,12 @@
-"""Settings of the proxy, and its errors in the JSON form of the OpenAI API."""
+"""Settings of the proxy: limits of requests and sessions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from turngym.envs.core.errors import TurngymError
+from turngym.agents.proxy.api_errors import ProxyError
 from turngym.envs.core.settings import Above0, Count, Length
-
-
-class ProxyError(TurngymError):
-    """A proxy that cannot be started as asked."""
-
-
-class ApiError(TurngymError):
-    """A request that gets no completion: an HTTP status and the four fields that OpenAI clients read.
-
-    `retry_after` (seconds) tells a client that the same request will work later.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
-
-    def as_json(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-
-KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-
-
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The error of a request that will never work: 400."""
-    return ApiError(400, message, param=param, code=code)
-
-
-def busy(message: str, *, status: int = 429, seconds: int = 1) -> ApiError:
-    """The error of a request that will work later: 429 if there are too many, 503 if the server cannot answer now."""
-    code = "too_many_requests" if status == 429 else "unavailable"
-    return ApiError(status, message, code=code, retry_after=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

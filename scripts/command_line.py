@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
-from turngym.agents.options import AgentOptions
+from turngym.agents.agent_options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.errors import TurngymError, did_you_mean
