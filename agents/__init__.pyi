@@ -1,8 +1,6 @@
 """The public names of `turngym.agents`; `__init__.py` imports them when they are first used."""
 
 from .agent_options import AgentOptions as AgentOptions
-from .collect import ExpertCollect as ExpertCollect
-from .collect import LiveCollect as LiveCollect
 from .evaluation.evaluate import PanelEvaluation as PanelEvaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.play_episodes import PlayedEpisodes as PlayedEpisodes
@@ -34,5 +32,7 @@ from .presets import Preset as Preset
 from .presets import find_preset as find_preset
 from .rendering.chat_settings import ChatSettings as ChatSettings
 from .rendering.renderer import ChatRenderer as ChatRenderer
+from .rollout_sources import ExpertSource as ExpertSource
+from .rollout_sources import LiveSource as LiveSource
 from .worlds import load_world as load_world
 from .worlds.worlds import EmbeddedWorld as EmbeddedWorld

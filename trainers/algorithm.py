@@ -232,7 +232,7 @@ class Term(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlay:
-    """How the expert plays whom a student imitates (`agents.collect.ExpertCollect`)."""
+    """How the expert plays whom a student imitates (`agents.rollout_sources.ExpertSource`)."""
 
     noise: tuple[float, float] = (0.0, 0.0)
     """Range from which each episode draws its share of random actions."""

@@ -226,14 +226,14 @@ def update_servers(world: World, servers: SyncedPolicy | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedCollect:
+class SharedSource:
     """Implements `RolloutSource`: each rank plays its share of a step's episodes; all_gather brings all to every rank.
 
     The source must heed `RolloutRequest.share`. An episode depends on its job alone, so the number of processes does
     not change it.
     """
 
-    collect: RolloutSource
+    source: RolloutSource
     world: World
     model: Any
     """The policy; its full parameters are gathered while it plays."""
@@ -253,11 +253,11 @@ class SharedCollect:
         return self._checked(mine, wanted) if wanted else []
 
     def _checked(self, request: RolloutRequest, wanted: int) -> list[Episode]:
-        episodes = self.collect(request)
+        episodes = self.source(request)
         if len(episodes) != wanted:
             raise DistributedError(
                 f"step {request.step}: share {request.share[0]} of {request.share[1]} is {wanted} of "
-                f"{request.episodes} episodes, but {type(self.collect).__name__} gave {len(episodes)}; with several "
+                f"{request.episodes} episodes, but {type(self.source).__name__} gave {len(episodes)}; with several "
                 "processes a rollout source must play RolloutRequest.own(...) of its jobs"
             )
         return episodes
@@ -276,8 +276,8 @@ class PlayedAheadTogether(Together):
     def __init__(self, *, world: World, servers: SyncedPolicy | None = None) -> None:
         self.world, self.servers, self.in_turn = world, servers, servers is not None
 
-    def own(self, collect: RolloutSource) -> RolloutSource:
-        return cast(SharedCollect, collect).own
+    def own(self, source: RolloutSource) -> RolloutSource:
+        return cast(SharedSource, source).own
 
     def begin(self) -> None:
         update_servers(self.world, self.servers)
@@ -306,7 +306,7 @@ def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = 
         return None if own is None else shared_scorer(own, world, model)
 
     policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
-    collect, order = SharedCollect(collect=trainer.collect, **policy), trainer.order
+    source, order = SharedSource(source=trainer.source, **policy), trainer.order
     if isinstance(order, AsyncRollout):
         # a snapshot gathers the sharded student; the copy that plays is whole on each rank
         student = order.snapshot.student
@@ -323,7 +323,7 @@ def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = 
         trainer,
         world=world,
         order=order,
-        collect=collect,
+        source=source,
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
         evaluate=None if trainer.evaluate is None else SharedEvaluation(evaluate=trainer.evaluate, **policy),

@@ -33,7 +33,7 @@ from turngym.envs.core.episode import Episode, TopK, Turn
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judged import HINTING
+from turngym.trainers.judge_votes import HINTING
 from turngym.trainers.lm_head import MIN_LOGP, MIN_TAIL_LOGP
 from turngym.trainers.run_config import ConfigError, DistillConfig
 from turngym.trainers.targets import TargetError, rows

@@ -1,7 +1,7 @@
 """What an episode is worth: its return, its success, its score, or what a function of the run's own says.
 
 episode_reward, rewards      the number that group-relative algorithms optimize and filter by
-RewardedCollect              a rollout source whose episodes are worth what `--reward` says
+RewardedSource               a rollout source whose episodes are worth what `--reward` says
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ PAID = "environment_return"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardedCollect:
-    """Implements `RolloutSource`: episodes of `collect` with `reward` as their return; failed ones stay as they are.
+class RewardedSource:
+    """Implements `RolloutSource`: episodes of `source` with `reward` as their return; failed ones stay as they are.
 
     An episode whose reward fails, or takes more than `timeout` seconds, becomes a failed one.
     So whatever reads a return reads the reward: advantages, group filters, terms of a teacher's algorithm, metrics. The
     environment's own return is kept in `meta`, and so is the reward's name; rewards of turns stay the environment's.
     """
 
-    collect: RolloutSource
+    source: RolloutSource
     reward: NamedReward
     timeout: float = STEP_TIMEOUT
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        episodes = self.collect(request)
+        episodes = self.source(request)
         # a failed back end says nothing about the policy: there is nothing to reward
         played = [episode for episode in episodes if not episode.status.is_error]
         calls = TimedCalls(self.timeout, f"--reward {self.reward.name}")

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 from turngym.agents.agent_options import TEMPERATURE
-from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
 from turngym.agents.evaluation.evaluate import AGENT_FACING, SAMPLES, PanelEvaluation, check_panel, eval_note
 from turngym.agents.evaluation.original import departures
@@ -41,6 +40,14 @@ from turngym.agents.rendering.open_renderer import complete_settings, renderer_o
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.agents.rollout_sources import (
+    DemonstrationSource,
+    ExpertSource,
+    KeptSource,
+    LiveSource,
+    SharedEnv,
+    write_step,
+)
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.envs.base import TextEnv
@@ -55,14 +62,8 @@ from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.retrieval.redaction import excerpt
 from turngym.trainers.algorithm import ExpertPlay, Told
-from turngym.trainers.collecting import (
-    WORLD,
-    check_logprobs,
-    check_recorded,
-    open_demonstrations,
-    other_systems,
-    text_writer,
-)
+from turngym.trainers.open_demonstrations import open_demonstrations, text_writer
+from turngym.trainers.recorded_source import WORLD, check_logprobs, check_recorded, other_systems
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
@@ -362,7 +363,7 @@ class StudentRollouts:
             max_context=settings.max_context or model.config.get_text_config().max_position_embeddings,
         )
 
-    def collect(self, teacher: Any, share: float, *, guided: bool = False) -> RolloutSource:
+    def source(self, teacher: Any, share: float, *, guided: bool = False) -> RolloutSource:
         """Returns who plays the episodes of a step: the student, or an expert whom it imitates.
 
         The model `teacher` chooses a `share` of the student's tokens, if that is not 0. Where `guided`, it plays whole
@@ -385,7 +386,7 @@ class StudentRollouts:
         if how is None:
             demonstrations, tokenizer = self._demonstrations(), self.run.learner.tokenizer
             guide = guided_player(self._actor, teacher, tokenizer, slots=slots, play=self._play) if guided else None
-            source = LiveCollect(
+            source = LiveSource(
                 player=mixed_player(self._actor, share, teacher, tokenizer, slots=slots, play=self._play),
                 make_env=make_env,
                 demonstrations=demonstrations,
@@ -394,12 +395,12 @@ class StudentRollouts:
                 **playing,
             )
         elif self.config.demonstrations.demonstrations is not None:
-            source = DemonstrationCollect(demonstrations=self._demonstrations(), **tasks)
+            source = DemonstrationSource(demonstrations=self._demonstrations(), **tasks)
         else:
             mix = None
             if how.players:
                 mix = PlayerMix.parse(how.players, loop_after=how.loop_after, loop_slips=how.loop_slips)
-            source = ExpertCollect(
+            source = ExpertSource(
                 renderer=self._actor.renderer,
                 settings=self._actor.settings,
                 make_env=self._told_while_played(make_env, how),
@@ -410,7 +411,7 @@ class StudentRollouts:
                 **playing,
             )
         if play.keep_rollouts:
-            return KeptRollouts(collect=source, folder=self.run.out / "rollouts", last=play.keep_rollouts)
+            return KeptSource(source=source, folder=self.run.out / "rollouts", last=play.keep_rollouts)
         return source
 
     def _told_while_played(self, make_env: MakeEnv, how: ExpertPlay) -> MakeEnv:

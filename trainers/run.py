@@ -6,7 +6,7 @@
 
 `turngym train` and `train()` come here, and so does the proxy whose clients train a model (`trainers.live.run`), which
 has another source of episodes but makes algorithm, teacher and identity by the same functions. Whoever plays otherwise
-builds a `Trainer` with its own `collect`.
+builds a `Trainer` with its own `source`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
-from turngym.trainers.collecting import DatasetCollect, with_recorded
 from turngym.trainers.distributed import distribute_trainer, local_device, world_of
 from turngym.trainers.identity import of_training
-from turngym.trainers.judged import HINTING, JudgedCollect, UnreadVotes
+from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.optimizer_step import unsuited_lr
 from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, Progress
-from turngym.trainers.rewards import RewardedCollect
+from turngym.trainers.recorded_source import RecordedSource, with_recorded
+from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
@@ -217,7 +217,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if further:
         if not config.rollouts.play.traces:
             source = SeveralSources(
-                sources={"": source, **{name: each.collect(None, 0.0) for name, each in others.items()}},
+                sources={"": source, **{name: each.source(None, 0.0) for name, each in others.items()}},
                 shares=[config.rollouts.play.share, *(item.share for item in further)],
             )
         teachers = further_teachers(algorithm, further, (model, tokenizer), vocab_size, **scoring)
@@ -246,7 +246,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     return Trainer(
         model=model,
         algorithm=algorithm,
-        collect=source,
+        source=source,
         out=models.out,
         run=run,
         optimizer=config.optimizer,
@@ -353,10 +353,10 @@ def _played(
     recorded = rollouts.recorded(others)
     if recorded is None:
         partner = teacher.model if isinstance(teacher, LocalScorer) else None
-        return rollouts.collect(partner, algorithm.teacher_mix, guided=algorithm.guide is not None)
+        return rollouts.source(partner, algorithm.teacher_mix, guided=algorithm.guide is not None)
     if algorithm.teacher_mix:
         raise ConfigError("teacher_mix is a way of playing: it cannot be used with --traces")
-    return DatasetCollect(episodes=recorded, seed=config.run.seed, cut=algorithm.cut_recorded)
+    return RecordedSource(episodes=recorded, seed=config.run.seed, cut=algorithm.cut_recorded)
 
 
 def _judged(source: RolloutSource, algorithm: Algorithm, rollouts: StudentRollouts) -> RolloutSource:
@@ -369,8 +369,8 @@ def _judged(source: RolloutSource, algorithm: Algorithm, rollouts: StudentRollou
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
             f"{algorithm.group}; valid: n of at least 2"
         )
-    return JudgedCollect(
-        collect=source,
+    return JudgedSource(
+        source=source,
         judge=rollouts.judge(),
         kind=algorithm.judge,
         next_role=rollouts.settings.observation_role,
@@ -390,4 +390,4 @@ def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
             f"--reward {name} takes the place of the return, but --{config.section.replace('_', '-')}.reward "
             f"is {kind}: leave one of them out"
         )
-    return RewardedCollect(collect=source, reward=find_reward(name), timeout=config.rollouts.workers.step_timeout)
+    return RewardedSource(source=source, reward=find_reward(name), timeout=config.rollouts.workers.step_timeout)

@@ -40,10 +40,10 @@ class RolloutSchedule:
     """Gives a step its episodes: each batch is planned and played when its step comes, by the student as it is then."""
 
     def __call__(
-        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
+        self, step: int, planned: Callable[[int], Planned], source: RolloutSource
     ) -> tuple[Planned, list[Episode]]:
         now = planned(step)
-        return now, collect(now.request)
+        return now, source(now.request)
 
     def learned(self, step: int) -> None:
         """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
@@ -128,9 +128,9 @@ class Together:
     in_turn: bool = False
     """Whether a batch may only begin when every process has ended the one before, because they share servers."""
 
-    def own(self, collect: RolloutSource) -> RolloutSource:
+    def own(self, source: RolloutSource) -> RolloutSource:
         """What this process plays of a batch; talks to no other process."""
-        return collect
+        return source
 
     def begin(self) -> None:
         """Where `in_turn`: a batch begins, and this process has put its weights in place."""
@@ -181,7 +181,7 @@ class AsyncRollout(RolloutSchedule):
         self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def __call__(
-        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
+        self, step: int, planned: Callable[[int], Planned], source: RolloutSource
     ) -> tuple[Planned, list[Episode]]:
         first = self._batches[-1].planned.request.step + 1 if self._batches else step
         weights: Weights | None = None
@@ -189,19 +189,19 @@ class AsyncRollout(RolloutSchedule):
             # batches that are planned together share one copy: at the start these are K + 1 batches
             weights = self.snapshot.take() if weights is None else weights
             self._batches.append(_Batch(planned(number), step - 1, weights))
-        self._begin(collect)
+        self._begin(source)
         due = self._batches[0]
         assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
         assert due.episodes is not None
         episodes = self.together.gather(due.planned.request, due.episodes.result)
         due.gathered = True
-        self._begin(collect)
+        self._begin(source)
         # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
         return due.planned, episodes
 
-    def _begin(self, collect: RolloutSource) -> None:
+    def _begin(self, source: RolloutSource) -> None:
         """Let the thread play what it may, in order."""
-        own = self.together.own(collect)
+        own = self.together.own(source)
         for batch in self._batches:
             # also the batches of a checkpoint, which come back without episodes
             if batch.episodes is not None:
@@ -217,9 +217,9 @@ class AsyncRollout(RolloutSchedule):
         while self._batches and self._batches[0].planned.request.step <= step:
             self._batches.popleft()
 
-    def _play(self, batch: _Batch, collect: RolloutSource) -> list[Episode]:
+    def _play(self, batch: _Batch, source: RolloutSource) -> list[Episode]:
         self.snapshot.put(batch.weights, batch.version)
-        return collect(batch.planned.request)
+        return source(batch.planned.request)
 
     def save(self, folder: Path) -> None:
         """Write what was not yet learned from; weights that several batches share are written once."""

@@ -18,7 +18,7 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.collecting import WORLD
+from turngym.trainers.recorded_source import WORLD
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError

@@ -13,7 +13,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, DepthState, EpisodeFilter, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, refused
-from turngym.trainers.judged import judge_row
+from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.optimizer_step import Epochs, Schedule
 from turngym.trainers.rewards import PAID
 from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats

@@ -34,7 +34,7 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups
-from turngym.trainers.judged import turn_name
+from turngym.trainers.judge_votes import turn_name
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward
 from turngym.trainers.run_config import ConfigError, fingerprint

@@ -30,7 +30,7 @@ from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.judged import judge_row
+from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
@@ -89,12 +89,12 @@ class Trainer:
     """Runs one algorithm on one student. It knows no environment: episodes, scores and evaluations come from callables.
 
     The same configuration and seed give the same numbers, however often the run was killed and resumed, as long as
-    `collect` and `evaluate` depend on their arguments and on the student's weights alone.
+    `source` and `evaluate` depend on their arguments and on the student's weights alone.
     """
 
     model: Any
     algorithm: Algorithm
-    collect: RolloutSource
+    source: RolloutSource
     out: Path
     run: RunConfig = field(default_factory=RunConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -315,7 +315,7 @@ class TrainLoop:
         trainer, step = self.trainer, self.state.step + 1
         trainer.progress.phase("rollout")
         start = ClockReading.now()
-        planned, episodes = trainer.order(step, self._planned, trainer.collect)
+        planned, episodes = trainer.order(step, self._planned, trainer.source)
         if all(episode.status.is_error for episode in episodes):
             first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
             raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
@@ -328,7 +328,7 @@ class TrainLoop:
             if select is None or len({episode.group for episode in select(episodes)}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
-            episodes = [*episodes, *self.trainer.collect(more)]
+            episodes = [*episodes, *self.trainer.source(more)]
         return episodes
 
     def _step(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.collect import LiveCollect
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -24,6 +23,7 @@ from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer, Shown, TextEpisodes, begun_response, read_exactly
+from turngym.agents.rollout_sources import LiveSource
 from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import AgentError
@@ -316,7 +316,7 @@ def test_a_demonstration_that_failed_leaves_the_attempt_to_the_student(make_door
     player: Any = SimpleNamespace(
         settings=SimpleNamespace(system=None, channel=None), agent=lambda temperature: ExpertAgent()
     )
-    collect = LiveCollect(
+    collect = LiveSource(
         player=player,
         make_env=make_doors(),
         task_ids=("doors/3",),

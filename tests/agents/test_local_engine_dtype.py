@@ -206,7 +206,7 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
         rollouts = StudentRollouts(RolloutConfig(play=PlayConfig(rollout_dtype=asked)), run)
-        collect = rollouts.collect(None, 0.0)
+        collect = rollouts.source(None, 0.0)
         engine = collect.player.engine
         (episode,) = collect(request)
         rollouts.close()

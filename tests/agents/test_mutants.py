@@ -7,14 +7,14 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents import collect, demonstrations
+from turngym.agents import demonstrations, rollout_sources
 from turngym.agents.rendering import renderer as shown
 from turngym.envs import panels as task_order
 
 pytestmark = pytest.mark.long
 
 TESTED: dict[tuple[ModuleType, ...], str] = {
-    (collect, task_order): "collect",
+    (rollout_sources, task_order): "rollout_sources",
     (demonstrations, shown): "demonstrations",
 }
 """The literal tests of the file on the right must notice every mutant of the modules on the left."""
@@ -29,11 +29,11 @@ ELSEWHERE = (
 """An environment that acts at exit too, and what `test_render`, `test_text_traces` and `test_panels` hold."""
 ONE_EACH = "every job has one episode"
 SAME = {
-    "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
+    "ExpertSource.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
     "assert_disjoint(self.held_out, [episode.task for episode in episodes])": "disjoint either way round",
-    "DemonstrationCollect.__call__: True -> False": ONE_EACH,
-    "LiveCollect._demonstrated: True -> False": ONE_EACH,
-    "LiveCollect._prefixed: True -> False": ONE_EACH,
+    "DemonstrationSource.__call__: True -> False": ONE_EACH,
+    "LiveSource._demonstrated: True -> False": ONE_EACH,
+    "LiveSource._prefixed: True -> False": ONE_EACH,
 }
 """Mutants that compute the same, and why."""
 

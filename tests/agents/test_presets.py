@@ -287,7 +287,7 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     play = PlayConfig(preset="verl-agent", env_kwargs='{"on_invalid": "reject"}')
     rollouts = StudentRollouts(RolloutConfig(play=play), run)
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
-    (episode,) = rollouts.collect(None, 0.0)(request)
+    (episode,) = rollouts.source(None, 0.0)(request)
     rollouts.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)
     assert episode.system == preset("verl-agent", ALFWORLD).system

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.collect import ExpertCollect
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, PlayerMix, RandomAgent, ReplayAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rollout_sources import ExpertSource
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
@@ -232,7 +232,7 @@ def test_the_noisy_player_alone_is_the_expert_with_noise(make_doors: Any) -> Non
 
 
 def test_the_mix_reaches_the_episodes_of_a_step(make_doors: Any, make_tokenizer: Any) -> None:
-    collect = ExpertCollect(
+    collect = ExpertSource(
         renderer=ChatRenderer(make_tokenizer()),
         settings=ChatSettings(system="Open the doors."),
         make_env=make_doors(max_turns=12),

@@ -66,36 +66,36 @@ def whole_weights(world: World, out: Path) -> list[str]:
 def failing_collect(world: World, out: Path) -> list[str]:
     """Process 1 cannot play the second step."""
     made = trainer(world, out)
-    source = made.collect.collect
+    source = made.source.source
 
     def collect(request: RolloutRequest) -> Any:
         if request.step == 2 and world.rank == 1:
             raise ValueError("the environment of process 1 is gone")
         return source(request)
 
-    made = replace(made, collect=replace(made.collect, collect=collect))
+    made = replace(made, source=replace(made.source, source=collect))
     return caught(world, made.train)
 
 
 def deaf_collect(world: World, out: Path) -> list[str]:
     """A source that plays everything in every process."""
     made = trainer(world, out)
-    source = made.collect.collect
-    made = replace(made, collect=replace(made.collect, collect=lambda r: source(replace(r, share=(0, 1)))))
+    source = made.source.source
+    made = replace(made, source=replace(made.source, source=lambda r: source(replace(r, share=(0, 1)))))
     return caught(world, made.train)
 
 
 def interrupted(world: World, out: Path) -> list[str]:
     """Process 1 hears Ctrl-C while step 2 is played; both save step 2."""
     made = trainer(world, out)
-    source = made.collect.collect
+    source = made.source.source
 
     def collect(request: RolloutRequest) -> Any:
         if request.step == 2 and world.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return source(request)
 
-    return caught(world, replace(made, collect=replace(made.collect, collect=collect)).train)
+    return caught(world, replace(made, source=replace(made.source, source=collect)).train)
 
 
 def full_disk(world: World, out: Path) -> list[str]:

@@ -71,13 +71,13 @@ def columns(run: Path, *names: str, kind: str = "train") -> list[tuple[Any, ...]
 
 def break_off(trainer: Any, step: int, **train: Any) -> None:
     """Train until Ctrl-C comes while `step` is played."""
-    source = trainer.collect
+    source = trainer.source
 
     def collect(request: RolloutRequest) -> Any:
         if request.step == step:
             raise KeyboardInterrupt
         return source(request)
 
-    trainer.collect = collect
+    trainer.source = collect
     with pytest.raises(KeyboardInterrupt):
         trainer.train(**train)

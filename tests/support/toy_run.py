@@ -128,7 +128,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
     made = Trainer(
         model=student,
         algorithm=turnopd.build(config, BuildContext(run=run, distill=DistillConfig(top_k=8))),
-        collect=Sampled(student, pause),
+        source=Sampled(student, pause),
         out=out,
         run=run,
         optimizer=OptimizerConfig(lr=3e-3, lr_warmup=2, ppo_epochs=2, minibatches=2),

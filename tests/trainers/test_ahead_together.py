@@ -14,7 +14,7 @@ from thread_world import in_world
 
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
-from turngym.trainers.distributed import PlayedAheadTogether, SharedCollect
+from turngym.trainers.distributed import PlayedAheadTogether, SharedSource
 from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot
 from turngym.trainers.world import DistributedError
 
@@ -38,7 +38,7 @@ class Process:
         self.servers = None if servers is None else servers.of(self)
         together = PlayedAheadTogether(world=world, servers=self.servers)
         self.order = AsyncRollout(staleness=staleness, last=STEPS, snapshot=snapshot, together=together)
-        self.collect = SharedCollect(collect=self.play, world=world, model=None, servers=self.servers)
+        self.source = SharedSource(source=self.play, world=world, model=None, servers=self.servers)
 
     def play(self, request: RolloutRequest) -> Any:
         if self.servers is not None:
@@ -54,7 +54,7 @@ class Process:
     def run(self) -> list[Any]:
         learned = []
         for step in range(1, STEPS + 1):
-            now, episodes = self.order(step, planned, self.collect)
+            now, episodes = self.order(step, planned, self.source)
             assert now.request.step == step
             learned.append(episodes)
             self.weights += 1  # in place, as an optimizer does
@@ -122,7 +122,7 @@ def test_playing_overlaps_with_learning() -> None:
         servers = Servers()
         process = Process(world, servers, 1, slow=0.2)
         for step in (1, 2):
-            process.order(step, planned, process.collect)
+            process.order(step, planned, process.source)
             time.sleep(0.05)
             if step == 2:
                 seen.append(servers.playing)  # batch 3 sleeps
@@ -143,7 +143,7 @@ def test_a_share_that_fails_ends_all_where_they_meet() -> None:
                 raise ValueError("the environment is gone")
             return inner(request)
 
-        process.collect = replace(process.collect, collect=play)
+        process.source = replace(process.source, source=play)
         try:
             process.run()
         finally:

@@ -16,7 +16,6 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
 from turngym.trainers.algorithms import grpo, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.collecting import check_logprobs
 from turngym.trainers.optimizer_step import (
     Forward,
     Schedule,
@@ -25,6 +24,7 @@ from turngym.trainers.optimizer_step import (
     run_epochs,
     update,
 )
+from turngym.trainers.recorded_source import check_logprobs
 from turngym.trainers.run_config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import TargetError, rows, support_kl

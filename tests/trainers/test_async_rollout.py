@@ -45,7 +45,7 @@ def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Tr
     played = Played(made.model)
     algorithm = AsyncConfig(staleness=staleness).corrected(made.algorithm)
     order = AsyncRollout(staleness=staleness, last=steps, snapshot=played.snapshot)
-    return replace(made, algorithm=algorithm, collect=played, order=order), played
+    return replace(made, algorithm=algorithm, source=played, order=order), played
 
 
 def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
         return played(request)
 
     with pytest.raises(KeyboardInterrupt):
-        replace(stopped, collect=broken).train()
+        replace(stopped, source=broken).train()
     again, replayed = stale(tmp_path / "stopped", 2)
     again.train(resume=True)
     assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
@@ -174,7 +174,7 @@ def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path:
     assert isinstance(made.order, AsyncRollout)
     made.order.cancel = stop.set
     with pytest.raises(ValueError, match="no such house"):
-        replace(made, collect=failing).train()
+        replace(made, source=failing).train()
 
 
 def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_ctrl_c_breaks_off_what_is_played_ahead(models: Path, tmp_path: Path) ->
 
 def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1")))
-    play = made.collect.play  # type: ignore[attr-defined]
+    play = made.source.play  # type: ignore[attr-defined]
     assert isinstance(play, CancellableRollout)
     play.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
-        made.collect(RolloutRequest(step=1, episodes=2, max_turns=2))
+        made.source(RolloutRequest(step=1, episodes=2, max_turns=2))

@@ -32,7 +32,7 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.distributed import SharedCollect, blocks, shared_scorer, update_servers, world_of
+from turngym.trainers.distributed import SharedSource, blocks, shared_scorer, update_servers, world_of
 from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
@@ -131,7 +131,7 @@ def test_shares_of_episodes_and_scores_come_back_in_order(size: int) -> None:
     support = [np.tile(np.array([3, 4]), (len(row) - 1, 1)) for row in ids]
 
     def work(world: Any) -> Any:
-        collect = SharedCollect(collect=play, world=world, model=model)
+        collect = SharedSource(source=play, world=world, model=model)
         shared = shared_scorer(scorer, world)
         found = shared.gather(ids, positions, support)  # type: ignore[attr-defined]
         return collect(request), shared.logprobs(ids, positions), shared.topk(ids, positions, 3), found

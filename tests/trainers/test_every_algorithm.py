@@ -14,14 +14,14 @@ import torch
 from tiny_runs import save_tiny, with_file
 
 import turngym.envs
-from turngym.agents.collect import SharedEnv
+from turngym.agents.rollout_sources import SharedEnv
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
-from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.recorded_source import RecordedSource
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pyte
         asked = RolloutRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
         with TraceWriter(folder / f"{name}.jsonl") as writer:
             for place, temperature in enumerate(TEMPERATURES):
-                writer.write(made.collect(replace(asked, temperature=temperature))[place])
+                writer.write(made.source(replace(asked, temperature=temperature))[place])
     return Recorded(env=request.param, played=folder / "grpo.jsonl", shown=folder / "sft.jsonl")
 
 
@@ -148,8 +148,8 @@ def test_an_algorithm_trains_on_trace_files(model: Path, tmp_path: Path, recorde
     trace = recorded.shown if algorithm == "sft" else recorded.played
     words = command(model, tmp_path / "run", algorithm, recorded.env, "--traces", str(trace))
     trainer = build_trainer(train.parse(words))
-    source = trainer.collect.collect if trainer.algorithm.judge else trainer.collect
-    assert isinstance(source, DatasetCollect)
+    source = trainer.source.source if trainer.algorithm.judge else trainer.source
+    assert isinstance(source, RecordedSource)
     trainer.train()
     (row,) = rows(tmp_path / "run")
     assert (row["episodes"], row["episodes_failed"]) == (2, 0)

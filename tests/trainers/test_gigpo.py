@@ -216,7 +216,7 @@ def test_the_rollout_notes_states_where_they_are_asked_for(tmp_path: Any, anchor
     words += ["--env-kwargs", '{"config": "small", "on_invalid": "noop"}', "--max-turns", "6", "--device", "cpu"]
     made = build_trainer(train.parse([*words, "--gigpo.anchor", anchor, "--gigpo.kl-coef", "0"]))
     asked = RolloutRequest(step=1, episodes=4, max_turns=6, group=4, plan=PlayPlan(states=made.algorithm.states))
-    episodes = made.collect(asked)
+    episodes = made.source(asked)
     if anchor == "observation":
         assert not any(STATES in played.meta for played in episodes)
         return

@@ -14,7 +14,7 @@ from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import train
-from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
 
@@ -111,8 +111,8 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
 def test_when_a_judge_is_given_up_is_an_option_that_a_resumed_run_may_change(model: Path, tmp_path: Path) -> None:
     options = command(model, tmp_path / "run", "prm-rl", "judge_unread = 0.25")
     made = build_trainer(train.parse(options))
-    assert isinstance(made.collect, JudgedCollect)
-    assert made.collect.unread.limit == 0.25
+    assert isinstance(made.source, JudgedSource)
+    assert made.source.unread.limit == 0.25
     assert "judge_unread" not in made.identity["judge"]
     with pytest.raises(TurngymError, match=r"judge_unread is 1\.5; it must be at most 1"):
         train.parse(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))

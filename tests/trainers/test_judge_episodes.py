@@ -15,9 +15,9 @@ from turngym.envs.core.protocols import Judgment
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
-from turngym.trainers.judged import (
+from turngym.trainers.judge_votes import (
     HintedTurns,
-    JudgedCollect,
+    JudgedSource,
     JudgeError,
     ScoredTurns,
     judge_episodes,
@@ -182,15 +182,15 @@ REQUEST = RolloutRequest(step=3, episodes=1, max_turns=3)
 def test_collected_episodes_come_judged_and_are_recorded(three: Episode) -> None:
     kept: list[tuple[int, int]] = []
     judge = tools.Says(lambda request: tools.boxed(1))
-    source = JudgedCollect(
-        collect=lambda request: [three],
+    source = JudgedSource(
+        source=lambda request: [three],
         judge=judge,
         record=lambda request, found: kept.append((request.step, len(found))),
     )
     [found] = source(REQUEST)
     assert [turn.judge_scores for turn in found.turns] == [(1.0,)] * 3
     assert kept == [(3, 1)]
-    source.collect = lambda request: [found]
+    source.source = lambda request: [found]
     source(REQUEST)
     assert len(judge.asked) == 3
 
@@ -198,7 +198,7 @@ def test_collected_episodes_come_judged_and_are_recorded(three: Episode) -> None
 def test_a_judge_that_never_worked_is_a_mistake_and_one_that_did_may_fail(three: Episode) -> None:
     awake: list[bool] = [False]
     judge = tools.Says(lambda request: tools.boxed(1) if awake[0] else (None,))
-    source = JudgedCollect(collect=lambda request: [three], judge=judge)
+    source = JudgedSource(source=lambda request: [three], judge=judge)
     with pytest.raises(JudgeError, match="step 3: all 3 votes of the judge failed; the first: it is asleep"):
         source(REQUEST)
     awake[0] = True

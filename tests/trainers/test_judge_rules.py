@@ -12,7 +12,7 @@ import pytest
 from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge, SilentJudge, SkillsJudge
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Task, Verdict
-from turngym.trainers.judged import judge_episodes, majority, read_score, requests
+from turngym.trainers.judge_votes import judge_episodes, majority, read_score, requests
 
 Make = Callable[..., Episode]
 

@@ -20,7 +20,7 @@ from turngym.trainers.algorithms.judge_targets import (
     up_to_rejection,
 )
 from turngym.trainers.batch import pack
-from turngym.trainers.judged import HintedTurns, ScoredTurns, judge_episodes
+from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, judge_episodes
 from turngym.trainers.targets import TargetError
 from turngym.trainers.told import batch_turns
 

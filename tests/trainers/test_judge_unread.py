@@ -13,7 +13,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Judgment
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import episode_from_json, episode_to_json
-from turngym.trainers.judged import JudgedCollect, JudgeError, UnreadVotes, judge_row, judged
+from turngym.trainers.judge_votes import JudgedSource, JudgeError, UnreadVotes, judge_row, judged
 
 Make = Callable[..., Episode]
 PIECES = [([1], [2]), ([3], [4]), ([5], [6])]
@@ -83,8 +83,8 @@ def test_a_share_at_the_limit_is_borne(make_episode: Make) -> None:
 def test_a_source_stops_after_it_has_kept_what_was_written(make_episode: Make) -> None:
     episode = tools.with_texts(make_episode(PIECES), ["a", "b", "c"], "end")
     kept: list[int] = []
-    source = JudgedCollect(
-        collect=lambda request: [episode],
+    source = JudgedSource(
+        source=lambda request: [episode],
         judge=tools.Says(lambda request: ("I cannot tell.",)),
         record=lambda request, found: kept.append(request.step),
     )

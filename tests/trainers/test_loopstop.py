@@ -17,8 +17,8 @@ from turngym.trainers import train
 from turngym.trainers.algorithm import DepthPlan, DepthState
 from turngym.trainers.algorithms.loopstop import LoopDepth, LoopStats, LoopStopConfig, loop_stats
 from turngym.trainers.batch import pack
-from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.recorded_source import RecordedSource
 
 MakeEpisode = Callable[..., Episode]
 ROOM, DOOR, WALL = ("room", "look"), ("room", "open door"), ("wall", "look")
@@ -102,7 +102,7 @@ def test_settings_out_of_range(wrong: dict[str, float]) -> None:
 def test_recorded_episodes_end_where_they_loop(make_episode: MakeEpisode) -> None:
     recorded = [said(make_episode, ROOM, *[WALL] * 5, number=number) for number in range(3)]
     asked = RolloutRequest(step=1, episodes=3, max_turns=6, plan=PlayPlan(leave_loops=2))
-    played = DatasetCollect(episodes=recorded, cut=True)(asked)
+    played = RecordedSource(episodes=recorded, cut=True)(asked)
     assert [episode.depth for episode in played] == [6, 4, 4]
     assert [episode.meta.get(SHORT) for episode in played] == [None, 4, 4]
 

@@ -45,7 +45,7 @@ def student(seed: int = 1, base: str = "", **changes: Any) -> Any:
 
 
 def trainer(out: Path, model: Any, steps: int = 4) -> Any:
-    return toy.trainer(out, steps=steps, model=model, collect=toy.Sampled(model), evaluate=None)
+    return toy.trainer(out, steps=steps, model=model, source=toy.Sampled(model), evaluate=None)
 
 
 def shaken(model: Any) -> Any:

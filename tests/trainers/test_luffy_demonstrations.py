@@ -57,7 +57,7 @@ def collected(words: list[str]) -> tuple[Any, list[Episode]]:
             prefix_unit=trainer.algorithm.prefix_unit,
         ),
     )
-    return trainer, trainer.collect(request)
+    return trainer, trainer.source(request)
 
 
 def test_a_model_demonstrates_and_the_student_goes_on_within_its_response(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "shown.jsonl"
     kwargs = {**WORLD.make, "split": "generated", "max_turns": 8}
     trainer = build_trainer(train.parse(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)))
-    tasks = [e.task.task_id for e in trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
+    tasks = [e.task.task_id for e in trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
     for agent in (f"model:{TEACHER}", "expert"):
         more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "threads": 1}
         more["append"] = path.exists()
@@ -268,7 +268,7 @@ def test_sft_imitates_a_model_and_leaves_out_what_did_not_succeed(tmp_path: Path
 def test_tcod_goes_back_from_the_end_of_a_models_demonstration(tmp_path: Path) -> None:
     asked = ("--demonstrations", f"model:{TEACHER}", "--demonstration-success", "--teacher", str(TEACHER))
     trainer = build_trainer(train.parse(command(tmp_path / "run", "tcod", "--tcod.direction", "b2f", *asked)))
-    found = trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=8, plan=PlayPlan(demonstration_turns=1)))
+    found = trainer.source(RolloutRequest(step=1, episodes=8, max_turns=8, plan=PlayPlan(demonstration_turns=1)))
     assert {e.meta["demonstration"] for e in found} == {"used", "unsolved"}
     for episode in found:
         shown = [turn.origin for turn in episode.turns].count("demonstration")

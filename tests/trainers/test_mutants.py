@@ -17,7 +17,7 @@ from turngym.trainers import (
     batch,
     critic,
     group_advantage,
-    judged,
+    judge_votes,
     lm_head,
     lm_loss,
     losses,
@@ -99,7 +99,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     loopstop: ("loopstop",),
     tcod: ("curriculum",),
     turn_stats: ("turn_stats",),
-    judged: (
+    judge_votes: (
         "judge_votes",
         "judge_episodes",
         "judge_targets",
@@ -145,7 +145,7 @@ ELSEWHERE = (
         "LoopStopConfig.",
     ),
     "told_group",
-    *("LoopStopConfig.", "ExpertJudge.", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
+    *("LoopStopConfig.", "ExpertJudge.", "_expert_judge", "RewardedSource.", "JudgedSource.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from turngym.envs.core.episode import SHORT, Episode, Status
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.trainers.collecting import DatasetCollect
+from turngym.trainers.recorded_source import RecordedSource
 
 
 def test_the_rest_of_a_partial_probe_is_cut_and_marked(make_episode: Callable[..., Episode]) -> None:
@@ -15,11 +15,11 @@ def test_the_rest_of_a_partial_probe_is_cut_and_marked(make_episode: Callable[..
     # recorded by a partial probe: what stood in its meta then says nothing about this step
     recorded = [replace(make_episode(turns, number=n), meta={SHORT: 9, "agent": "a"}) for n in range(4)]
     asked = RolloutRequest(step=1, episodes=4, max_turns=3, plan=PlayPlan(short_episodes=1, short_turns=2))
-    played = DatasetCollect(episodes=recorded, cut=True)(asked)
+    played = RecordedSource(episodes=recorded, cut=True)(asked)
     assert [episode.depth for episode in played] == [3, 3, 3, 2]
     assert all(episode.status is Status.TRUNCATED_DEPTH for episode in played)
     assert [dict(episode.meta) for episode in played] == [{"agent": "a"}] * 3 + [{"agent": "a", SHORT: 2}]
-    whole = DatasetCollect(episodes=recorded)(asked)
+    whole = RecordedSource(episodes=recorded)(asked)
     assert [(episode.depth, SHORT in episode.meta) for episode in whole] == [(4, False)] * 4
-    (mine,) = DatasetCollect(episodes=recorded, cut=True)(replace(asked, share=(3, 4)))
+    (mine,) = RecordedSource(episodes=recorded, cut=True)(replace(asked, share=(3, 4)))
     assert (mine.depth, mine.meta[SHORT]) == (2, 2)

@@ -16,7 +16,7 @@ from tiny_runs import break_off
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
-from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run_config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
@@ -62,7 +62,7 @@ def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
     return Trainer(
         model=student,
         algorithm=opd_hints.build(opd_hints.OpdHintsConfig(form=form), context),
-        collect=JudgedCollect(collect=toy.Sampled(student), judge=judge, kind="hint", enhance=tools.whispered),
+        source=JudgedSource(source=toy.Sampled(student), judge=judge, kind="hint", enhance=tools.whispered),
         out=out,
         run=RUN,
         optimizer=OptimizerConfig(lr=3e-3),

@@ -51,7 +51,7 @@ from turngym.trainers.algorithms.sage_opd import Intervention
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
-from turngym.trainers.judged import HintedTurns, ScoredTurns
+from turngym.trainers.judge_votes import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
     ClippedAdvantage,
     JensenShannon,

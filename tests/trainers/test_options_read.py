@@ -34,7 +34,7 @@ WHOLE = {
     "fingerprint": "trainers/run_config.py",
     "of_adapters": "trainers/identity.py",
     "of_rollouts": "trainers/identity.py",
-    "open_demonstrations": "trainers/collecting.py",
+    "open_demonstrations": "trainers/open_demonstrations.py",
 }
 """Functions that take whole groups (`asdict`) to write them down, with their file."""
 NEEDED = {

@@ -68,7 +68,7 @@ def test_log_probabilities_are_float32_of_bfloat16_logits() -> None:
 
 def test_a_bfloat16_student_trains_and_is_saved_as_such(tmp_path: Path) -> None:
     model = toy.tiny(1).bfloat16()
-    made = toy.trainer(tmp_path / "run", steps=3, model=model, collect=toy.Sampled(model), evaluate=None)
+    made = toy.trainer(tmp_path / "run", steps=3, model=model, source=toy.Sampled(model), evaluate=None)
     made.train()
     rows = read_metrics(tmp_path / "run")
     assert all(np.isfinite(row["loss"]) and not row["updates_skipped"] for row in rows)

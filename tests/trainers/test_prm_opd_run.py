@@ -13,7 +13,7 @@ import toy_run as toy
 from turngym.agents.judges.judges import BothQuestions
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_opd
-from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
@@ -35,8 +35,8 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
     Trainer(
         model=student,
         algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), BuildContext(run=RUN, distill=DISTILL)),
-        collect=JudgedCollect(
-            collect=toy.Sampled(student),
+        source=JudgedSource(
+            source=toy.Sampled(student),
             judge=BothQuestions(one=judge),
             kind="both",
             enhance=tools.whispered,

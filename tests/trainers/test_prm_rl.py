@@ -15,7 +15,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
-from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
@@ -39,7 +39,7 @@ def trainer(out: Path, **config: Any) -> Trainer:
     return Trainer(
         model=student,
         algorithm=prm_rl.build(prm_rl.PrmRlConfig(**config), BuildContext(run=RUN)),
-        collect=JudgedCollect(collect=toy.Sampled(student), judge=tools.Says(parity)),
+        source=JudgedSource(source=toy.Sampled(student), judge=tools.Says(parity)),
         out=out,
         run=RUN,
         optimizer=OptimizerConfig(lr=3e-3),
@@ -63,7 +63,7 @@ def test_it_learns_what_the_judge_likes_and_resumes_to_the_same_rows(tmp_path: P
 
 def test_a_step_without_anything_to_train_on_is_counted(tmp_path: Path) -> None:
     made = trainer(tmp_path / "run", mask_neutral=True)
-    made.collect.judge = tools.Says(lambda request: tools.boxed(0))  # type: ignore[attr-defined]
+    made.source.judge = tools.Says(lambda request: tools.boxed(0))  # type: ignore[attr-defined]
     made.train()
     assert [(row["episodes"], row["judge/score"], row["judge/turns_masked"]) for row in untimed(tmp_path / "run")] == [
         (0, 0.0, 45)

@@ -22,7 +22,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
-from turngym.trainers.collecting import WORLD
+from turngym.trainers.recorded_source import WORLD
 from turngym.trainers.run import build_trainer, run_training
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.world import SINGLE
@@ -60,7 +60,7 @@ def options(model: Path, out: Path, algorithm: str, *more: str) -> Any:
 
 
 def collected(config: Any, episodes: int = 2) -> list[Episode]:
-    made = build_trainer(config).collect(RolloutRequest(step=1, episodes=episodes, max_turns=3))
+    made = build_trainer(config).source(RolloutRequest(step=1, episodes=episodes, max_turns=3))
     return sorted(made, key=lambda episode: (episode.task.env_id, episode.task.task_id))
 
 
@@ -155,7 +155,7 @@ def test_another_preset_than_the_recorded_one_is_refused(model: Path, tmp_path: 
     with pytest.raises(TurngymError, match="were played with --preset react, the run has none: give it the same one"):
         build_trainer(options(model, tmp_path / "b", "sft", *words))
     trainer = build_trainer(options(model, tmp_path / "c", "sft", *words, "--preset", "react"))
-    (episode,) = trainer.collect(RolloutRequest(step=1, episodes=1, max_turns=3))
+    (episode,) = trainer.source(RolloutRequest(step=1, episodes=1, max_turns=3))
     assert episode.system
     assert "another system message" not in capfd.readouterr().err
 

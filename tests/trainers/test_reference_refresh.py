@@ -94,7 +94,7 @@ def test_the_rate_of_a_run_reaches_its_reference(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int, every: int, rate: float) -> None:
     trainer(tmp_path / "whole", every, rate=rate).train()
     made = trainer(tmp_path / "run", every, rate=rate)
-    source = made.collect
+    source = made.source
 
     def interrupted(request: RolloutRequest) -> list[Episode]:
         if request.step == stopped + 1:
@@ -102,7 +102,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int, ever
         return source(request)
 
     with pytest.raises(KeyboardInterrupt):
-        replace(made, collect=interrupted).train()
+        replace(made, source=interrupted).train()
     trainer(tmp_path / "run", every, rate=rate).train(resume=True)
     assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
 

@@ -23,7 +23,7 @@ from turngym.scripts.train import help_lines
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.metrics import known_metric, read_metrics
-from turngym.trainers.rewards import RewardedCollect
+from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def student() -> Path:
 def test_the_reward_takes_the_place_of_the_return(make_episode: Any) -> None:
     lost = make_episode([([1], [2])], number=1, status=Status.ERROR_ENGINE)
     paid = make_episode([([1], [2]), ([3], [4])], episode_return=0.75)
-    collect = RewardedCollect(collect=lambda request: [paid, lost], reward=find_reward("own_rewards:thrift"))
+    collect = RewardedSource(source=lambda request: [paid, lost], reward=find_reward("own_rewards:thrift"))
     found, failed = collect(REQUEST)
     assert found.episode_return == pytest.approx(9.8)
     assert found.meta == {"environment_return": 0.75, "reward": "own_rewards:thrift"}
@@ -65,7 +65,7 @@ def test_a_reward_that_fails_or_hangs_costs_its_episode(make_episode: Any) -> No
     }
     reward = NamedReward("odd", lambda episode: rewards[episode.task.task_id]())
     episodes = [make_episode([([1], [2])], number=number) for number in (1, 2, 3, 4)]
-    found = RewardedCollect(collect=lambda request: episodes, reward=reward, timeout=0.2)(REQUEST)
+    found = RewardedSource(source=lambda request: episodes, reward=reward, timeout=0.2)(REQUEST)
     assert [one.status for one in found] == [
         *(Status.ERROR_TIMEOUT, Status.ERROR_ENV, Status.ERROR_ENV, Status.COMPLETED),
     ]
@@ -110,7 +110,7 @@ def test_the_option_reaches_advantages_filters_and_metrics(student: Path, tmp_pa
     out, group = tmp_path / "run", f"--{algorithm}.n"
     # luffy's first episode of a group is demonstrated, and its baseline comes from the other three
     trainer = build_trainer(train.parse(command(student, out, algorithm, group, "4", *THRIFT)))
-    found = trainer.collect(RolloutRequest(step=1, episodes=4, max_turns=2, group=4))
+    found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=2, group=4))
     assert [e.episode_return for e in found] == [pytest.approx(thrift(e)) for e in found]
     assert max(e.episode_return for e in found) > 9.0
     assert trainer.algorithm.select is not None

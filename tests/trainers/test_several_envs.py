@@ -178,14 +178,14 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
     two, routed = load_student(models / "two", "float32", "cpu")[0], whole.algorithm.target_fn.teachers[name].model
     assert all(torch.equal(value, two.state_dict()[key]) for key, value in routed.state_dict().items())
     seen: list[str] = []
-    source = whole.collect
+    source = whole.source
 
     def watched(request: RolloutRequest) -> list[Episode]:
         found: list[Episode] = source(request)
         seen.extend(episode.task.env_id for episode in found)
         return found
 
-    whole.collect = watched
+    whole.source = watched
     whole.train()
     assert [name.rpartition("/")[2] for name in seen] == ["ALFWorld-v0", "ALFWorld-v0", "WebShop-v0", "Search-v0"] * 3
     stopped = trainer(models, tmp_path / "stopped", also=also)
@@ -232,7 +232,7 @@ def test_the_order_of_arguments_makes_no_other_run() -> None:
 def test_an_environment_has_its_own_arguments(models: Path, tmp_path: Path) -> None:
     also = ("turngym/Search-v0,env.config=tiny,env.topk=1",)
     made = trainer(models, tmp_path, "--env-kwargs", '{"config": "small"}', also=also)
-    played = made.collect(RolloutRequest(step=1, episodes=4, max_turns=2, temperature=1.0))
+    played = made.source(RolloutRequest(step=1, episodes=4, max_turns=2, temperature=1.0))
     tasks = [episode.task.task_id.partition("/")[2] for episode in played]
     assert [task.startswith("small/train/") for task in tasks] == [True, True, False, False]
     assert [task.startswith("tiny-train") for task in tasks] == [False, False, True, True]

@@ -67,7 +67,7 @@ def text_of(model: Path, episode: Episode) -> str:
 def test_sft_imitates_an_endpoint(model: Path, trace: Path, tmp_path: Path) -> None:
     words = command(model, tmp_path / "run", "sft", "--traces", str(trace), "--episodes", "4")
     trainer = build_trainer(train.parse(words))
-    found = trainer.collect(RolloutRequest(step=1, episodes=4, max_turns=3))
+    found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3))
     whole = text_of(model, found[0])
     said = "<think>\nwhere am I\n</think>\n\n<action>look</action><|end|>"
     assert whole.count(said) == 1
@@ -135,7 +135,7 @@ def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace:
             writer.write(episode)
     words = command(model, tmp_path / "run", "luffy", "--luffy.n", "2", "--luffy.no-filter-groups", "--episodes", "4")
     trainer = build_trainer(train.parse([*words, "--traces", str(path), str(one)]))
-    found = trainer.collect(RolloutRequest(step=1, episodes=4, max_turns=3, group=2))
+    found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2))
     assert [e.turns[0].origin for e in found] == ["policy", "demonstration"] * 2
     assert found[0].task == found[1].task
     trainer.train()
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_left_out(model: Path, trace: Path) -> None:
 def test_an_experts_bare_actions_are_written_in_the_students_channel(model: Path, tmp_path: Path) -> None:
     played = play_episodes(agent="expert", tasks=1, env_kwargs=SMALL, progress=False, out=tmp_path / "t.jsonl")
     words = command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "t.jsonl"), "--episodes", "1")
-    (found,) = build_trainer(train.parse(words)).collect(RolloutRequest(step=1, episodes=1, max_turns=3))
+    (found,) = build_trainer(train.parse(words)).source(RolloutRequest(step=1, episodes=1, max_turns=3))
     assert [turn.response for turn in found.turns] == [f"<action>{t.action}</action>" for t in played.episodes[0].turns]
     assert "<action>" in found.system
     assert "<action>" not in played.episodes[0].system

@@ -71,7 +71,7 @@ def test_targets_are_those_worked_out_elsewhere(model: Path, tmp_path: Path, nam
     made = build_trainer(
         train.parse([*words, "--judge", "skills:alfworld", *with_file(tmp_path, setting(name, **more))])
     )
-    episodes = made.collect(RolloutRequest(step=1, episodes=4, max_turns=3, group=2, temperature=0.7))
+    episodes = made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2, temperature=0.7))
     # what an untrained model scores is 0: half of each group is given something to compare
     for number, episode in enumerate(episodes):
         object.__setattr__(episode, "score", float(number % 2))
@@ -133,11 +133,11 @@ def test_half_of_the_demonstrations_show_how_to_read_where_a_told_policy_reads(m
     made = build_trainer(train.parse([*words, str(tmp_path / "run"), "--sft.told", "skills:alfworld"]))
     plain = build_trainer(train.parse([*words, str(tmp_path / "plain")]))
     asked = RolloutRequest(step=1, episodes=12, max_turns=3)
-    episodes, tokenizer = made.collect(asked), AutoTokenizer.from_pretrained(model)
+    episodes, tokenizer = made.source(asked), AutoTokenizer.from_pretrained(model)
     told = [episode for episode in episodes if HINT_HEAD in episode.turns[0].observation]
     assert 3 <= len(told) <= 9
     assert len({episode.turns[0].observation.partition(HINT_HEAD)[2] for episode in told}) > 1
-    for episode, same in zip(episodes, plain.collect(asked), strict=True):
+    for episode, same in zip(episodes, plain.source(asked), strict=True):
         first, _, text = episode.turns[0].observation.partition(HINT_HEAD)
         assert first == same.turns[0].observation
         assert (text in read_skills("alfworld").texts) == bool(text)

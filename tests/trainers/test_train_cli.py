@@ -15,11 +15,11 @@ import toy_run as toy
 from tiny_runs import break_off, columns, command, save_tiny, untimed
 from transformers import AutoTokenizer
 
-from turngym.agents.collect import KeptRollouts, LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.settings import read_toml
@@ -177,7 +177,7 @@ def test_the_last_steps_rollouts_are_kept_as_they_were_trained_on(models: Path, 
 def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp_path: Path) -> None:
     def collected(*words: str) -> list[list[str]]:
         made = build_trainer(train.parse(command(models, tmp_path / "run", "sft", *words)))
-        episodes = made.collect(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
+        episodes = made.source(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
     assert (
@@ -279,7 +279,7 @@ def test_a_resumed_run_is_asked_what_it_read_and_nothing_else(models: Path, tmp_
 
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
-    episodes = made.collect(RolloutRequest(step=1, episodes=4, max_turns=3))
+    episodes = made.source(RolloutRequest(step=1, episodes=4, max_turns=3))
     with TraceWriter(tmp_path / "expert.jsonl") as writer:
         for episode in episodes:
             writer.write(episode)
@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "--grpo-kd.teacher-mix", "0.5")
     made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
-    turns = [turn for e in made.collect(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
+    turns = [turn for e in made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
     own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])
     assert 0.2 < own.mean() < 0.8
     assert made.evaluate is not None
@@ -329,7 +329,7 @@ def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Pat
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(np.isfinite(turn.logprobs).all() for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        mixed_player(made.collect.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
+        mixed_player(made.source.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
 
 
 def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: Path, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
 
     def played(share: float) -> list[Any]:
         asked = RolloutRequest(step=1, episodes=4, max_turns=6, plan=PlayPlan(teacher_turns=share))
-        return [turn for episode in made.collect(asked) for turn in episode.turns]
+        return [turn for episode in made.source(asked) for turn in episode.turns]
 
     turns = played(0.5)
     for turn in turns:
@@ -351,20 +351,20 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(turn.origin == "policy" for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        guided_player(made.collect.player, None, None, slots=1, play=rollout)
+        guided_player(made.source.player, None, None, slots=1, play=rollout)
 
 
 def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path) -> None:
     asked = []
     asked_for = ("--steps", "5", "--guided-opd.start", "0.6", "guided_opd.ratio = 0.8")
     made = build_trainer(train.parse(command(models, tmp_path / "run", "guided-opd", *asked_for)))
-    play = made.collect
+    play = made.source
 
     def heard(request: RolloutRequest) -> Any:
         asked.append(request.plan.teacher_turns)
         return play(request)
 
-    made.collect = heard
+    made.source = heard
     made.train()
     # 4 steps of a cosine: 0.3 (1 + cos(pi k / 4)), then the student alone
     assert asked == pytest.approx([0.3 + 0.3 * 0.5**0.5, 0.3, 0.3 - 0.3 * 0.5**0.5, 0.0, 0.0])
@@ -375,9 +375,9 @@ def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> 
     part = '{"on_invalid": "noop", "part": "eval"}'
     words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
     trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "8"]))
-    assert isinstance(trainer.collect, LiveCollect)
+    assert isinstance(trainer.source, LiveSource)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
-        trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=1))
+        trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1))
 
 
 def test_jobs_follow_from_seed_and_step() -> None:
@@ -392,7 +392,7 @@ def test_jobs_follow_from_seed_and_step() -> None:
 
 def test_all_rounds_of_a_step_are_kept_in_one_file(tmp_path: Path) -> None:
     asked = [RolloutRequest(step=3, episodes=6, max_turns=1, group=2, plan=PlayPlan(round=k)) for k in (0, 1, 2)]
-    made = KeptRollouts(collect=lambda request: toy.demonstrations(1 + request.plan.round), folder=tmp_path, last=2)
+    made = KeptSource(source=lambda request: toy.demonstrations(1 + request.plan.round), folder=tmp_path, last=2)
     for _ in range(2):  # played anew it is written anew
         for request in asked:
             made(request)

@@ -24,9 +24,9 @@ from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
-from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import METRICS, known_metric, read_metrics
 from turngym.trainers.progress import LiveProgress, describe
+from turngym.trainers.recorded_source import RecordedSource
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.train_loop import Interrupts, TrainError
 
@@ -71,7 +71,7 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
         tmp_path / "run",
         algorithm=sft.build(sft.SftConfig(), BuildContext(run=run)),
         run=run,
-        collect=DatasetCollect(episodes=toy.demonstrations(40), seed=3),
+        source=RecordedSource(episodes=toy.demonstrations(40), seed=3),
         optimizer=OptimizerConfig(lr=5e-3, minibatches=2, schedule="cosine", lr_warmup=1),
         teacher=None,
     )
@@ -98,15 +98,15 @@ def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
 
 def test_data_set_epochs_are_permutations() -> None:
     episodes = toy.demonstrations(7)
-    source = DatasetCollect(episodes=episodes, seed=1)
+    source = RecordedSource(episodes=episodes, seed=1)
     seen = [e.task.task_id for k in range(1, 8) for e in source(RolloutRequest(step=k, episodes=3, max_turns=9))]
     assert set(Counter(seen).values()) == {3}
     assert len(set(seen[:7])) == len(set(seen[7:14])) == 7
     assert seen[:7] != seen[7:14]
-    again = DatasetCollect(episodes=episodes, seed=1)(RolloutRequest(step=5, episodes=3, max_turns=9))
+    again = RecordedSource(episodes=episodes, seed=1)(RolloutRequest(step=5, episodes=3, max_turns=9))
     assert [e.task.task_id for e in again] == seen[12:15]
     with pytest.raises(TurngymError, match="no episodes"):
-        DatasetCollect(episodes=[])(RolloutRequest(step=1, episodes=3, max_turns=9))
+        RecordedSource(episodes=[])(RolloutRequest(step=1, episodes=3, max_turns=9))
     with pytest.raises(TurngymError, match="cannot use trace files"):
         source(RolloutRequest(step=1, episodes=3, max_turns=9, plan=PlayPlan(demonstration_turns=2)))
 
@@ -114,7 +114,7 @@ def test_data_set_epochs_are_permutations() -> None:
 def test_recorded_attempts_at_a_task_are_groups() -> None:
     one, two, three = toy.demonstrations(3)
     recorded = [replace(e, sample=n) for n, e in enumerate((one, two, one, one, two, three, one, one))]
-    source = DatasetCollect(episodes=recorded, seed=1)
+    source = RecordedSource(episodes=recorded, seed=1)
     steps = [source(RolloutRequest(step=k, episodes=4, max_turns=9, group=2)) for k in (1, 2, 3)]
     for episodes in steps:
         assert [e.group for e in episodes] == [0, 0, 1, 1]
@@ -128,17 +128,17 @@ def test_recorded_attempts_at_a_task_are_groups() -> None:
 def test_recorded_episodes_end_at_the_depth_cap_if_asked() -> None:
     (long,) = [e for e in toy.demonstrations(4) if e.depth == 6]
     request = RolloutRequest(step=1, episodes=1, max_turns=4)
-    assert DatasetCollect(episodes=[long])(request) == [long]
-    (cut,) = DatasetCollect(episodes=[long], cut=True)(request)
+    assert RecordedSource(episodes=[long])(request) == [long]
+    (cut,) = RecordedSource(episodes=[long], cut=True)(request)
     assert (cut.depth, cut.status, cut.success) == (4, Status.TRUNCATED_DEPTH, False)
     assert cut.turns == long.turns[:4]
     assert len(cut.segments[0]) == long.turns[3].response_span[1]
-    assert DatasetCollect(episodes=[long], cut=True)(replace(request, max_turns=6)) == [long]
+    assert RecordedSource(episodes=[long], cut=True)(replace(request, max_turns=6)) == [long]
 
 
 def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) -> None:
     made = toy.trainer(tmp_path / "run", steps=1)
-    source = made.collect
+    source = made.source
 
     def failing(share: int) -> Any:
         def collect(request: RolloutRequest) -> Any:
@@ -149,10 +149,10 @@ def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) 
 
         return collect
 
-    replace(made, collect=failing(3)).train()
+    replace(made, source=failing(3)).train()
     assert columns(tmp_path / "run", "episodes", "episodes_failed") == [(8, 4)]
     with pytest.raises(TrainError, match="step 1: all 12 episodes failed; the first: disk full"):
-        replace(made, collect=failing(1), out=tmp_path / "other").train()
+        replace(made, source=failing(1), out=tmp_path / "other").train()
     with pytest.raises(TrainError, match="turnopd needs a teacher"):
         replace(made, teacher=None, out=tmp_path / "third").train()
 
@@ -169,7 +169,7 @@ def heeded() -> Iterator[None]:
 @pytest.mark.parametrize("when", ["collect", "update", "evaluate"])
 def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finished: Path, when: str) -> None:
     made = toy.trainer(tmp_path / "run", steps=8)
-    source, evaluate = made.collect, made.evaluate
+    source, evaluate = made.source, made.evaluate
 
     def stop(at: str, step: int) -> None:
         if at == when and step == (4 if at == "evaluate" else 5):
@@ -183,7 +183,7 @@ def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finish
         stop("evaluate", step)
         return evaluate(step)
 
-    stopping = replace(made, collect=collect, evaluate=measured, on_update=lambda step: stop("update", step))
+    stopping = replace(made, source=collect, evaluate=measured, on_update=lambda step: stop("update", step))
     with pytest.raises(KeyboardInterrupt):
         stopping.train()
     done = 5 if when == "update" else 4

@@ -102,7 +102,7 @@ class Bench:
             world=SINGLE,
             servers=None,
             out=Path("out"),
-            collect="the source",
+            source="the source",
             on_update=self.updated.append,
             evaluate=self.evaluate,
             order=lambda step, planned, collect: (planned(step), self.answer(collect)),
@@ -479,7 +479,7 @@ def test_groups_that_are_left_out_are_refilled(ragged: list[Episode]) -> None:
         rounds.append(request.plan.round)
         return [replace(episode, group=request.plan.round) for episode in ragged]
 
-    bench.trainer.collect = more
+    bench.trainer.source = more
     _, _, found = bench.loop._collect()
     assert rounds == [1, 2]
     assert [episode.group for episode in found] == [-1, 0, 1, 1, 2, 2]

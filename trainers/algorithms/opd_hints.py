@@ -1,6 +1,6 @@
 """OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
 
-Read next: trainers/judged.py, agents/judges/hints.py, trainers/algorithms/judge_targets.py.
+Read next: trainers/judge_votes.py, agents/judges/hints.py, trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from turngym.envs.core.protocols import Position
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.judged import HintedTurns
+from turngym.trainers.judge_votes import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl

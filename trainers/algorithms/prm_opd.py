@@ -23,7 +23,7 @@ from turngym.trainers.algorithm import (
     Told,
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.judged import HintedTurns, ScoredTurns, without
+from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import PolicyGradient, Regularized
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl

@@ -1,6 +1,6 @@
 """Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
 
-Read next: trainers/judged.py, trainers/algorithms/judge_targets.py, trainers/losses.py.
+Read next: trainers/judge_votes.py, trainers/algorithms/judge_targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
-from turngym.trainers.judged import ScoredTurns
+from turngym.trainers.judge_votes import ScoredTurns
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import WithReference

@@ -1,6 +1,6 @@
 """SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens.
 
-Read next: trainers/judged.py, trainers/targets.py, trainers/losses.py.
+Read next: trainers/judge_votes.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from turngym.trainers.algorithm import (
     Tokens,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judged import majority
+from turngym.trainers.judge_votes import majority
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TeacherTopK, support_kl
 from turngym.trainers.token_weights import WEIGHTS

@@ -31,7 +31,7 @@ from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.identity import of_adapters
-from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
+from turngym.trainers.live.judge_queue import SessionJudge, TurnJudging, make_session_judge
 from turngym.trainers.live.proxy_options import ServeProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
@@ -254,7 +254,7 @@ def build(
     training.trainer = Trainer(
         model=model,
         algorithm=algorithm,
-        collect=training.source,
+        source=training.source,
         out=config.out,
         run=config.run,
         optimizer=config.optimizer,

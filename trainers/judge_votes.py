@@ -2,7 +2,7 @@
 
 read_score, read_hint, majority, choose_hint     what a vote says, and what several say together
 requests, judged, judge_episodes                 episodes to questions, and the votes written back on their turns
-JudgedCollect, UnreadVotes                       a rollout source whose episodes come judged
+JudgedSource, UnreadVotes                        a rollout source whose episodes come judged
 ScoredTurns, HintedTurns                         filters: turns without a score or a hint stay as inputs only
 """
 
@@ -225,14 +225,14 @@ def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class JudgedCollect:
+class JudgedSource:
     """Implements `RolloutSource`: another source's episodes with a judge's votes on every turn that has a next state.
 
     Turns that were recorded with votes keep them. A vote that fails is counted (`judge/votes_failed`), but a judge none
     of whose votes ever worked is a mistake: JudgeError with its first error.
     """
 
-    collect: RolloutSource
+    source: RolloutSource
     judge: Judge
     kind: Question = "score"
     next_role: str = "user"
@@ -246,7 +246,7 @@ class JudgedCollect:
     _worked: bool = field(default=False, init=False)
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        episodes, error = judge_episodes(self.collect(request), self.judge, self.kind, self.next_role)
+        episodes, error = judge_episodes(self.source(request), self.judge, self.kind, self.next_role)
         votes = [vote for episode in episodes for turn in episode.turns for vote in turn.judge_votes or ()]
         # remembered over steps: a judge that has worked may fail for a while
         self._worked = self._worked or any(vote is not None for vote in votes)
@@ -334,7 +334,7 @@ class ScoredTurns:
     def _reason(self, episode: Episode, turn: Turn, *, alone: bool) -> str | None:
         if turn.judge_votes is None and turn.judge_scores is None:
             if next_state(episode, turn) is not None:
-                raise TargetError(f"{turn_name(episode, turn)}: never judged; collect through `JudgedCollect`")
+                raise TargetError(f"{turn_name(episode, turn)}: never judged; collect through `JudgedSource`")
             return None if alone else NO_NEXT
         if turn.judge_scores is None:
             return FAILED

@@ -27,7 +27,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
 from turngym.retrieval.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
-from turngym.trainers.judged import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
+from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.sessions import BACKLOG
 

@@ -37,7 +37,7 @@ class SharedEnv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveCollect:
+class LiveSource:
     """Implements `RolloutSource`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
 
     player: ModelPlayer
@@ -121,7 +121,7 @@ class LiveCollect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertCollect:
+class ExpertSource:
     """Implements `RolloutSource`: an expert plays, with noise, and writes what it does as the student's tokens."""
 
     renderer: ChatRenderer
@@ -180,15 +180,15 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRollouts:
-    """Collects as `collect` does, and keeps the episodes of the `last` steps as traces in `folder`."""
+class KeptSource:
+    """The episodes of `source`; keeps the episodes of the `last` steps as traces in `folder`."""
 
-    collect: RolloutSource
+    source: RolloutSource
     folder: Path
     last: int
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        episodes = self.collect(request)
+        episodes = self.source(request)
         write_step(self.folder, request, episodes)
         for path in sorted(self.folder.glob("step_*.jsonl")):
             if int(path.stem.split("_")[1]) <= request.step - self.last:
@@ -212,7 +212,7 @@ def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemonstrationCollect:
+class DemonstrationSource:
     """A rollout source: demonstrations of a step's tasks as the student's ids, with origin `demonstration`.
 
     What a filter leaves out stays in the step's numbers, and no turn of it is trained on. Raises TurngymError where a

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
 from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
+from turngym.agents.rollout_sources import (
+    DemonstrationSource,
+    ExpertSource,
+    KeptSource,
+    LiveSource,
+    SharedEnv,
+    step_jobs,
+)
 from turngym.envs.channels import TextChannel
 from turngym.envs.core.episode import SHORT, Episode
 from turngym.envs.core.errors import TurngymError
@@ -48,9 +55,9 @@ class FakePlayer:
         return ExpertAgent(name=f"at {temperature:g}")
 
 
-def live(make_doors: Any, play: Any, tasks: tuple[str, ...], **more: Any) -> LiveCollect:
+def live(make_doors: Any, play: Any, tasks: tuple[str, ...], **more: Any) -> LiveSource:
     player: Any = FakePlayer()
-    return LiveCollect(player=player, make_env=make_doors(max_turns=20), task_ids=tasks, play=play, **more)
+    return LiveSource(player=player, make_env=make_doors(max_turns=20), task_ids=tasks, play=play, **more)
 
 
 def request(**more: Any) -> RolloutRequest:
@@ -178,7 +185,7 @@ def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer
     env = make_doors()()
     more = {"expert": "expert", "noise": (0.5, 0.5), "mistakes": 0.25, "seed": 5, "slots": 2}
     settings: Any = SimpleNamespace(system="Open the doors.", channel="text")
-    made = ExpertCollect(
+    made = ExpertSource(
         renderer=renderer,
         settings=settings,
         make_env=make_doors(max_turns=40),
@@ -199,7 +206,7 @@ def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer
     agent = play.calls[-1].agent
     assert (agent._noisy._noise, agent._noisy._mistakes, agent.writer.renderer) == ((0.5, 0.5), 0.25, renderer)
     assert all(len({turn.response for turn in episode.turns}) == 1 and episode.segments for episode in mixed)
-    refused = ExpertCollect(
+    refused = ExpertSource(
         renderer=renderer,
         settings=settings,
         make_env=make_doors(),
@@ -269,7 +276,7 @@ def test_the_last_rollouts_are_kept_in_files_of_their_own(make_doors: Any, tmp_p
 
     folder = tmp_path / "rollouts"
     shutil.rmtree(folder, ignore_errors=True)  # the test runs again and again on mutants, in one temporary folder
-    kept = KeptRollouts(collect=collect, folder=folder, last=2)
+    kept = KeptSource(source=collect, folder=folder, last=2)
     for step in (1, 2, 3, 10):
         (episode,) = kept(RolloutRequest(step=step, episodes=1, max_turns=9))
         assert (episode.sample, played[-1].step) == (step, step)
@@ -299,7 +306,7 @@ def test_recorded_demonstrations_become_what_the_student_would_have_written(
     writer = TextEpisodes(renderer=ChatRenderer(make_tokenizer()), channel=TextChannel(), tool=spec, system="Open.")
     keep = DemonstrationFilter(success=True)
     found = Demonstrations(source=recorded, writer=writer, keep=keep, name="recorded")
-    collect = DemonstrationCollect(demonstrations=found, task_ids=(*tasks, "doors/5"), seed=5)
+    collect = DemonstrationSource(demonstrations=found, task_ids=(*tasks, "doors/5"), seed=5)
     asked = request(episodes=8, group=2)
     jobs = [job for job in step_jobs(collect.task_ids, 5, asked) if job.task_id != "doors/5"]
     episodes = collect(asked)
@@ -319,5 +326,5 @@ def test_recorded_demonstrations_become_what_the_student_would_have_written(
     held = collect_tasks(make_doors()(), ["doors/3"])
     with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks: doors/3"):
         replace(collect, held_out=held)(asked)
-    unwritten = DemonstrationCollect(demonstrations=replace(found, writer=None), task_ids=tasks[:1])
+    unwritten = DemonstrationSource(demonstrations=replace(found, writer=None), task_ids=tasks[:1])
     assert {turn.excluded for turn in unwritten(request(episodes=2))[0].turns} == {"demonstration: used"}

@@ -1,0 +1,129 @@
+"""Opens what `--demonstrations` names: recorded episodes, or an agent that plays the tasks for the student."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.demonstrations import (
+    APART,
+    DemonstrationFilter,
+    Demonstrations,
+    LiveDemonstrator,
+    RecordedDemonstrator,
+    left_out,
+)
+from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.named_agent import open_agent
+from turngym.agents.playing.rollout import MakeEnv, PlayJobs
+from turngym.agents.playing.scripted import ExpertAgent, named_player
+from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.envs.base import TextEnv
+from turngym.envs.channels import make_channel
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import find_reward
+from turngym.envs.core.task import Task
+from turngym.envs.core.trace import read_episodes
+from turngym.envs.panels import assert_disjoint
+from turngym.trainers.train_config import RolloutConfig
+
+TRACES = (".jsonl", ".json")
+"""How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
+
+
+def open_demonstrations(
+    config: RolloutConfig,
+    player: ModelPlayer,
+    *,
+    make_env: Callable[[str | None], MakeEnv],
+    env: TextEnv,
+    play: PlayJobs,
+    held_out: Sequence[Task],
+    reward: str | None,
+    device: str,
+) -> tuple[Demonstrations, dict[str, Any]]:
+    """Opens what `--demonstrations` names, for the student that `player` is.
+
+    Returns the demonstrations, and what a resumed run must share of them. Raises TurngymError for an unknown agent, a
+    missing file, or a file without a demonstration of any of the tasks.
+
+    Args:
+        make_env: from a channel to what makes the run's environment with it.
+        env: the run's environment, to be asked for its tasks and players.
+        held_out: tasks that may not be demonstrated.
+        reward: the run's own reward, as `--reward` names it.
+        device: where a model that demonstrates computes.
+    """
+    writer, options = text_writer(player), config.demonstrations
+    # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
+    fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None
+    keep = DemonstrationFilter(
+        success=options.demonstration_success,
+        least=options.demonstration_reward,
+        reward=None if reward is None else find_reward(reward),
+        fits=fits,
+    )
+    identity = {f"collect.{name}": value for name, value in asdict(options).items()}
+    name = options.demonstrations
+
+    # a file of recorded episodes; they are filtered as they are read
+    path = Path((name or "").removeprefix("replay:"))
+    if name and (path.suffix in TRACES or path.is_file()):
+        recorded = _recorded(path, keep, env.task_ids(), held_out)
+        # by name alone, for folders may have moved
+        return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
+
+    slots = config.play.slots
+    if name is None or name == "expert" or name in env.players:
+        # the environment's expert, or another player that it knows by name
+        agent = ExpertAgent(expert=named_player(name or config.play.expert))
+        own = make_env(player.settings.channel)
+        source = LiveDemonstrator(agent=agent, make_env=own, slots=slots, play=play)
+    else:
+        # another agent: a model, an endpoint, somebody else's class
+        opened = open_agent(config.demonstrator.agent(name, device=device, slots=slots), lambda: env)
+        source = LiveDemonstrator(
+            agent=opened.agent,
+            make_env=make_env(opened.channel),
+            system=opened.system,
+            apart=APART,
+            slots=slots,
+            play=play,
+        )
+        # a model by its content, since folders move; others by name
+        known = name if opened.fingerprint is None else f"{name.partition(':')[0]}:{opened.fingerprint}"
+        identity |= {"collect.demonstrations": known, **config.demonstrator.identity}
+    title = f"demonstrations of {name or config.play.expert}"
+    return Demonstrations(source=source, keep=keep, writer=writer, name=title), identity
+
+
+def _recorded(
+    path: Path, keep: DemonstrationFilter, tasks: Sequence[str], held_out: Sequence[Task]
+) -> RecordedDemonstrator:
+    # the ids may be another tokenizer's, but none may be negative
+    episodes = read_episodes(path, vocabulary=1 << 31)
+    assert_disjoint([episode.task for episode in episodes], held_out)
+    found = RecordedDemonstrator.of(episodes, keep)
+    known = len(found.by_task.keys() & set(tasks))
+    print(f"demonstrations in {path}: {left_out(found.counts)}, for {known} of {len(tasks)} tasks", file=sys.stderr)
+    if not known:
+        example = episodes[0].task.task_id if episodes else "none"
+        raise TurngymError(
+            f"--demonstrations {path}: none of its {len(episodes)} episodes is a demonstration of one of the "
+            f"{len(tasks)} tasks of this split (the first is of {example}); record others, or filter less"
+        )
+    return found
+
+
+def text_writer(player: ModelPlayer) -> TextEpisodes:
+    """Writes other agents' episodes as the ids of the student that `player` is."""
+    return TextEpisodes(
+        renderer=player.renderer,
+        channel=make_channel(player.settings.channel, player.tool),
+        tool=player.tool,
+        system=player.settings.system,
+        max_context=player.engine.max_length,
+    )
