@@ -29,7 +29,7 @@ try:
     from turngym.agents.servers.server_options import RunServers
     from turngym.scripts.command_line import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
-    from turngym.trainers.distributed import world_of
+    from turngym.trainers.distributed import open_ranks
     from turngym.trainers.lora import LoraConfig
     from turngym.trainers.metrics import read_metrics
     from turngym.trainers.run import run_training
@@ -86,9 +86,9 @@ def main(argv: Sequence[str]) -> int:
     if list_presets(argv):
         return 0
     config = parse(argv)
-    with world_of(timeout=config.models.process_timeout) as world:
-        result = run_training(config, world, command=("turngym", "train", *argv))
-        if world.rank == 0:
+    with open_ranks(timeout=config.models.process_timeout) as ranks:
+        result = run_training(config, ranks, command=("turngym", "train", *argv))
+        if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
             steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]
             if all(row["episodes"] == 0 for row in steps):

@@ -17,8 +17,8 @@ from turngym.envs.core.episode import Episode, Origin
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Position, Question, Scorer
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.ranks import Ranks
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
-from turngym.trainers.world import World
 
 WeightArray = NDArray[np.float64]
 
@@ -225,8 +225,8 @@ class Term(Protocol):
 
     name: str
 
-    def backward(self, model: Any, step: int, world: World) -> float:
-        """Add the term's gradient to the model's parameters (this process's share of it, times `world.size`, for
+    def backward(self, model: Any, step: int, ranks: Ranks) -> float:
+        """Add the term's gradient to the model's parameters (this process's share of it, times `ranks.size`, for
         sharded models average); returns the value of the whole."""
 
 

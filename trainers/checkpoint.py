@@ -34,9 +34,9 @@ from turngym.envs.core.files import check_sums, write_sums
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, save_model, trained
+from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.shard_files import ShardReader, ShardWriter
 from turngym.trainers.tensor_file import read_tensors
-from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
 
@@ -131,14 +131,14 @@ def save_checkpoint(
     keep: int = 2,
     save_extra: Callable[[Path], None] | None = None,
     critic: ValueCritic | None = None,
-    world: World = SINGLE,
+    ranks: Ranks = SINGLE,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
 
     Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint,
     and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
-    `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. In a `world` of several
+    `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. With `ranks` of several
     processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
 
     Args:
@@ -149,37 +149,37 @@ def save_checkpoint(
         keep: checkpoints that are kept, the newest.
         save_extra: adds files to the model's folder.
         critic: the critic, if there is one.
-        world: the processes of the run.
+        ranks: the processes of the run.
         beside: adds files to the checkpoint.
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
     with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError, then=resume_hint(run)):
-        if on_rank_zero(world, target.exists):
+        if on_rank_zero(ranks, target.exists):
             # the same step of the same run: weights and optimizer are there already
-            on_rank_zero(world, lambda: _write_state(target, state))
+            on_rank_zero(ranks, lambda: _write_state(target, state))
             return target
-        with _new_folder(scratch, world):
+        with _new_folder(scratch, ranks):
             # a collective, so outside of what rank 0 does alone
-            weights = world.state(model)
-            on_rank_zero(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
-            _write_optimizer(scratch, model, optimizer, critic, world)
+            weights = ranks.state(model)
+            on_rank_zero(ranks, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
+            _write_optimizer(scratch, model, optimizer, critic, ranks)
             if beside is not None:
-                on_rank_zero(world, lambda: beside(scratch))
-            on_rank_zero(world, lambda: _finish(scratch, target, state))
-        on_rank_zero(world, lambda: _drop_old(run, keep))
+                on_rank_zero(ranks, lambda: beside(scratch))
+            on_rank_zero(ranks, lambda: _finish(scratch, target, state))
+        on_rank_zero(ranks, lambda: _drop_old(run, keep))
     return target
 
 
 @contextmanager
-def _new_folder(scratch: Path, world: World) -> Iterator[None]:
+def _new_folder(scratch: Path, ranks: Ranks) -> Iterator[None]:
     """An empty folder that all processes see; gone again if anything fails inside."""
     try:
-        on_rank_zero(world, lambda: _prepare(scratch.parent, scratch))
-        on_all_ranks(world, lambda: _same_folder(scratch))
+        on_rank_zero(ranks, lambda: _prepare(scratch.parent, scratch))
+        on_all_ranks(ranks, lambda: _same_folder(scratch))
         yield
     except BaseException:
-        if world.rank == 0:
+        if ranks.rank == 0:
             shutil.rmtree(scratch, ignore_errors=True)
         raise
 
@@ -212,9 +212,9 @@ def _write_model(
 
 
 def _write_optimizer(
-    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None, world: World
+    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None, ranks: Ranks
 ) -> None:
-    if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
+    if ranks.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
         save_shards(scratch / SHARD_FOLDER, _parts(model, optimizer, critic))
         return
     torch.save({"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimizer.pt")

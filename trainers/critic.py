@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.models import autocast, hidden_states, load_full, recomputing
+from turngym.trainers.ranks import SINGLE, Ranks, full_tensor
 from turngym.trainers.run_config import CriticConfig
-from turngym.trainers.world import SINGLE, World, full_tensor
 
 
 def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: float | None = 0.2) -> Tensor:
@@ -66,7 +66,7 @@ class _Values(nn.Module):
 class ValueCritic:
     """Values of the states in which tokens were chosen. Its weights and optimizer belong to a run's checkpoints.
 
-    `policy` must not be sharded yet. In a `world` of several processes each computes its share of every batch.
+    `policy` must not be sharded yet. Of several `ranks` each computes its share of every batch.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class ValueCritic:
         autocast: bool = False,
         gradient_checkpointing: bool = False,
         seed: int = 0,
-        world: World = SINGLE,
+        ranks: Ranks = SINGLE,
     ) -> None:
         self.config = config
         self._micro_tokens, self._autocast, self._recompute = micro_tokens, autocast, gradient_checkpointing
-        self._world = world
+        self._ranks = ranks
         self._policy = policy
         own = config.kind == "model"
         head = _head(policy, deep=not own, seed=seed)
         self.module = _Values(copy.deepcopy(policy), head) if own else head
         """What is learned: the trunk with its head, or the head alone."""
-        world.shard(self.module)
+        ranks.shard(self.module)
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         # after sharding, which replaces the parameters: an optimizer made before it would hold the old ones
         self.optimizer = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
@@ -96,10 +96,10 @@ class ValueCritic:
     @torch.no_grad()
     def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
         """V before each supervised token was chosen: float32 [N], in units of reward."""
-        with self._world.full_params(self.module):
+        with self._ranks.full_params(self.module):
             found = [(tokens, value_n.cpu().numpy()) for tokens, value_n in self._forward(batch)]
         value_N = np.zeros(batch.tokens, np.float32)
-        for tokens, value_n in chain.from_iterable(self._world.all_gather(found)):
+        for tokens, value_n in chain.from_iterable(self._ranks.all_gather(found)):
             value_N[tokens] = value_n
         return value_N
 
@@ -114,14 +114,14 @@ class ValueCritic:
                 # by the tokens of the whole batch: the division into micro-batches changes nothing
                 loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
                 # a sharded module averages gradients over the processes; the batch's is their sum
-                (loss * self._world.size).backward()
+                (loss * self._ranks.size).backward()
                 total += float(loss.detach())
         # a gradient that is not finite would destroy AdamW's moments for good: such an update is left out
         norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return sum(self._world.all_gather(total))
+        return sum(self._ranks.all_gather(total))
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and optimizer state; a critic that is only a head leaves the policy's trunk out."""
@@ -140,14 +140,14 @@ class ValueCritic:
 
     def _forward(self, batch: RolloutBatch) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Micro-batches: indices in N, and the values there."""
-        micros = micro_batches(batch, self._micro_tokens, self._world)
+        micros = micro_batches(batch, self._micro_tokens, self._ranks)
         if self.config.kind == "model":
             for micro in micros:
                 with autocast(self.module, self._autocast):
                     value_n = self.module(micro.passed.ids_RL, micro.predictor_n)
                 yield micro.tokens, value_n.float()
             return
-        with self._world.full_params(self._policy):
+        with self._ranks.full_params(self._policy):
             for micro in micros:
                 # the value's gradient stays in the head: the policy belongs to another optimizer
                 with torch.no_grad(), autocast(self._policy, self._autocast):

@@ -1,8 +1,8 @@
 """A run divided among processes that `torchrun` starts: parameters by FSDP2, rollouts and scoring by shares.
 
-Everything that is decided is decided by every process alike, from the whole batch (see `world`). First stands what is
-done to a model (shard it, gather its parameters for a while, read its whole state), then the world of several
-processes, then `distribute_trainer`, which divides playing, scoring and evaluations of a run.
+Everything that is decided is decided by every process alike, from the whole batch (see `ranks.py`). First stands what
+is done to a model (shard it, gather its parameters for a while, read its whole state), then the ranks that
+`torchrun` starts, then `distribute_trainer`, which divides playing, scoring and evaluations of a run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutS
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
+from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.schedule import AsyncRollout, Together
 from turngym.trainers.scorer import LocalScorer, shared_scorer
 from turngym.trainers.train_loop import Trainer
-from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 
 def shard(model: Any, mesh: Any) -> None:
@@ -104,7 +104,7 @@ def full_state(model: nn.Module) -> dict[str, Any]:
     return dict(state)
 
 
-# The world of several processes under `torchrun`: FSDP2 for parameters, gloo on the CPU for everything else.
+# Several processes under `torchrun`: FSDP2 for parameters, gloo on the CPU for everything else.
 
 T = TypeVar("T")
 LOST_PEER_MESSAGES = (
@@ -118,7 +118,7 @@ LOST_PEER_MESSAGES = (
 """Parts of the messages of gloo and NCCL when another process is gone."""
 
 
-class ProcessGroupWorld(World):
+class TorchRanks(Ranks):
     """The process group that is initialized."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -163,8 +163,8 @@ class ProcessGroupWorld(World):
 
 
 @contextmanager
-def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 120.0) -> Iterator[World]:
-    """The world that `torchrun` describes in the environment: `SINGLE` without one, or with a single process.
+def open_ranks(environment: Mapping[str, str] = os.environ, *, timeout: float = 120.0) -> Iterator[Ranks]:
+    """The ranks that `torchrun` describes in the environment: `SINGLE` without one, or with a single process.
 
     `timeout`: minutes that a process waits for another (one that plays, evaluates or saves) before it gives up. Raises
     DistributedError if the processes cannot find each other.
@@ -186,11 +186,11 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             "training with torchrun --nproc-per-node N -m turngym train ..."
         ) from error
     try:
-        world = ProcessGroupWorld("cuda" if cuda else "cpu")
+        ranks = TorchRanks("cuda" if cuda else "cpu")
         try:
-            yield world
+            yield ranks
         finally:
-            world.close()
+            ranks.close()
     except RuntimeError as error:
         if not any(word in str(error) for word in LOST_PEER_MESSAGES):
             raise
@@ -216,12 +216,12 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
 # Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
 
 
-def update_servers(world: World, servers: SyncedPolicy | None) -> None:
+def update_servers(ranks: Ranks, servers: SyncedPolicy | None) -> None:
     """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
-        name, version = on_rank_zero(world, servers.publish_now)
+        name, version = on_rank_zero(ranks, servers.publish_now)
         # rank 0 has just recorded what it sent
-        if world.rank and name is not None:
+        if ranks.rank and name is not None:
             servers.adopt(name, version)
 
 
@@ -234,19 +234,19 @@ class SharedSource:
     """
 
     source: RolloutSource
-    world: World
+    ranks: Ranks
     model: Any
     """The policy; its full parameters are gathered while it plays."""
     servers: SyncedPolicy | None = None
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        with self.world.full_params(self.model):
-            update_servers(self.world, self.servers)
-            return gather_shares(self.world, request, lambda: self.own(request))
+        with self.ranks.full_params(self.model):
+            update_servers(self.ranks, self.servers)
+            return gather_shares(self.ranks, request, lambda: self.own(request))
 
     def own(self, request: RolloutRequest) -> list[Episode]:
         """This rank's share, played without a word to the others."""
-        rank, size = self.world.rank, self.world.size
+        rank, size = self.ranks.rank, self.ranks.size
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
         # with fewer episodes than processes some play none
@@ -263,36 +263,36 @@ class SharedSource:
         return episodes
 
 
-def gather_shares(world: World, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+def gather_shares(ranks: Ranks, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
     """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
-    parts = world.all_gather(on_all_ranks(world, own))
+    parts = ranks.all_gather(on_all_ranks(ranks, own))
     # `RolloutRequest.own` deals the episodes out round robin
-    return [parts[place % world.size][place // world.size] for place in range(request.episodes)]
+    return [parts[place % ranks.size][place // ranks.size] for place in range(request.episodes)]
 
 
 class PlayedAheadTogether(Together):
     """Threads play shares, ranks meet to gather them and to update servers."""
 
-    def __init__(self, *, world: World, servers: SyncedPolicy | None = None) -> None:
-        self.world, self.servers, self.in_turn = world, servers, servers is not None
+    def __init__(self, *, ranks: Ranks, servers: SyncedPolicy | None = None) -> None:
+        self.ranks, self.servers, self.in_turn = ranks, servers, servers is not None
 
     def own(self, source: RolloutSource) -> RolloutSource:
         return cast(SharedSource, source).own
 
     def begin(self) -> None:
-        update_servers(self.world, self.servers)
+        update_servers(self.ranks, self.servers)
 
     def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
-        return gather_shares(self.world, request, own)
+        return gather_shares(self.ranks, request, own)
 
 
-def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = False) -> Trainer:
-    """`trainer` with its run divided among the processes of `world`; only rank 0 logs and shows.
+def distribute_trainer(trainer: Trainer, ranks: Ranks, *, shard_teacher: bool = False) -> Trainer:
+    """`trainer` with its run divided among the processes of `ranks`; only rank 0 logs and shows.
 
     `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
     and its share while it learns. Raises DistributedError for runs that cannot keep step.
     """
-    if world.size == 1:
+    if ranks.size == 1:
         return trainer
     if shard_teacher and (trainer.algorithm.teacher_mix or trainer.algorithm.guide):
         raise DistributedError(
@@ -302,10 +302,10 @@ def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = 
     def scorer(own: Scorer | None) -> Scorer | None:
         model = own.model if shard_teacher and isinstance(own, LocalScorer) else None
         if model is not None:
-            world.shard(model)
-        return None if own is None else shared_scorer(own, world, model)
+            ranks.shard(model)
+        return None if own is None else shared_scorer(own, ranks, model)
 
-    policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
+    policy = {"ranks": ranks, "model": trainer.model, "servers": trainer.servers}
     source, order = SharedSource(source=trainer.source, **policy), trainer.order
     if isinstance(order, AsyncRollout):
         # a snapshot gathers the sharded student; the copy that plays is whole on each rank
@@ -313,21 +313,21 @@ def distribute_trainer(trainer: Trainer, world: World, *, shard_teacher: bool = 
         order = AsyncRollout(
             staleness=order.staleness,
             last=order.last,
-            snapshot=replace(order.snapshot, whole=lambda: world.full_params(student)),
+            snapshot=replace(order.snapshot, whole=lambda: ranks.full_params(student)),
             cancel=order.cancel,
-            together=PlayedAheadTogether(world=world, servers=trainer.servers),
+            together=PlayedAheadTogether(ranks=ranks, servers=trainer.servers),
         )
         # the servers follow the copy that plays ahead; the student itself evaluates, in its own processes
         policy["servers"] = None
     return replace(
         trainer,
-        world=world,
+        ranks=ranks,
         order=order,
         source=source,
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
         evaluate=None if trainer.evaluate is None else SharedEvaluation(evaluate=trainer.evaluate, **policy),
-        progress=Progress() if world.rank else trainer.progress,
+        progress=Progress() if ranks.rank else trainer.progress,
     )
 
 
@@ -340,16 +340,16 @@ class SharedEvaluation:
 
     evaluate: Callable[[int], EvalPoint]
     """Called with the step."""
-    world: World
+    ranks: Ranks
     model: Any
     servers: SyncedPolicy | None = None
 
     def __call__(self, step: int) -> EvalPoint:
-        evaluation, world = self.evaluate, self.world
-        with world.full_params(self.model):
-            update_servers(world, self.servers)
+        evaluation, ranks = self.evaluate, self.ranks
+        with ranks.full_params(self.model):
+            update_servers(ranks, self.servers)
             if not isinstance(evaluation, DivisibleEvaluation):
-                return on_rank_zero(world, lambda: evaluation(step))
-            on_rank_zero(world, lambda: evaluation.gather(step))
-            on_all_ranks(world, lambda: evaluation.play_share(step, (world.rank, world.size)))
-            return on_rank_zero(world, lambda: evaluation.finish(step))
+                return on_rank_zero(ranks, lambda: evaluation(step))
+            on_rank_zero(ranks, lambda: evaluation.gather(step))
+            on_all_ranks(ranks, lambda: evaluation.play_share(step, (ranks.rank, ranks.size)))
+            return on_rank_zero(ranks, lambda: evaluation.finish(step))

@@ -18,8 +18,8 @@ from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.lm_head import project
 from turngym.trainers.models import autocast, head, hidden_states, length_batches, pad
+from turngym.trainers.ranks import SINGLE, Ranks, balanced_shares
 from turngym.trainers.run_config import LmLossConfig
-from turngym.trainers.world import SINGLE, World, balanced_shares
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -128,12 +128,12 @@ class LmLoss:
         # a single token has nothing before it to be predicted from
         return [row for row in self._held if len(row) > 1]
 
-    def backward(self, model: Any, step: int, world: World = SINGLE) -> float:
+    def backward(self, model: Any, step: int, ranks: Ranks = SINGLE) -> float:
         """Add the gradient of `coef` * loss; returns the loss without `coef`."""
         rows = self.rows(step)
         # over all processes' rows, so that the shares of the mean add up
         count, total = self._count(rows), 0.0
-        for chosen in self._batches(rows, world):
+        for chosen in self._batches(rows, ranks):
             padded = pad(chosen)
             with autocast(model, self._autocast):
                 states = hidden_states(model, padded)
@@ -142,9 +142,9 @@ class LmLoss:
             labels = torch.from_numpy(np.concatenate([row[1:] for row in chosen]).astype(np.int64)).to(states.device)
             with autocast(model, self._autocast):
                 loss = -project(states, head(model), labels, into_grad=True).logp_N.sum() / count
-            (self._config.coef * loss * world.size).backward()
+            (self._config.coef * loss * ranks.size).backward()
             total += float(loss.detach())
-        return sum(world.all_gather(total))
+        return sum(ranks.all_gather(total))
 
     def value(self, scorer: Scorer, step: int) -> float:
         """The loss of step `step` under `scorer`, without `coef` and without a gradient; 0.0 without text."""
@@ -158,12 +158,12 @@ class LmLoss:
         """What the sum over all tokens is divided by."""
         return len(rows) if self._config.mean == "document" else sum(len(row) - 1 for row in rows)
 
-    def _batches(self, rows: Sequence[NDArray[np.int32]], world: World) -> list[list[NDArray[np.int32]]]:
+    def _batches(self, rows: Sequence[NDArray[np.int32]], ranks: Ranks) -> list[list[NDArray[np.int32]]]:
         """This process's micro-batches; all get equally many, the last ones a row that predicts nothing."""
         nothing = [np.zeros(1, np.int32)]
-        shares = [[rows[place] for place in part] for part in balanced_shares([len(row) for row in rows], world.size)]
+        shares = [[rows[place] for place in part] for part in balanced_shares([len(row) for row in rows], ranks.size)]
         split = [length_batches([len(row) for row in share], self._micro_tokens) for share in shares]
-        own = [[shares[world.rank][member] for member in members] for members in split[world.rank]]
+        own = [[shares[ranks.rank][member] for member in members] for members in split[ranks.rank]]
         return own + [nothing] * (max(map(len, split)) - len(own))
 
     def _open(self) -> Iterator[str]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from turngym.trainers.batch import IntArray, RolloutBatch
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, length_batches, pad, rows_apart
+from turngym.trainers.ranks import Ranks, balanced_shares
 from turngym.trainers.run_config import ConfigError, Packing
-from turngym.trainers.world import World, balanced_shares
 
 Ids = NDArray[np.int32] | IntArray
 """Token ids of one row."""
@@ -136,7 +136,7 @@ class MicroBatch:
         return states[torch.from_numpy(self.predictor_n).to(states.device)]
 
 
-def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, *, packed: bool = False) -> list[MicroBatch]:
+def micro_batches(batch: RolloutBatch, max_tokens: int, ranks: Ranks, *, packed: bool = False) -> list[MicroBatch]:
     """This process's share of a batch in `passes`: whole episodes, about as many tokens as the others'.
 
     Together they hold every supervised token once, so a sum of weighted losses over them is the sum over all. All
@@ -146,17 +146,17 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, *, packed:
     Args:
         batch: the batch, with N supervised tokens.
         max_tokens: tokens of a pass at most, padding included; a longer row has a pass of its own.
-        world: the processes that divide it.
+        ranks: the processes that divide it.
         packed: whether rows share a line instead of being padded.
     """
     rows = [batch.input_ids_M[start:stop] for start, stop in pairwise(batch.row_offsets)]
     # a row has at least one supervised token, whose episode is the row's
     episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
     tokens_E = np.bincount(episode_R, weights=np.diff(batch.row_offsets), minlength=batch.episodes)
-    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, world.size)]
+    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, ranks.size)]
     # everybody splits all shares: the largest number of micro-batches is then known without asking
     split = [passes([rows[row] for row in share], max_tokens, packed=packed) for share in shares]
-    own = [_micro_batch(batch, shares[world.rank], part) for part in split[world.rank]]
+    own = [_micro_batch(batch, shares[ranks.rank], part) for part in split[ranks.rank]]
     none, nothing = np.empty(0, np.int64), np.zeros((1, 1), np.int64)
     empty = MicroBatch(passed=Pass(rows=(), ids_RL=nothing, starts=none, shared=none), tokens=none, predictor_n=none)
     return own + [empty] * (max(map(len, split)) - len(own))

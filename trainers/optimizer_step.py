@@ -21,8 +21,8 @@ from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, head, recomputing, rows_apart
+from turngym.trainers.ranks import SINGLE, Ranks, full_tensor
 from turngym.trainers.run_config import OptimizerConfig, Packing
-from turngym.trainers.world import SINGLE, World, full_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Forward:
     gradient_checkpointing: bool = False
     packing: Packing = "off"
     """Whether the rows of a pass share a line; `auto` wants a model that keeps them apart (see `packing_for`)."""
-    world: World = SINGLE
+    ranks: Ranks = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 
 
@@ -146,7 +146,7 @@ def update(
         loss, columns = accumulate(
             model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward
         )
-    extra = {term.name: term.backward(model, step, forward.world) for term in terms}
+    extra = {term.name: term.backward(model, step, forward.ranks) for term in terms}
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     # without a limit the norm is still measured
     norm = float(
@@ -194,27 +194,27 @@ def accumulate(
         token_loss: loss per token.
         forward: how the model is run: temperature, microbatches, precision.
     """
-    total, world = 0.0, forward.world
+    total, ranks = 0.0, forward.ranks
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     packed = forward.packing != "off"
     with recomputing(model, forward.gradient_checkpointing), rows_apart(model, packed):
-        for micro in micro_batches(batch, forward.micro_tokens, world, packed=packed):
+        for micro in micro_batches(batch, forward.micro_tokens, ranks, packed=packed):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
             loss = (weight_n * losses.loss_n).sum()
             if torch.is_grad_enabled():
                 # a sharded model averages gradients over the processes; the batch's gradient is their sum
-                (loss * world.size).backward()
+                (loss * ranks.size).backward()
             total += float(loss.detach())
             numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
             found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
     columns: dict[str, NDArray[np.float32]] = {}
     # every process gets all columns: each decides the next depth from the whole batch
-    for tokens, part in chain.from_iterable(world.all_gather(found)):
+    for tokens, part in chain.from_iterable(ranks.all_gather(found)):
         for name, values in part.items():
             columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
-    return sum(world.all_gather(total)), columns
+    return sum(ranks.all_gather(total)), columns
 
 
 def _forward(

@@ -25,7 +25,7 @@ from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig
 
 PROXY = "proxy"
 """Stands for the environment of sessions that clients had with the proxy."""
-WORLD = "world"
+ENVIRONMENT = "environment"
 """Key in `meta` of an episode of a further environment: its name in the run."""
 
 
@@ -79,9 +79,9 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
 def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
     """What is said where episodes begin with another system message than the student's own; "" where none does.
 
-    `given` has the student's for each world of the run (`WORLD` in `meta`, "" for the run's own).
+    `given` has the student's for each environment of the run (`ENVIRONMENT` in `meta`, "" for the run's own).
     """
-    count = sum(episode.system != given[str(episode.meta.get(WORLD, ""))] for episode in episodes)
+    count = sum(episode.system != given[str(episode.meta.get(ENVIRONMENT, ""))] for episode in episodes)
     if not count:
         return ""
     return (

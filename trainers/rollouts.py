@@ -63,7 +63,7 @@ from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.retrieval.redaction import excerpt
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.open_demonstrations import open_demonstrations, text_writer
-from turngym.trainers.recorded_source import WORLD, check_logprobs, check_recorded, other_systems
+from turngym.trainers.recorded_source import ENVIRONMENT, check_logprobs, check_recorded, other_systems
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.train_config import RolloutConfig
 
@@ -327,7 +327,7 @@ class StudentRollouts:
         for episode in episodes:
             name = of_env.get(episode.task.env_id, "")
             episode = writers[name].write(episode)
-            written.append(replace(episode, meta={**episode.meta, WORLD: name}) if name else episode)
+            written.append(replace(episode, meta={**episode.meta, ENVIRONMENT: name}) if name else episode)
         if said := other_systems(written, {name: room.system for name, room in rooms.items()}):
             print(said, file=sys.stderr)
         return written

@@ -33,7 +33,7 @@ from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
-from turngym.trainers.distributed import distribute_trainer, local_device, world_of
+from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.identity import of_training
 from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.lora import add_adapters
@@ -42,6 +42,7 @@ from turngym.trainers.models import vocabulary_size
 from turngym.trainers.optimizer_step import unsuited_lr
 from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.progress import LiveProgress, Progress
+from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, with_recorded
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
@@ -53,7 +54,6 @@ from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, 
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_config import TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer
-from turngym.trainers.world import World, on_all_ranks
 
 DEFAULT = "turnopd"
 """The algorithm, where neither a call nor its configuration names one."""
@@ -89,8 +89,8 @@ def train(
     found = train_config(named, _merged(table, settings) | {"algorithm": named}, f"train({named!r})")
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
-    with world_of(timeout=found.models.process_timeout) as world:
-        return run_training(found, world, progress=progress, command=call)
+    with open_ranks(timeout=found.models.process_timeout) as ranks:
+        return run_training(found, ranks, progress=progress, command=call)
 
 
 def _merged(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,22 +104,22 @@ def _merged(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
 
 
 def run_training(
-    config: TrainConfig, world: World, *, progress: bool = True, command: str | Sequence[str] = ()
+    config: TrainConfig, ranks: Ranks, *, progress: bool = True, command: str | Sequence[str] = ()
 ) -> RunResult:
-    """Builds the trainer that `config` describes and trains in `world`.
+    """Builds the trainer that `config` describes and trains on all `ranks`.
 
     The run's folder keeps `config` and `command`, from which the run can be repeated.
     """
-    if world.size > 1:
+    if ranks.size > 1:
         if config.rollouts.servers.engine != "local":
             raise TurngymError(
-                f"--engine {config.rollouts.servers.engine} with {world.size} training processes: start servers with "
+                f"--engine {config.rollouts.servers.engine} with {ranks.size} training processes: start servers with "
                 "`turngym serve policy`, and name them with --policy-server"
             )
         workers = config.rollouts.workers
         if workers.executor == "ray" and workers.ray_address is None:
             raise TurngymError(
-                f"--executor ray with {world.size} training processes: each would start a Ray of its own; name the "
+                f"--executor ray with {ranks.size} training processes: each would start a Ray of its own; name the "
                 "cluster with --ray-address (auto, HOST:PORT)"
             )
         if config.models.device == "auto":
@@ -127,18 +127,18 @@ def run_training(
     config = _with_recorded(config)
     with ExitStack() as opened:
         # before anything is loaded or started: servers write into the folder, too
-        lock_run(config.models.out, world, opened)
-        trainer = on_all_ranks(world, lambda: build_trainer(config, opened))
+        lock_run(config.models.out, ranks, opened)
+        trainer = on_all_ranks(ranks, lambda: build_trainer(config, opened))
         trainer.locked = True
         size = sum(part.numel() for part in trainer.model.parameters())
         said = unsuited_lr(config.optimizer.lr, size, adapters=bool(config.lora.rank))
-        if said and not world.rank:
+        if said and not ranks.rank:
             print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
-        shared = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
+        shared = distribute_trainer(trainer, ranks, shard_teacher=config.models.shard_teacher)
         return shared.train(resume=config.models.resume)
 
 

@@ -23,10 +23,10 @@ from turngym.trainers.checkpoint import (
 )
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
+from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.run_config import RunConfig
 from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
-from turngym.trainers.world import SINGLE, World, on_all_ranks, on_rank_zero
 
 STEPS = "run.steps"
 
@@ -43,12 +43,12 @@ class RunState:
     """Last step that was evaluated."""
 
 
-def lock_run(path: Path, world: World, held: ExitStack) -> None:
+def lock_run(path: Path, ranks: Ranks, held: ExitStack) -> None:
     """Lock the run's folder until `held` is closed; of several processes rank 0 does, for all.
 
     Raises FolderInUseError where another run has it (on the other ranks DistributedError).
     """
-    on_all_ranks(world, lambda: held.enter_context(locked_folder(None if world.rank else path)))
+    on_all_ranks(ranks, lambda: held.enter_context(locked_folder(None if ranks.rank else path)))
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class RunFolder:
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None
     critic: ValueCritic | None = None
-    world: World = SINGLE
+    ranks: Ranks = SINGLE
     order: RolloutSchedule = field(default_factory=RolloutSchedule)
     refresh: ReferenceRefresh | None = None
     """The reference policy, where it is replaced now and then."""
@@ -80,18 +80,18 @@ class RunFolder:
         """
         # only rank 0 looks: another rank might look after rank 0 has begun to write
         begun, exists = on_rank_zero(
-            self.world, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
+            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
         )
         if (begun or exists) and not resume:
             first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"
             raise CheckpointError(f"{self.path} already holds a run: {first}, or choose another folder")
         if not resume:
-            on_rank_zero(self.world, lambda: self.path.mkdir(parents=True, exist_ok=True))
+            on_rank_zero(self.ranks, lambda: self.path.mkdir(parents=True, exist_ok=True))
             # without a checkpoint of step 0 a run killed early could neither be resumed nor started again
             state = RunState(step=0, depth=depth)
             self.save(state)
             return state
-        checkpoint, saved = on_rank_zero(self.world, self._newest)
+        checkpoint, saved = on_rank_zero(self.ranks, self._newest)
         load_checkpoint(checkpoint, model=self.model, optimizer=self.optimizer, critic=self.critic)
         self.order.load(checkpoint)
         if self.refresh is not None:
@@ -133,7 +133,7 @@ class RunFolder:
                 keep=self.config.keep_checkpoints,
                 save_extra=self.save_extra,
                 critic=self.critic,
-                world=self.world,
+                ranks=self.ranks,
                 beside=self._beside,
             )
         )

@@ -30,9 +30,9 @@ from turngym.trainers.models import (
     save_model,
     vocabulary_size,
 )
+from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
 from turngym.trainers.run_config import ConfigError, Packing
 from turngym.trainers.tensor_file import read_tensors
-from turngym.trainers.world import World, balanced_shares, on_all_ranks
 
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
@@ -262,13 +262,13 @@ class ReferenceRefresh:
 
 
 def reference_refresh(
-    every: int, reference: Scorer | None, student: Any, world: World, rate: float = 1.0
+    every: int, reference: Scorer | None, student: Any, ranks: Ranks, rate: float = 1.0
 ) -> ReferenceRefresh | None:
     """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had."""
     if not every:
         return None
-    if world.size > 1:
-        raise ConfigError(f"reference_every is {every} with {world.size} training processes; it needs a single one")
+    if ranks.size > 1:
+        raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
     if not isinstance(reference, LocalScorer):
         raise ConfigError(
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
@@ -286,23 +286,23 @@ class SharedScorer(SplitScorer):
     """Each process scores its share of the rows, about as many tokens as the others'."""
 
     scorer: Scorer
-    world: World
+    ranks: Ranks
     model: Any = None
     """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
 
     def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
-        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank].tolist()
-        with self.world.full_params(self.model):
-            found = on_all_ranks(self.world, lambda: ask(self.scorer, own) if own else [])
+        own = balanced_shares([len(row) for row in ids], self.ranks.size)[self.ranks.rank].tolist()
+        with self.ranks.full_params(self.model):
+            found = on_all_ranks(self.ranks, lambda: ask(self.scorer, own) if own else [])
         rows: dict[int, T] = {}
-        for members, values in self.world.all_gather((own, list(found))):
+        for members, values in self.ranks.all_gather((own, list(found))):
             rows.update(zip(members, values, strict=True))
         return [rows[row] for row in range(len(ids))]
 
 
-def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
+def shared_scorer(scorer: Scorer, ranks: Ranks, model: Any = None) -> Scorer:
     """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
-    return scorer if world.size == 1 else SharedScorer(scorer=scorer, world=world, model=model)
+    return scorer if ranks.size == 1 else SharedScorer(scorer=scorer, ranks=ranks, model=model)
 
 
 # A model in training as those read it who sample with its weights elsewhere.

@@ -18,7 +18,7 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.recorded_source import WORLD
+from turngym.trainers.recorded_source import ENVIRONMENT
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
@@ -169,7 +169,7 @@ class SeveralSources:
             for episode in source(replace(request, episodes=groups * request.group, plan=part)):
                 # rounds of a step number their groups on: two environments must not meet in one
                 later, number = divmod(episode.group, groups)
-                meta = {**episode.meta, WORLD: name} if name else episode.meta
+                meta = {**episode.meta, ENVIRONMENT: name} if name else episode.meta
                 found.append(replace(episode, group=later * total + first + number, meta=meta))
             first += groups
         return found
@@ -188,7 +188,7 @@ class RoutedTeachers:
             raise TargetError("teachers by environment need the run's teacher, and none was given")
         row_E = np.zeros(batch.rows, np.int64)
         row_E[batch.row_N] = batch.episode_N
-        names = [episodes[batch.source_E[episode]].meta.get(WORLD, "") for episode in row_E]
+        names = [episodes[batch.source_E[episode]].meta.get(ENVIRONMENT, "") for episode in row_E]
         by_row = [self.teachers.get(name, scorers.teacher) for name in names]
         return self.target_fn(batch, episodes, replace(scorers, teacher=_ByRow(by_row)))
 

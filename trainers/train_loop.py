@@ -35,12 +35,12 @@ from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
+from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
 from turngym.trainers.run_config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
-from turngym.trainers.world import SINGLE, World, on_all_ranks
 
 # Where the time of a step goes: wall clock and CPU seconds of this process, phase by phase.
 
@@ -121,7 +121,7 @@ class Trainer:
     """Engine servers that play with the student's weights; of several processes one sends them."""
     players: str = ""
     """Who plays the episodes, in words, for the run's settings."""
-    world: World = SINGLE
+    ranks: Ranks = SINGLE
     """The processes of the run; more than one are set up by `distributed.distribute_trainer`."""
     locked: bool = False
     """The caller has locked `out` for this run already."""
@@ -138,14 +138,14 @@ class Trainer:
         trainer._check()
         with ExitStack() as held:
             if not trainer.locked:
-                lock_run(trainer.out, trainer.world, held)
+                lock_run(trainer.out, trainer.ranks, held)
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
         run = replace(self.run, packing=packing_for(self.run.packing, self.model))
-        refresh = reference_refresh(run.reference_every, self.reference, self.model, self.world, run.reference_rate)
+        refresh = reference_refresh(run.reference_every, self.reference, self.model, self.ranks, run.reference_rate)
         critic = self._critic()  # it may copy the policy: before that is divided
-        self.world.shard(self.model)
+        self.ranks.shard(self.model)
         # after sharding, which replaces the model's parameters
         optimizer = make_optimizer(self.model, self.optimizer)
         folder = RunFolder(
@@ -156,17 +156,17 @@ class Trainer:
             config=self.run,
             save_extra=self.save_extra,
             critic=critic,
-            world=self.world,
+            ranks=self.ranks,
             order=self.order,
             refresh=refresh,
             fixed_end=self._fixed_end(),
             writing=self.writing,
         )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
-        if self.on_start is not None and not self.world.rank:
+        if self.on_start is not None and not self.ranks.rank:
             self.on_start()
         log = None
-        if not self.world.rank:
+        if not self.ranks.rank:
             log = MetricsLog(
                 self.out,
                 tensorboard=run.tensorboard,
@@ -179,7 +179,7 @@ class Trainer:
             log.open(state.step)
         loop = TrainLoop(replace(self, run=run), optimizer, folder, log, state, critic)
         try:
-            with Interrupts(self.world) as interrupts, self.progress:
+            with Interrupts(self.ranks) as interrupts, self.progress:
                 loop.run(interrupts)
         finally:
             self.order.close()
@@ -213,7 +213,7 @@ class Trainer:
             autocast=self.run.autocast != "off",
             gradient_checkpointing=self.run.gradient_checkpointing,
             seed=self.run.seed,
-            world=self.world,
+            ranks=self.ranks,
         )
 
     def _fixed_end(self) -> str:
@@ -283,7 +283,7 @@ class TrainLoop:
     def _save(self, *, ended: bool = False) -> None:
         self.folder.save(self.state)
         step = self.state.step
-        on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.saved(step, ended=ended))
+        on_all_ranks(self.trainer.ranks, lambda: None if self.log is None else self.log.saved(step, ended=ended))
 
     def _planned(self, step: int) -> Planned:
         """Returns what to play for `step`, as far as that is known now."""
@@ -335,7 +335,7 @@ class TrainLoop:
         """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
         trainer, step = self.trainer, self.state.step + 1
         algorithm, collected = trainer.algorithm, ClockReading.now()
-        if trainer.servers is not None and not trainer.world.rank:
+        if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
         kept = episodes if algorithm.select is None else algorithm.select(episodes)
         if not kept:
@@ -408,7 +408,7 @@ class TrainLoop:
             chunk=trainer.run.head_chunk,
             packing=trainer.run.packing,
         )
-        shared = shared_scorer(student, trainer.world, trainer.model)
+        shared = shared_scorer(student, trainer.ranks, trainer.model)
         return Scorers(
             student=shared,
             teacher=trainer.teacher,
@@ -430,7 +430,7 @@ class TrainLoop:
             autocast_head=run.autocast == "bfloat16",
             gradient_checkpointing=run.gradient_checkpointing,
             packing=run.packing,
-            world=self.trainer.world,
+            ranks=self.trainer.ranks,
         )
 
     def _maybe_evaluate(self) -> None:
@@ -454,7 +454,7 @@ class TrainLoop:
         out, what = self.trainer.out, f"metrics of step {row['step']}"
         with full_disk(out, what, TrainError, then=resume_hint(out)):
             # only rank 0 has a log, but when its disk is full all must stop
-            on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.write(row))
+            on_all_ranks(self.trainer.ranks, lambda: None if self.log is None else self.log.write(row))
         self.trainer.progress.row(row)
 
 
@@ -465,8 +465,8 @@ class Interrupts:
     the others are still computing.
     """
 
-    def __init__(self, world: World = SINGLE) -> None:
-        self._world = world
+    def __init__(self, ranks: Ranks = SINGLE) -> None:
+        self._ranks = ranks
         self._protected = 0
         self._pending = False
         self._former: dict[int, Any] = {}
@@ -486,7 +486,7 @@ class Interrupts:
             signal.signal(number, former)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._protected and self._world.size == 1:
+        if not self._protected and self._ranks.size == 1:
             raise KeyboardInterrupt
         self._pending = True
 
@@ -499,6 +499,6 @@ class Interrupts:
             yield
         finally:
             self._protected -= 1
-        if not self._protected and any(self._world.all_gather(self._pending)):
+        if not self._protected and any(self._ranks.all_gather(self._pending)):
             self._pending = False
             raise KeyboardInterrupt

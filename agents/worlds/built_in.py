@@ -33,8 +33,8 @@ def _shop_phrases() -> Iterable[str]:
 
 
 def _search_phrases() -> Iterable[str]:
-    from turngym.envs.search.world import TINY
-    from turngym.envs.search.world_questions import vocabulary
+    from turngym.envs.search.fiction import TINY
+    from turngym.envs.search.fiction_questions import vocabulary
 
     return vocabulary(TINY)
 

@@ -1,4 +1,4 @@
-"""Where do questions come from? The embedded world, the public sets by name, mixtures of them, files of your own.
+"""Where do questions come from? An embedded fiction, the public sets by name, mixtures of them, files of your own.
 
 `open_source` opens any of them, and reads a file again once it was changed. What the rows of a file may look like is
 decided in `question_rows`; `write_prompts` writes training prompts as Search-R1 does.
@@ -16,12 +16,12 @@ from typing import Any
 
 from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
 from turngym.envs.core.tables import written_whole
+from turngym.envs.search.fiction import preset
+from turngym.envs.search.fiction_questions import generate_fictions
 from turngym.envs.search.parquet_rows import arrow_modules
 from turngym.envs.search.protocol import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.envs.search.world import preset
-from turngym.envs.search.world_questions import generate_worlds
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
 from turngym.retrieval.redaction import excerpt
@@ -98,17 +98,17 @@ def open_source(
     Args:
         source: `world`; a public set (`hotpotqa`, `2wiki`, `popqa`, `nq`, ...), several with `+` between them, or
             `mixture` (2Wiki, HotpotQA, PopQA, NQ), `multihop` (the first two); or the path of a question file.
-        split: `train`, `eval`, `all`; for files any split that its rows name. None: `train` of the world, else `all`.
+        split: `train`, `eval`, `all`; for files any split that its rows name. None: `train` of the fiction, else `all`.
         data: folder of the public sets; None takes `$TURNGYM_SEARCH_DATA`.
         corpus: passages (JSONL) that belong to a question file.
-        config: which world: `full`, `tiny` (many small ones, each with a corpus of its own), `chains` (the same, asked
-            for the ends of paths of five or six hops), or a `WorldConfig`.
+        config: which fiction: `full`, `tiny` (many small ones, each with a corpus of its own), `chains` (those, asked
+            for the ends of paths of five or six hops), or a `FictionConfig`.
 
     Raises:
         TaskError: an unknown source or split, data that are not there, questions in both training and evaluation.
     """
     if source == "world":
-        return _world(_FrozenConfig(config), checked_choice("split", split or "train", SPLITS, TaskError))
+        return _fiction(_FrozenConfig(config), checked_choice("split", split or "train", SPLITS, TaskError))
     names = MIXTURES.get(source) or tuple(source.split("+"))
     if all(name in SETS for name in names):
         if corpus is not None:
@@ -138,7 +138,7 @@ def half(question: str) -> str:
 
 
 class _FrozenConfig:
-    """Settings of a world as a cache key: a preset's name, or a `WorldConfig`, which is too deep to hash."""
+    """Settings of a fiction as a cache key: a preset's name, or a `FictionConfig`, which is too deep to hash."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -152,20 +152,20 @@ class _FrozenConfig:
 
 
 @lru_cache(maxsize=8)
-def _world(key: _FrozenConfig, split: str) -> Source:
-    questions, corpora = _world_content(key)
+def _fiction(key: _FrozenConfig, split: str) -> Source:
+    questions, corpora = _fiction_content(key)
     return _selected("world", questions, split, corpora)
 
 
 @lru_cache(maxsize=4)
-def _world_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
+def _fiction_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
     config = preset(key.config) if isinstance(key.config, str) else key.config
     questions: list[Question] = []
     corpora: dict[str, Corpus] = {}
-    for world in generate_worlds(config):
-        name = world.config.name
-        corpora[name] = Corpus(sha256=corpus_sha256(world.passages), passages=world.passages)
-        questions += [replace(question, corpus=name) for question in world.questions]
+    for fiction in generate_fictions(config):
+        name = fiction.config.name
+        corpora[name] = Corpus(sha256=corpus_sha256(fiction.passages), passages=fiction.passages)
+        questions += [replace(question, corpus=name) for question in fiction.questions]
     _check_halves(questions)
     return tuple(questions), corpora
 

@@ -1,6 +1,6 @@
 """Text without a download, for studies of algorithms that model language beside their reward (L_PT).
 
-`expert`: what the world's expert sees and does. `passages`: articles of the generated search worlds, of which some are
+`expert`: what the world's expert sees and does. `passages`: articles of the generated search fictions, some of them
 held out, so that forgetting can be measured: `heldout_nats`.
 """
 
@@ -20,20 +20,23 @@ from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.tables import atomic_write
-from turngym.envs.search.world import TINY, Part
-from turngym.envs.search.world_questions import generate_world, one_world
+from turngym.envs.search.fiction import TINY, Part
+from turngym.envs.search.fiction_questions import generate_fiction, one_fiction
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms import sft
 from turngym.trainers.lm_loss import LmLoss
 
-TEXTS: Mapping[str, str] = {"expert": "what the world's expert sees and does", "passages": "articles of search worlds"}
+TEXTS: Mapping[str, str] = {
+    "expert": "what the world's expert sees and does",
+    "passages": "articles of search fictions",
+}
 """The texts by name."""
 EPISODES = 64
 """Episodes of the expert."""
 ARTICLES = 8
 """Articles to a document of passages: some 120 tokens of the tiny models."""
 COUNTS: Mapping[Part, int] = {"train": 2000, "eval": 100}
-"""Documents of passages. No fact of a held-out one is in a training world; the names are coined from the same parts."""
+"""Documents of passages. No fact of a held-out one is in a training fiction; names are coined from the same parts."""
 
 
 def text_path(out: Path, world: str, text: str) -> Path:
@@ -66,11 +69,11 @@ def document(episode: Episode, tags: Sequence[str] = ("action",)) -> str:
 
 
 def article_documents(part: Part) -> Iterator[str]:
-    """Articles in world order, `ARTICLES` to a document, each its title and its text."""
-    worlds = (TINY.worlds or (1, 1))[part == "eval"]
-    for number in range(worlds):
-        articles = [f"{one.title}\n{one.text}" for one in generate_world(one_world(TINY, part, number)).passages]
-        # a world's last articles are left out where they do not fill a document
+    """Articles in the order of the fictions, `ARTICLES` to a document, each its title and its text."""
+    fictions = (TINY.fictions or (1, 1))[part == "eval"]
+    for number in range(fictions):
+        articles = [f"{one.title}\n{one.text}" for one in generate_fiction(one_fiction(TINY, part, number)).passages]
+        # a fiction's last articles are left out where they do not fill a document
         for place in range(0, len(articles) - ARTICLES + 1, ARTICLES):
             yield "\n".join(articles[place : place + ARTICLES])
 

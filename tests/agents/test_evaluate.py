@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import breaking
-from thread_world import in_world
+from thread_ranks import in_ranks
 
 from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, share_trace
@@ -24,7 +24,7 @@ from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import collect_tasks, make_panel
 from turngym.trainers.distributed import SharedEvaluation
-from turngym.trainers.world import DistributedError
+from turngym.trainers.ranks import DistributedError
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def changed(one: PanelEvaluation, **more: Any) -> PanelEvaluation:
 
 def divided(evaluation: Any, size: int, step: int = 0) -> list[Any]:
     """What every process of a world of threads gets."""
-    return in_world(size, lambda world: SharedEvaluation(evaluate=evaluation, world=world, model=None)(step))
+    return in_ranks(size, lambda world: SharedEvaluation(evaluate=evaluation, world=world, model=None)(step))
 
 
 def played(trace: Path) -> Counter[tuple[str, int]]:
@@ -226,5 +226,5 @@ def test_what_cannot_be_divided_is_played_once() -> None:
 
         return evaluate
 
-    found = in_world(3, lambda world: SharedEvaluation(evaluate=whole(world), world=world, model=None)(5).avg)
+    found = in_ranks(3, lambda world: SharedEvaluation(evaluate=whole(world), world=world, model=None)(5).avg)
     assert (found, ranks) == ([0.5] * 3, [0])

@@ -23,9 +23,9 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
-from turngym.trainers.distributed import distribute_trainer, world_of
+from turngym.trainers.distributed import distribute_trainer, open_ranks
+from turngym.trainers.ranks import Ranks
 from turngym.trainers.run import build_trainer, run_training
-from turngym.trainers.world import World
 
 
 def words(name: str, out: Path) -> list[str]:
@@ -34,97 +34,97 @@ def words(name: str, out: Path) -> list[str]:
     return command(name, out, steps=3, turns=3, episodes=6 if name in grouped else 5)
 
 
-def trainer(world: World, out: Path, *more: str) -> Any:
-    return distribute_trainer(build_trainer(parse([*words("opd", out), *more])), world)
+def trainer(ranks: Ranks, out: Path, *more: str) -> Any:
+    return distribute_trainer(build_trainer(parse([*words("opd", out), *more])), ranks)
 
 
-def caught(world: World, work: Callable[[], Any]) -> list[str]:
+def caught(ranks: Ranks, work: Callable[[], Any]) -> list[str]:
     """How `work` ended in every process."""
     try:
         work()
         note = "nothing was raised"
     except (TurngymError, KeyboardInterrupt, ValueError) as error:
         note = f"{type(error).__name__}: {error}"
-    return world.all_gather(note)
+    return ranks.all_gather(note)
 
 
-def whole_weights(world: World, out: Path) -> list[str]:
+def whole_weights(ranks: Ranks, out: Path) -> list[str]:
     """A sharded model made whole gives all weights and runs by itself, as often as each process likes."""
     plain, model = (load_model(CHECKPOINTS / "alfworld" / "student") for _ in range(2))
-    world.shard(model)
+    ranks.shard(model)
     ids = torch.arange(20)[None]
-    with torch.no_grad(), world.full_params(model), world.full_params(model):
+    with torch.no_grad(), ranks.full_params(model), ranks.full_params(model):
         weights = model.state_dict()
-        for _ in range(1 + world.rank):
+        for _ in range(1 + ranks.rank):
             logits = model(ids).logits
         same = [torch.equal(weights[name], value) for name, value in plain.state_dict().items()]
         said = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
     share = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return world.all_gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
+    return ranks.all_gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
 
 
-def failing_collect(world: World, out: Path) -> list[str]:
+def failing_collect(ranks: Ranks, out: Path) -> list[str]:
     """Process 1 cannot play the second step."""
-    made = trainer(world, out)
+    made = trainer(ranks, out)
     source = made.source.source
 
     def collect(request: RolloutRequest) -> Any:
-        if request.step == 2 and world.rank == 1:
+        if request.step == 2 and ranks.rank == 1:
             raise ValueError("the environment of process 1 is gone")
         return source(request)
 
     made = replace(made, source=replace(made.source, source=collect))
-    return caught(world, made.train)
+    return caught(ranks, made.train)
 
 
-def deaf_collect(world: World, out: Path) -> list[str]:
+def deaf_collect(ranks: Ranks, out: Path) -> list[str]:
     """A source that plays everything in every process."""
-    made = trainer(world, out)
+    made = trainer(ranks, out)
     source = made.source.source
     made = replace(made, source=replace(made.source, source=lambda r: source(replace(r, share=(0, 1)))))
-    return caught(world, made.train)
+    return caught(ranks, made.train)
 
 
-def interrupted(world: World, out: Path) -> list[str]:
+def interrupted(ranks: Ranks, out: Path) -> list[str]:
     """Process 1 hears Ctrl-C while step 2 is played; both save step 2."""
-    made = trainer(world, out)
+    made = trainer(ranks, out)
     source = made.source.source
 
     def collect(request: RolloutRequest) -> Any:
-        if request.step == 2 and world.rank == 1:
+        if request.step == 2 and ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return source(request)
 
-    return caught(world, replace(made, source=replace(made.source, source=collect)).train)
+    return caught(ranks, replace(made, source=replace(made.source, source=collect)).train)
 
 
-def full_disk(world: World, out: Path) -> list[str]:
+def full_disk(ranks: Ranks, out: Path) -> list[str]:
     """Process 1 finds no room for its shard of step 2."""
-    made = trainer(world, out, "--checkpoint-every", "2")
+    made = trainer(ranks, out, "--checkpoint-every", "2")
     write, calls = dcp.FileSystemWriter.write_data, []
 
     def write_data(self: Any, plan: Any, planner: Any) -> Any:
         calls.append(1)
-        if len(calls) == 2 and world.rank == 1:
+        if len(calls) == 2 and ranks.rank == 1:
             raise OSError(28, "No space left on device")
         return write(self, plan, planner)
 
     dcp.FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
     try:
-        return caught(world, made.train)
+        return caught(ranks, made.train)
     finally:
         dcp.FileSystemWriter.write_data = write  # type: ignore[method-assign]
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    with world_of(timeout=15) as world:
+    with open_ranks(timeout=15) as ranks:
         for line in json.loads((out / "commands.json").read_text()):
-            run_training(parse(line), world)
-        said = {work.__name__: work(world, out / work.__name__) for work in TRIALS}
-        if world.rank == 0:
+            run_training(parse(line), ranks)
+        said = {work.__name__: work(ranks, out / work.__name__) for work in TRIALS}
+        if ranks.rank == 0:
             (out / "said.json").write_text(json.dumps(said))
-        rank = world.rank
+        rank = ranks.rank
     (out / f"threads-{rank}.json").write_text(json.dumps(threads()))
 
 

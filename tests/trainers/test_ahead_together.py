@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from thread_world import in_world
+from thread_ranks import in_ranks
 
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.distributed import PlayedAheadTogether, SharedSource
+from turngym.trainers.ranks import DistributedError
 from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot
-from turngym.trainers.world import DistributedError
 
 EPISODES, STEPS = 5, 6
 
@@ -29,16 +29,16 @@ def planned(step: int) -> Planned:
 class Process:
     """One process of a run: its student learns by counting steps, its copy plays with what it was given."""
 
-    def __init__(self, world: Any, servers: Servers | None, staleness: int, slow: float = 0.0) -> None:
-        self.world, self.weights, self.put, self.slow = world, torch.zeros(1), torch.zeros(1), slow
+    def __init__(self, ranks: Any, servers: Servers | None, staleness: int, slow: float = 0.0) -> None:
+        self.ranks, self.weights, self.put, self.slow = ranks, torch.zeros(1), torch.zeros(1), slow
         student = SimpleNamespace(state_dict=lambda: {"w": self.weights})
         copy = SimpleNamespace(load_state_dict=lambda weights: self.put.copy_(weights["w"]))
         self.versions: list[int] = []
         snapshot = WeightSnapshot(student, copy, self.versions.append)
         self.servers = None if servers is None else servers.of(self)
-        together = PlayedAheadTogether(world=world, servers=self.servers)
+        together = PlayedAheadTogether(ranks=ranks, servers=self.servers)
         self.order = AsyncRollout(staleness=staleness, last=STEPS, snapshot=snapshot, together=together)
-        self.source = SharedSource(source=self.play, world=world, model=None, servers=self.servers)
+        self.source = SharedSource(source=self.play, ranks=ranks, model=None, servers=self.servers)
 
     def play(self, request: RolloutRequest) -> Any:
         if self.servers is not None:
@@ -98,11 +98,11 @@ class Servers:
 def test_every_share_is_played_by_the_student_of_so_many_steps_before(staleness: int, served: bool) -> None:
     servers = Servers() if served else None
 
-    def work(world: Any) -> list[Any]:
+    def work(ranks: Any) -> list[Any]:
         # one process is slower at odd steps
-        return Process(world, servers, staleness, slow=0.03 * world.rank).run()
+        return Process(ranks, servers, staleness, slow=0.03 * ranks.rank).run()
 
-    found = in_world(3, work)
+    found = in_ranks(3, work)
     assert found[0] == found[1] == found[2]
     versions = [max(0, step - 1 - staleness) for step in range(1, STEPS + 1)]
     assert found[0] == [
@@ -118,9 +118,9 @@ def test_playing_overlaps_with_learning() -> None:
     """While a step is learned the next batch is under way, also where servers are shared."""
     seen: list[int] = []
 
-    def work(world: Any) -> None:
+    def work(ranks: Any) -> None:
         servers = Servers()
-        process = Process(world, servers, 1, slow=0.2)
+        process = Process(ranks, servers, 1, slow=0.2)
         for step in (1, 2):
             process.order(step, planned, process.source)
             time.sleep(0.05)
@@ -129,17 +129,17 @@ def test_playing_overlaps_with_learning() -> None:
             process.order.learned(step)
         process.order.close()
 
-    in_world(1, work)
+    in_ranks(1, work)
     assert seen == [1]
 
 
 def test_a_share_that_fails_ends_all_where_they_meet() -> None:
-    def work(world: Any) -> None:
-        process = Process(world, None, 1)
+    def work(ranks: Any) -> None:
+        process = Process(ranks, None, 1)
         inner = process.play
 
         def play(request: RolloutRequest) -> Any:
-            if world.rank == 1 and request.step == 3:
+            if ranks.rank == 1 and request.step == 3:
                 raise ValueError("the environment is gone")
             return inner(request)
 
@@ -149,7 +149,7 @@ def test_a_share_that_fails_ends_all_where_they_meet() -> None:
         finally:
             process.order.close()
 
-    zero, one = in_world(2, work)
+    zero, one = in_ranks(2, work)
     assert isinstance(one, ValueError)
     assert isinstance(zero, DistributedError)
     assert "process 1 of 2 failed, so all stop: ValueError: the environment is gone" in str(zero)

@@ -17,8 +17,8 @@ from turngym.envs.core.task import Verdict
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
 from turngym.trainers.microbatch import micro_batches, passes
+from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.token_weights import trajectory_weights
-from turngym.trainers.world import SINGLE, World
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -210,7 +210,7 @@ def test_rows_share_a_line_by_hand(ragged):
 
 
 def test_a_process_without_rows_runs_the_model_on_a_token_in_which_nothing_is_predicted(ragged):
-    shares = [micro_batches(pack(ragged), 100, World(rank, 3)) for rank in range(3)]
+    shares = [micro_batches(pack(ragged), 100, Ranks(rank, 3)) for rank in range(3)]
     assert [[micro.tokens.tolist() for micro in share] for share in shares] == [[[0, 1, 2]], [[3, 4]], [[]]]
     assert (shares[2][0].passed.ids_RL.tolist(), shares[2][0].predictor_n.tolist()) == ([[0]], [])
 

@@ -1,4 +1,4 @@
-"""One run in two processes equals one in one: all algorithms, checkpoints across world sizes, ways to fail."""
+"""One run in two processes equals one in one: all algorithms, checkpoints across numbers of ranks, ways to fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import toy_run as toy
 from distributed_cases import CASES, difference, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thread_world import in_world
+from thread_ranks import in_ranks
 from tiny_runs import untimed
 
 from turngym.agents.servers.fleet import WeightVersions
@@ -32,19 +32,19 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.distributed import SharedSource, blocks, shared_scorer, update_servers, world_of
+from turngym.trainers.distributed import SharedSource, blocks, open_ranks, shared_scorer, update_servers
 from turngym.trainers.microbatch import micro_batches
-from turngym.trainers.run import run_training
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.world import (
+from turngym.trainers.ranks import (
     SINGLE,
     DistributedError,
-    World,
+    Ranks,
     balanced_shares,
     broadcast,
     on_all_ranks,
     on_rank_zero,
 )
+from turngym.trainers.run import run_training
+from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def test_division_by_hand() -> None:
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 20, 64, 1000]))
 def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, size: int, budget: int) -> None:
     batch = pack(toy.demonstrations(episodes), origins=("demonstration",))
-    shares = [micro_batches(batch, budget, World(rank=rank, size=size)) for rank in range(size)]
+    shares = [micro_batches(batch, budget, Ranks(rank=rank, size=size)) for rank in range(size)]
     assert len({len(micros) for micros in shares}) == 1
     tokens = [micro.tokens for micros in shares for micro in micros]
     assert sorted(np.concatenate(tokens).tolist()) == list(range(batch.tokens))
@@ -90,7 +90,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
     words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
     with pytest.raises(TurngymError, match=r"each would start a Ray of its own; name the cluster with --ray-address"):
-        run_training(parse(words), World(rank=0, size=2))
+        run_training(parse(words), Ranks(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
@@ -103,16 +103,16 @@ def test_layers_are_found_by_name_or_by_number() -> None:
 
 
 def test_what_fails_in_one_process_ends_all() -> None:
-    def work(world: Any) -> int:
-        return on_all_ranks(world, lambda: 6 // (world.rank - 1))
+    def work(ranks: Any) -> int:
+        return on_all_ranks(ranks, lambda: 6 // (ranks.rank - 1))
 
-    zero, one, two = in_world(3, work)
+    zero, one, two = in_ranks(3, work)
     assert isinstance(one, ZeroDivisionError)
     for other in (zero, two):
         assert isinstance(other, DistributedError)
         assert "process 1 of 3 failed, so all stop: ZeroDivisionError: integer division" in str(other)
-    assert in_world(3, lambda world: broadcast(world, world.rank + 5)) == [5, 5, 5]
-    assert in_world(2, lambda world: on_rank_zero(world, lambda: world.rank + 7)) == [7, 7]
+    assert in_ranks(3, lambda ranks: broadcast(ranks, ranks.rank + 5)) == [5, 5, 5]
+    assert in_ranks(2, lambda ranks: on_rank_zero(ranks, lambda: ranks.rank + 7)) == [7, 7]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -130,13 +130,13 @@ def test_shares_of_episodes_and_scores_come_back_in_order(size: int) -> None:
     positions = [np.arange(1, len(row)) for row in ids]
     support = [np.tile(np.array([3, 4]), (len(row) - 1, 1)) for row in ids]
 
-    def work(world: Any) -> Any:
-        collect = SharedSource(source=play, world=world, model=model)
-        shared = shared_scorer(scorer, world)
+    def work(ranks: Any) -> Any:
+        collect = SharedSource(source=play, ranks=ranks, model=model)
+        shared = shared_scorer(scorer, ranks)
         found = shared.gather(ids, positions, support)  # type: ignore[attr-defined]
         return collect(request), shared.logprobs(ids, positions), shared.topk(ids, positions, 3), found
 
-    for episodes, logps, best, found in in_world(size, work):
+    for episodes, logps, best, found in in_ranks(size, work):
         assert episodes == whole
         for place_, row in enumerate(positions):
             assert np.allclose(logps[place_], scorer.logprobs([ids[place_]], [row])[0], atol=1e-5)
@@ -150,12 +150,12 @@ def test_one_process_sends_the_weights_to_servers_that_all_share() -> None:
     """Each process has its own engine; two steps, and an evaluation between that needs no new weights."""
     sent: list[tuple[int, int]] = []
 
-    def work(world: Any) -> Any:
+    def work(ranks: Any) -> Any:
         versions, stamp = WeightVersions(), [0]
 
         class Sink:
             def publish(self, version: int) -> None:
-                sent.append((world.rank, version))
+                sent.append((ranks.rank, version))
                 versions.add(f"weights {version}", version)
 
         policy = SimpleNamespace(fleet=SimpleNamespace(versions=versions), generate=lambda requests: requests)
@@ -163,23 +163,23 @@ def test_one_process_sends_the_weights_to_servers_that_all_share() -> None:
         for version in (0, 0, 1):
             engine.weights_changed(version)
             stamp[0] += 1  # whole parameters lie elsewhere every time
-            update_servers(world, engine)
+            update_servers(ranks, engine)
             engine.generate([])
-        update_servers(world, None)
+        update_servers(ranks, None)
         return versions.current, versions.version
 
-    assert in_world(3, work) == [("weights 1", 1)] * 3
+    assert in_ranks(3, work) == [("weights 1", 1)] * 3
     assert sent == [(0, 0), (0, 1)]
 
 
 def test_a_single_process_is_no_group_and_a_lost_one_is_told_what_to_start() -> None:
-    with world_of({}) as world:
-        assert world is SINGLE
-    with world_of({"WORLD_SIZE": "1", "RANK": "0"}) as world:
-        assert world is SINGLE
+    with open_ranks({}) as ranks:
+        assert ranks is SINGLE
+    with open_ranks({"WORLD_SIZE": "1", "RANK": "0"}) as ranks:
+        assert ranks is SINGLE
     with (
         pytest.raises(DistributedError, match=r"process 1 of 2 cannot reach the others.*torchrun"),
-        world_of({"WORLD_SIZE": "2", "RANK": "1"}),
+        open_ranks({"WORLD_SIZE": "2", "RANK": "1"}),
     ):
         pass
 

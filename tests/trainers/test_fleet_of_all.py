@@ -24,8 +24,8 @@ from tiny_runs import with_file
 from turngym.envs.core.trace import read_episodes
 from turngym.scripts.train import parse
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
-from turngym.trainers.world import SINGLE
 
 pytestmark = [
     pytest.mark.long,

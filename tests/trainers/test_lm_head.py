@@ -14,8 +14,8 @@ from turngym.trainers.batch import pack
 from turngym.trainers.lm_head import Projected, project, topk
 from turngym.trainers.losses import bin_reverse_kl
 from turngym.trainers.microbatch import micro_batches
+from turngym.trainers.ranks import SINGLE
 from turngym.trainers.token_weights import trajectory_weights
-from turngym.trainers.world import SINGLE
 
 N, D, V, K = 13, 5, 11, 4
 

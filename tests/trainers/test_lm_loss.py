@@ -13,9 +13,9 @@ import torch
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models import tiny_qwen3
+from turngym.trainers.ranks import Ranks
 from turngym.trainers.run_config import LmLossConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.world import World
 
 
 def encode(text: str) -> list[int]:
@@ -84,9 +84,9 @@ def test_two_processes_share_the_documents(files: tuple[Path, ...]) -> None:
     config = LmLossConfig(files=files, documents=3, max_length=9)
     whole, parts = 0.0, []
     for rank in (0, 1):
-        term, world = LmLoss(config, encode, micro_tokens=9), cast(World, Half(rank))
-        parts.append(len(term._batches(term.rows(1), world)))
-        whole += term.backward(model, 1, world)
+        term, ranks = LmLoss(config, encode, micro_tokens=9), cast(Ranks, Half(rank))
+        parts.append(len(term._batches(term.rows(1), ranks)))
+        whole += term.backward(model, 1, ranks)
     assert parts == [2, 2]  # of three rows: who has one takes part in the second pass with nothing
     found = {name: parameter.grad / 2 for name, parameter in model.named_parameters()}
     model.zero_grad()

@@ -28,10 +28,10 @@ from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged, sav
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
 from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
-from turngym.trainers.world import SINGLE
 
 pytest.importorskip("peft")
 torch.set_num_threads(1)

@@ -23,9 +23,9 @@ from turngym.envs.core.needed import needed_keys
 from turngym.envs.core.settings import Setting, SettingsError, settings_of
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
 from turngym.trainers.train_config import config_class, keys_of, train_config
-from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]

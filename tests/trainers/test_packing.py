@@ -25,10 +25,10 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.microbatch import check_packing, micro_batches, packing_for, passes, shared_tokens
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.optimizer_step import Forward
+from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
 packed = partial(passes, packed=True)

@@ -22,10 +22,10 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
-from turngym.trainers.recorded_source import WORLD
+from turngym.trainers.ranks import SINGLE
+from turngym.trainers.recorded_source import ENVIRONMENT
 from turngym.trainers.run import build_trainer, run_training
 from turngym.trainers.run_config import ConfigError
-from turngym.trainers.world import SINGLE
 
 torch.set_num_threads(1)
 SHOP, HOUSE, LAMPS = "turngym/WebShop-v0", "turngym/ALFWorld-v0", "tests/Lamps-v0"
@@ -130,7 +130,7 @@ def test_several_environments_in_one_trace_have_each_their_own_words(
     config = options(model, tmp_path / "run", "sft", "--traces", *both, "--env", SHOP, *also)
     found = collected(config, 4)
     assert [episode.task.env_id for episode in found] == [HOUSE, HOUSE, SHOP, SHOP]
-    assert [episode.meta.get(WORLD) for episode in found] == ["ALFWorld-v0"] * 2 + [None] * 2
+    assert [episode.meta.get(ENVIRONMENT) for episode in found] == ["ALFWorld-v0"] * 2 + [None] * 2
     for env, part in ((HOUSE, found[:2]), (SHOP, found[2:])):
         alone = collected(options(model, tmp_path / env.replace("/", "_"), "sft", "--traces", str(traces[env])))
         for one, other in zip(part, alone, strict=True):

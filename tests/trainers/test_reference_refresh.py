@@ -15,10 +15,10 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, reference_refresh
 from turngym.trainers.train_loop import Trainer
-from turngym.trainers.world import SINGLE, World
 
 torch.set_num_threads(1)
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_had_is_said() -> None:
     with pytest.raises(ConfigError, match="reference_every is 3, but this run has no reference"):
         reference_refresh(3, None, student, SINGLE)
     with pytest.raises(ConfigError, match="with 2 training processes"):
-        reference_refresh(3, scorer, student, World(size=2))
+        reference_refresh(3, scorer, student, Ranks(size=2))
     with pytest.raises(ConfigError, match="reference_every is -1"):
         RunConfig(reference_every=-1)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scorers import Slope
-from thread_world import in_world
+from thread_ranks import in_ranks
 from tiny_runs import break_off, save_tiny, untimed
 
 from turngym.envs.core.episode import Episode
@@ -25,7 +25,7 @@ from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import load_student
 from turngym.trainers.several import (
-    WORLD,
+    ENVIRONMENT,
     EachPanel,
     FurtherEnv,
     RoutedTeachers,
@@ -89,7 +89,7 @@ def test_groups_of_two_environments_never_meet(make_episode: Make) -> None:
     for later in (0, 1):
         found = SeveralSources(sources={"": source("a", later), "B": source("b", later)}, shares=[1.0, 3.0])(request)
         assert [e.group - 4 * later for e in found] == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert [e.meta.get(WORLD) for e in found] == [None] * 2 + ["B"] * 6
+        assert [e.meta.get(ENVIRONMENT) for e in found] == [None] * 2 + ["B"] * 6
     assert asked == [("a", 2, 1, 2), ("b", 6, 3, 6)] * 2
 
 
@@ -110,7 +110,7 @@ def test_each_row_is_scored_by_its_environments_teacher(make_episode: Make) -> N
 
 
 def _in(episode: Episode, world: str) -> Episode:
-    return replace(episode, meta={WORLD: world})
+    return replace(episode, meta={ENVIRONMENT: world})
 
 
 class Panel:
@@ -141,7 +141,7 @@ def test_each_panel_has_its_numbers_and_is_divided(processes: int, asked: list[o
     points = [each(3)]
     if processes > 1:
         panels[0].asked, panels[1].asked = [], []
-        points = in_world(processes, lambda world: SharedEvaluation(evaluate=each, world=world, model=None)(3))
+        points = in_ranks(processes, lambda ranks: SharedEvaluation(evaluate=each, ranks=ranks, model=None)(3))
     for point in points:
         assert point.avg == 0.25
         assert point.extra == {"turns": 3.0, "B/avg": 0.75, "B/low": 0.0, "B/high": 1.0, "B/turns": 3.0}

@@ -27,11 +27,11 @@ from turngym.trainers.optimizer_step import (
     minibatches,
     run_epochs,
 )
+from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
-from turngym.trainers.world import SINGLE, World
 
 # as the token loss gives them, at the five tokens 10 11 | 12 and 20 21 of the ragged episodes
 KL_BIN, KL_RAW = np.array([1, 2, 5, 3, 4], np.float32), np.array([10, 20, 50, 30, 40], np.float32)
@@ -99,7 +99,7 @@ class Bench:
             teacher="teacher",
             reference="reference",
             vocab_size=60,
-            world=SINGLE,
+            ranks=SINGLE,
             servers=None,
             out=Path("out"),
             source="the source",
@@ -206,7 +206,7 @@ def test_the_first_process_lets_servers_sleep_before_anything_is_scored(
     rank: int, ragged: list[Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
-    bench.trainer.world = World(rank, 1)
+    bench.trainer.ranks = Ranks(rank, 1)
     bench.trainer.servers = SimpleNamespace(sleep=lambda: bench.asked.append("sleep"))
     monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, COLUMNS))
     bench.loop._step(ClockReading.now(), DepthPlan(cap=5, probe=True), ragged)
@@ -304,7 +304,7 @@ def test_how_the_forward_passes_are_computed() -> None:
         autocast_head=False,
         gradient_checkpointing=True,
         packing="on",
-        world=SINGLE,
+        ranks=SINGLE,
     )
     for word, wanted in (("off", (False, False)), ("bfloat16", (True, True))):
         bench.trainer.run = replace(RUN, autocast=word)
@@ -352,7 +352,7 @@ def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pyte
     calls: list[dict[str, Any]] = []
 
     def update(model: Any, optimizer: Any, part: Any, **given: Any) -> UpdateResult:
-        terms = {term.name: term.backward(model, given["step"], given["forward"].world) for term in given["terms"]}
+        terms = {term.name: term.backward(model, given["step"], given["forward"].ranks) for term in given["terms"]}
         calls.append({"model": model, "optimizer": optimizer, "labels": part.label_N.tolist(), **given, "terms": terms})
         columns = {"loss": (part.label_N + 100 * len(calls)).astype(np.float32)}
         return UpdateResult(loss=float(len(calls)), grad_norm=1.0, skipped=False, columns=columns, terms=terms)
@@ -365,7 +365,7 @@ def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pyte
     batch, critic = pack(ragged), Critic()
     numbers = np.arange(5, dtype=np.float32)
     targets = Targets(advantage_N=numbers, return_N=numbers * 2, value_N=numbers * 3)
-    term = SimpleNamespace(name="lpt", backward=lambda model, step, world: float(step) if world is SINGLE else -1.0)
+    term = SimpleNamespace(name="lpt", backward=lambda model, step, ranks: float(step) if ranks is SINGLE else -1.0)
     algorithm: Any = SimpleNamespace(weight=weight, token_loss="loss", origins=("policy",), terms=(term,))
     config = OptimizerConfig(lr=1.0, ppo_epochs=2, minibatches=2, max_grad_norm=0.3, schedule="linear")
     given: Any = ("model", "optimizer", batch, ragged, targets, algorithm)

@@ -1,4 +1,4 @@
-"""A world of processes that are threads: what is divided among processes, tried without any."""
+"""Ranks that are threads: what is divided among processes, tried without any."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from turngym.trainers.world import World
+from turngym.trainers.ranks import Ranks
 
 T = TypeVar("T")
 
 
-class Thread(World):
-    """A `World` whose processes are threads: `boards` holds what each has said in each round."""
+class Thread(Ranks):
+    """`Ranks` whose processes are threads: `boards` holds what each has said in each round."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, boards: list[list[Any]]) -> None:
         super().__init__(rank, size)
@@ -26,8 +26,8 @@ class Thread(World):
         return said
 
 
-def in_world(size: int, work: Callable[[Any], T]) -> list[T]:
-    """`work(world)` in every process of a world of threads; an exception counts as what it returned."""
+def in_ranks(size: int, work: Callable[[Any], T]) -> list[T]:
+    """`work(ranks)` in every thread; an exception counts as what it returned."""
     barrier, boards = threading.Barrier(size), [[] for _ in range(size)]
     results: list[Any] = [None] * size
 

@@ -1,4 +1,4 @@
-"""The many small worlds of the quickstart: what they promise to models that can only copy."""
+"""The many small fictions of the quickstart: what they promise to models that can only copy."""
 
 from __future__ import annotations
 
@@ -12,84 +12,87 @@ import pytest
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
+from turngym.envs.search.fiction import CHAINS, TINY
+from turngym.envs.search.fiction_questions import Fiction, generate_fictions, vocabulary
 from turngym.envs.search.protocol import read_action
 from turngym.envs.search.sources import open_source
-from turngym.envs.search.world import CHAINS, TINY
-from turngym.envs.search.world_questions import FictionalWorld, generate_worlds, vocabulary
 from turngym.retrieval.bm25 import BM25Retriever
 
-FEW = replace(TINY, worlds=(6, 4))
+FEW = replace(TINY, fictions=(6, 4))
 
 
 @pytest.fixture(scope="module")
-def worlds() -> list[FictionalWorld]:
-    return list(generate_worlds(FEW))
+def fictions() -> list[Fiction]:
+    return list(generate_fictions(FEW))
 
 
-def names(worlds: list[FictionalWorld]) -> set[str]:
-    return {entity.name for world in worlds for entity in world.graph.entities.values()}
+def names(fictions: list[Fiction]) -> set[str]:
+    return {entity.name for fiction in fictions for entity in fiction.graph.entities.values()}
 
 
-def test_training_worlds_come_first_and_each_has_its_own_facts(worlds: list[FictionalWorld]) -> None:
-    assert [world.config.part for world in worlds] == ["train"] * 6 + ["eval"] * 4
-    for world in worlds:
-        assert {question.split for question in world.questions} == {world.config.part}
+def test_training_fictions_come_first_and_each_has_its_own_facts(fictions: list[Fiction]) -> None:
+    assert [fiction.config.part for fiction in fictions] == ["train"] * 6 + ["eval"] * 4
+    for fiction in fictions:
+        assert {question.split for question in fiction.questions} == {fiction.config.part}
     told = [
-        {(world.graph.entities[fact.subject].name, fact.relation, fact.value) for fact in world.graph.facts.values()}
-        for world in worlds
+        {
+            (fiction.graph.entities[fact.subject].name, fact.relation, fact.value)
+            for fact in fiction.graph.facts.values()
+        }
+        for fiction in fictions
     ]
     for one, other in pairwise(told):
         assert len(one & other) < len(one) / 10
 
 
-def test_fewer_worlds_are_the_beginning_of_more(worlds: list[FictionalWorld]) -> None:
-    first = next(iter(generate_worlds(TINY)))
-    assert first.passages == worlds[0].passages
-    assert first.questions == worlds[0].questions
+def test_fewer_fictions_are_the_beginning_of_more(fictions: list[Fiction]) -> None:
+    first = next(iter(generate_fictions(TINY)))
+    assert first.passages == fictions[0].passages
+    assert first.questions == fictions[0].questions
 
 
-def test_evaluation_names_are_new_but_made_of_known_parts(worlds: list[FictionalWorld]) -> None:
-    training, evaluation = names(worlds[:6]), names(worlds[6:])
+def test_evaluation_names_are_new_but_made_of_known_parts(fictions: list[Fiction]) -> None:
+    training, evaluation = names(fictions[:6]), names(fictions[6:])
     assert not training & evaluation
     parts = {part for name in training for part in name.split() if " " in name}
     held = {part for name in evaluation for part in name.split() if " " in name}
     assert len(held - parts) <= len(held) / 20
 
 
-def test_a_name_finds_its_article(worlds: list[FictionalWorld]) -> None:
-    for world in worlds:
-        retriever = BM25Retriever.from_passages(world.passages)
-        for question in world.questions:
+def test_a_name_finds_its_article(fictions: list[Fiction]) -> None:
+    for fiction in fictions:
+        retriever = BM25Retriever.from_passages(fiction.passages)
+        for question in fiction.questions:
             found = [hits[0].passage.id for hits in retriever.search(list(question.hops), 1)]
             assert tuple(found) == question.gold_ids
 
 
-def test_hops_are_names_and_the_answer_ends_a_sentence_of_the_last_passage(worlds: list[FictionalWorld]) -> None:
-    for world in worlds:
-        known = {entity.name for entity in world.graph.entities.values()}
-        texts = {passage.id: passage.text for passage in world.passages}
-        for question in world.questions:
+def test_hops_are_names_and_the_answer_ends_a_sentence_of_the_last_passage(fictions: list[Fiction]) -> None:
+    for fiction in fictions:
+        known = {entity.name for entity in fiction.graph.entities.values()}
+        texts = {passage.id: passage.text for passage in fiction.passages}
+        for question in fiction.questions:
             assert known.issuperset(question.hops)
             assert question.hops[0] in question.question
             for hop, gold in zip((*question.hops[1:], question.golden_answers[0]), question.gold_ids, strict=True):
                 assert f" {hop}." in texts[gold]
 
 
-def test_most_questions_have_two_hops(worlds: list[FictionalWorld]) -> None:
-    for world in worlds:
-        hops = Counter(len(question.hops) for question in world.questions)
+def test_most_questions_have_two_hops(fictions: list[Fiction]) -> None:
+    for fiction in fictions:
+        hops = Counter(len(question.hops) for question in fiction.questions)
         assert set(hops) == {1, 2, 3}
         assert hops[2] == max(hops.values())
 
 
 def test_long_chains_name_their_beginning_and_are_asked_for_their_end() -> None:
-    worlds = list(generate_worlds(replace(CHAINS, worlds=(4, 2))))
-    assert [len(world.questions) for world in worlds] == [6] * 4 + [5] * 2
+    fictions = list(generate_fictions(replace(CHAINS, fictions=(4, 2))))
+    assert [len(fiction.questions) for fiction in fictions] == [6] * 4 + [5] * 2
     hops: Counter[int] = Counter()
-    for world in worlds:
-        known = {entity.name for entity in world.graph.entities.values()}
-        for question in world.questions:
-            path = world.chains[question.task_id]
+    for fiction in fictions:
+        known = {entity.name for entity in fiction.graph.entities.values()}
+        for question in fiction.questions:
+            path = fiction.chains[question.task_id]
             hops[len(path)] += 1
             assert all(value == subject for (_, _, value), (subject, _, _) in pairwise(path))
             told = [path[0][0], *(value for _, _, value in path)]
@@ -104,13 +107,13 @@ def test_long_chains_are_told_in_the_words_of_the_tiny_worlds() -> None:
     assert vocabulary(CHAINS) == vocabulary(TINY)
 
 
-def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalWorld]) -> None:
+def test_every_text_is_cut_into_phrases_never_into_bytes(fictions: list[Fiction]) -> None:
     tokenizer = build_phrase_tokenizer([*vocabulary(FEW), "<search>", "</search>", "<answer>", "</answer>"])
     env = SearchEnv(config=FEW, split="all", topk=1, max_searches=7)
     rng = np.random.default_rng(0)
     for task_id in env.task_ids()[::5]:
         texts = [env.reset(options={"task": task_id})[0]]
-        # its world, which other questions share
+        # its fiction, which other questions share
         assert task_id.partition("/")[2].rpartition("-")[0] == env.task.cluster
         for turn in range(4):
             action = (env.plausible_mistake(rng) if turn % 2 else env.expert_action()) or ""
@@ -123,14 +126,14 @@ def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalW
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_each_world_is_searched_alone(worlds: list[FictionalWorld]) -> None:
+def test_each_fiction_is_searched_alone(fictions: list[Fiction]) -> None:
     source = open_source(config=FEW, split="all")
     corpora = {question.corpus: source.corpus(question) for question in source.questions.values()}
-    assert [*corpora] == [world.config.name for world in worlds]
-    for world in worlds:
-        corpus = corpora[world.config.name]
+    assert [*corpora] == [fiction.config.name for fiction in fictions]
+    for fiction in fictions:
+        corpus = corpora[fiction.config.name]
         assert corpus is not None
-        assert corpus.passages == world.passages
+        assert corpus.passages == fiction.passages
 
 
 def test_retrievers_are_kept_up_to_a_number_of_passages(monkeypatch: pytest.MonkeyPatch) -> None:

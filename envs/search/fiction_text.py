@@ -1,4 +1,4 @@
-"""How are facts put into words? `Writer` writes the passages of a world, `Teller` words its questions.
+"""How are facts put into words? `Writer` writes the passages of a fiction, `Teller` words its questions.
 
 Every entity has an article, which is cut into passages; each passage knows the facts that it states.
 """
@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from turngym.envs.search.fiction import PARTS, Entity, Fact, FictionConfig, Graph, Part, filler, pick, relations, words
 from turngym.envs.search.questions import Question, normalize
-from turngym.envs.search.world import PARTS, Entity, Fact, Graph, Part, WorldConfig, filler, pick, relations, words
 from turngym.retrieval.core import Passage
 
 MOST_WORDS = 200
@@ -44,9 +44,9 @@ class _Sentence:
 
 
 class Writer:
-    """Writes one world; the random generator decides wordings, filler and where passages end."""
+    """Writes one fiction; the random generator decides wordings, filler and where passages end."""
 
-    def __init__(self, config: WorldConfig, graph: Graph) -> None:
+    def __init__(self, config: FictionConfig, graph: Graph) -> None:
         self._config, self._graph, self._words, self._filler = config, graph, words(), filler()
         self._relations = relations(config)
         # a stream apart from the graph's (no third number) and the questions' (2): a change of one leaves the others
@@ -201,9 +201,9 @@ class Draft:
 
 
 class Teller:
-    """Words for one world's questions, and the draws that families make. One object makes all of a world's."""
+    """Words for one fiction's questions, and the draws that families make. One object makes all of a fiction's."""
 
-    def __init__(self, config: WorldConfig, graph: Graph, library: Library) -> None:
+    def __init__(self, config: FictionConfig, graph: Graph, library: Library) -> None:
         self.config, self.graph, self.library = config, graph, library
         self.rng = np.random.default_rng([config.seed, config.version, 2])
         self.relations = relations(config)

@@ -1,7 +1,7 @@
 """The processes of a training run: all_gather, broadcast, work on rank 0, and how work is divided among them.
 
 Everything that is decided (tasks, weights of tokens, depth, when to stop) is decided by every process alike, from the
-whole batch; only playing, scoring and gradients are divided. `SINGLE` is the world of an ordinary run: it divides
+whole batch; only playing, scoring and gradients are divided. `SINGLE` is the one process of an ordinary run: it divides
 nothing, so that no caller asks how many processes there are.
 """
 
@@ -24,7 +24,7 @@ class DistributedError(TurngymError):
     """Processes that disagree, or a process that failed while others waited for it."""
 
 
-class World:
+class Ranks:
     """The processes of a run; here a single one, in which nothing is divided.
 
     Methods are collectives: every rank calls them in the same order, or the run hangs.
@@ -52,15 +52,15 @@ class World:
         return weights
 
 
-SINGLE = World()
+SINGLE = Ranks()
 
 
-def broadcast(world: World, value: T) -> T:
+def broadcast(ranks: Ranks, value: T) -> T:
     """The value of rank 0 on every rank."""
-    return world.all_gather(cast(T, value if world.rank == 0 else None))[0]
+    return ranks.all_gather(cast(T, value if ranks.rank == 0 else None))[0]
 
 
-def on_all_ranks(world: World, work: Callable[[], T]) -> T:
+def on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> T:
     """Run `work` on every rank, then a barrier that propagates errors: if one rank fails, all raise.
 
     The rank that failed raises its own error, the others a DistributedError that names it; none waits for it forever.
@@ -70,19 +70,19 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:  # any error must reach the other ranks, which would wait in the next collective
         failure = error
-    errors = world.all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+    errors = ranks.all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
     for rank, error_text in enumerate(errors):
         if error_text is not None:
-            raise DistributedError(f"process {rank} of {world.size} failed, so all stop: {error_text}")
+            raise DistributedError(f"process {rank} of {ranks.size} failed, so all stop: {error_text}")
     return cast(T, result)
 
 
-def on_rank_zero(world: World, work: Callable[[], T]) -> T:
+def on_rank_zero(ranks: Ranks, work: Callable[[], T]) -> T:
     """Run `work` on rank 0 while the others wait; its result, or its error, is broadcast."""
     # first the barrier that carries errors: a rank 0 that failed would never reach the broadcast
-    return broadcast(world, on_all_ranks(world, lambda: cast(T, work() if world.rank == 0 else None)))
+    return broadcast(ranks, on_all_ranks(ranks, lambda: cast(T, work() if ranks.rank == 0 else None)))
 
 
 def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[NDArray[np.int64]]:

@@ -1,7 +1,7 @@
-"""What is in a fictional world? Its settings, its entities with invented names, and the facts that link them.
+"""What is in a fiction? Its settings, its entities with invented names, and the facts that link them.
 
-`make_graph` makes the graph of a `WorldConfig`: the same settings give the same bytes on every machine. `world_text`
-writes the passages and `world_questions` the questions.
+`make_graph` makes the graph of a `FictionConfig`: the same settings give the same bytes on every machine.
+`fiction_text` writes the passages and `fiction_questions` the questions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _shares(shares: dict[str, float]) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorldConfig:
-    """What kind of world is made. The same settings give the same bytes on every machine."""
+class FictionConfig:
+    """What kind of fiction is made. The same settings give the same bytes on every machine."""
 
     name: str
     """Part of the question ids; a configuration of your own needs a name of its own."""
@@ -44,17 +44,17 @@ class WorldConfig:
     """What training and evaluation questions do not share. Models whose tokens are whole names can only be tested on
     names that they have seen, so for them the facts are new."""
     eval_share: float = 0.3
-    """Share of the entities or facts (with several worlds: of the possible names) that only evaluation questions may
+    """Share of the entities or facts (with several fictions: of the possible names) that only evaluation questions may
     touch."""
     kinship: float = 0.9
     """Share of facts whose two entities are both for training or both for evaluation."""
     questions: Mapping[str, tuple[int, int]]
     """Family to (training, evaluation) questions."""
-    worlds: tuple[int, int] | None = None
-    """So many worlds for training and for evaluation, each with entities, facts and passages of its own and either kind
-    of questions; they coin names from the same parts, but no name is in both. None: one world with both."""
+    fictions: tuple[int, int] | None = None
+    """So many fictions for training and for evaluation, each with entities, facts and passages of its own and either
+    kind of questions; they coin names from the same parts, but no name is in both. None: one fiction with both."""
     part: Literal["train", "eval"] | None = None
-    """What this world is for, where it is one of several (`train`, ...). Set where they are made."""
+    """What this fiction is for, where it is one of several (`train`, ...). Set where they are made."""
     relations: tuple[str, ...] | None = None
     """Relations that exist (`film.director`, ...); None: all of the table."""
     phrasings: int | None = None
@@ -93,10 +93,10 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         for family in self.questions:
-            checked_choice(f"world {self.name!r}: a family of questions", family, FAMILIES, TaskError)
+            checked_choice(f"fiction {self.name!r}: a family of questions", family, FAMILIES, TaskError)
 
 
-FULL = WorldConfig(
+FULL = FictionConfig(
     name="full",
     counts={
         "person": 900,
@@ -115,11 +115,11 @@ FULL = WorldConfig(
     questions=dict.fromkeys(LIKE_PUBLIC, (600, 150)),
 )
 """About 2,500 entities and 10,000 passages, about as hard for BM25 as the real sets."""
-TINY = WorldConfig(
+TINY = FictionConfig(
     name="tiny",
     counts={"film": 10, "book": 8, "person": 16, "city": 10, "region": 4},
     questions={"popqa-like": (10, 5), "2wiki-like": (20, 10), "musique-like": (6, 5)},
-    worlds=(400, 20),
+    fictions=(400, 20),
     relations=(
         *("film.director", "film.star", "film.basis", "book.author", "book.setting", "person.birthplace"),
         *("person.spouse", "city.region", "city.twin", "region.capital"),
@@ -136,19 +136,19 @@ TINY = WorldConfig(
     linked={},
     asides={},
 )
-"""Many worlds of about 50 entities in plain words, one short passage each: the quickstart's.
+"""Many fictions of about 50 entities in plain words, one short passage each: the quickstart's.
 
-A tiny model that always trains in one world learns its facts by heart. Here the next world has other facts about the
-same names, so that all it can learn is to copy; and names have two parts each, so that it must copy both.
+A tiny model that always trains in one fiction learns its facts by heart. Here the next fiction has other facts about
+the same names, so that all it can learn is to copy; and names have two parts each, so that it must copy both.
 """
-CHAINS = replace(TINY, name="chains", questions={"chain": (6, 5)}, worlds=(600, 20))
-"""The same kind of worlds, asked for the ends of long paths: episodes stay long, and their late turns count."""
+CHAINS = replace(TINY, name="chains", questions={"chain": (6, 5)}, fictions=(600, 20))
+"""The same kind of fictions, asked for the ends of long paths: episodes stay long, and their late turns count."""
 PRESETS = {config.name: config for config in (FULL, TINY, CHAINS)}
 
 
-def preset(name: str) -> WorldConfig:
+def preset(name: str) -> FictionConfig:
     """The preset called `name`. Raises TaskError with the nearest names."""
-    return PRESETS[checked_choice("the world", name, PRESETS, TaskError)]
+    return PRESETS[checked_choice("the fiction", name, PRESETS, TaskError)]
 
 
 # --- the typed graph
@@ -214,7 +214,7 @@ class Graph:
         return [entity for entity in self.entities.values() if entity.kind == kind]
 
 
-# --- the tables behind a world
+# --- the tables behind a fiction
 
 LITERALS = ("year", "date", "number", "coin")
 """Object types of relations that are values, not entities."""
@@ -242,15 +242,15 @@ class Relation:
         return self.name.partition(".")[0]
 
 
-def relations(config: WorldConfig) -> dict[str, Relation]:
-    """The relations that exist in `config`'s world, in the order of the table."""
+def relations(config: FictionConfig) -> dict[str, Relation]:
+    """The relations that exist in `config`'s fiction, in the order of the table."""
     most = config.phrasings
     found: dict[str, Relation] = {}
     for name, row in _table("relations").items():
         kind, to = name.partition(".")[0], row["to"]
         wanted = config.relations is None or name in config.relations
         if wanted and kind in config.counts and (to in LITERALS or to in config.counts):
-            # in plain worlds, only sentences that end with the object
+            # in plain fictions, only sentences that end with the object
             say = [text for text in row["say"] if text.endswith("{o}.") or not config.plain][:most]
             np_, ask = tuple(row["np"][:most]), tuple(row["ask"][:most])
             found[name] = Relation(name=name, to=to, rate=row["rate"], say=tuple(say), np=np_, ask=ask)
@@ -290,19 +290,19 @@ def pick(rng: np.random.Generator, items: Sequence[str]) -> str:
 
 
 class Namer:
-    """Makes names that no other entity of this world has.
+    """Makes names that no other entity of this fiction has.
 
-    Several worlds of one configuration put the same parts together, whatever their seeds.
+    Several fictions of one configuration put the same parts together, whatever their seeds.
     """
 
-    def __init__(self, config: WorldConfig, rng: np.random.Generator) -> None:
+    def __init__(self, config: FictionConfig, rng: np.random.Generator) -> None:
         self._rng = rng
         self._plain = config.plain
         self._table = words()
         self._coined: set[str] = set()
         self._taken: set[str] = set()
         self._part, self._eval_share = config.part, config.eval_share
-        # without the configuration's seed: all of its worlds share the parts of names
+        # without the configuration's seed: all of its fictions share the parts of names
         parts = rng if config.part is None else np.random.default_rng([config.version, 3])
         self.firsts = self._coin(config.first_names, "first_end", parts)
         self.lasts = self._coin(config.last_names, "last_end", parts)
@@ -351,17 +351,17 @@ class Namer:
             if name.lower() not in self._taken and self._ours(name):
                 self._taken.add(name.lower())
                 return name
-        raise TaskError("a world ran out of names: give it more first_names, last_names, places or title_words")
+        raise TaskError("a fiction ran out of names: give it more first_names, last_names, places or title_words")
 
     def _ours(self, name: str) -> bool:
-        """Whether this world may use a name: training and evaluation worlds share no name."""
+        """Whether this fiction may use a name: training and evaluation fictions share no name."""
         if self._part is None:
             return True
         draw = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big") / 2**32
         return (draw < self._eval_share) == (self._part == "eval")
 
     def plain_parts(self, kinds: Iterable[str]) -> set[str]:
-        """The parts of which every name in a plain world with these kinds consists."""
+        """The parts of which every name in a plain fiction with these kinds consists."""
         ends = [end for kind in kinds for end in self._table.get(f"{kind}_end", ())]
         spaced = [f" {word}" for word in (*self.lasts, *self.nouns)]
         return {*self.firsts, *self.stems, *self.adjectives, *spaced, *ends}
@@ -409,7 +409,7 @@ CRAFT_SHARES = (
 )
 
 
-def make_entities(config: WorldConfig, namer: Namer, rng: np.random.Generator) -> dict[str, Entity]:
+def make_entities(config: FictionConfig, namer: Namer, rng: np.random.Generator) -> dict[str, Entity]:
     """Entities by id, kind after kind in the order of `config.counts`."""
     maker = _Maker(config, namer, rng)
     found: dict[str, Entity] = {}
@@ -421,7 +421,7 @@ def make_entities(config: WorldConfig, namer: Namer, rng: np.random.Generator) -
 
 
 class _Maker:
-    def __init__(self, config: WorldConfig, namer: Namer, rng: np.random.Generator) -> None:
+    def __init__(self, config: FictionConfig, namer: Namer, rng: np.random.Generator) -> None:
         self._config, self._namer, self._rng, self._words = config, namer, rng, words()
         self._titles: list[str] = []
         self._works: set[tuple[str, str]] = set()
@@ -521,8 +521,8 @@ DRAWS = 100
 """Candidates looked at before a fact is left out."""
 
 
-def make_graph(config: WorldConfig) -> Graph:
-    """The entities and facts of `config`'s world."""
+def make_graph(config: FictionConfig) -> Graph:
+    """The entities and facts of `config`'s fiction."""
     rng = np.random.default_rng([config.seed, config.version])
     namer = Namer(config, rng)
     entities = make_entities(config, namer, rng)
@@ -533,7 +533,7 @@ def make_graph(config: WorldConfig) -> Graph:
 
 
 class _Linker:
-    def __init__(self, config: WorldConfig, entities: dict[str, Entity], rng: np.random.Generator) -> None:
+    def __init__(self, config: FictionConfig, entities: dict[str, Entity], rng: np.random.Generator) -> None:
         self._config, self._rng, self._words = config, rng, words()
         self._kinds: dict[str, list[Entity]] = {}
         for entity in entities.values():

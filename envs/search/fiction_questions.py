@@ -1,8 +1,8 @@
-"""What is asked about a fictional world? Makes the world and draws its questions, family by family.
+"""What is asked about a fiction? Makes the fiction and draws its questions, family by family.
 
-`generate_world` makes graph, passages and questions from nothing but settings and a seed. Each family of questions
+`generate_fiction` makes graph, passages and questions from nothing but settings and a seed. Each family of questions
 (`FAMILY`) draws one question at random, or None where the draw led nowhere: a path asked for its end, two paths that
-meet, or a comparison of two. `vocabulary` lists every phrase of the episodes in a world.
+meet, or a comparison of two. `vocabulary` lists every phrase of the episodes in a fiction.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from itertools import pairwise
 import numpy as np
 
 from turngym.envs.core.errors import TaskError
-from turngym.envs.search.protocol import INVALID, NOTHING
-from turngym.envs.search.questions import Question
-from turngym.envs.search.world import (
+from turngym.envs.search.fiction import (
     PARTS,
     Entity,
     Fact,
+    FictionConfig,
     Graph,
     Namer,
     Part,
-    WorldConfig,
     make_graph,
     relations,
 )
-from turngym.envs.search.world_text import Draft, Teller, Writer
+from turngym.envs.search.fiction_text import Draft, Teller, Writer
+from turngym.envs.search.protocol import INVALID, NOTHING
+from turngym.envs.search.questions import Question
 from turngym.retrieval.core import Passage
 
 Chain = tuple[Fact, ...]
@@ -38,10 +38,10 @@ ATTEMPTS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FictionalWorld:
+class Fiction:
     """A corpus with questions about it, all invented."""
 
-    config: WorldConfig
+    config: FictionConfig
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
     """Training and evaluation questions (`split`); no entity, or no fact, is touched by both (`config.disjoint`)."""
@@ -50,8 +50,8 @@ class FictionalWorld:
     graph: Graph
 
 
-def generate_world(config: WorldConfig) -> FictionalWorld:
-    """The world of `config`: the same bytes every time. Raises TaskError where a family finds too few questions."""
+def generate_fiction(config: FictionConfig) -> Fiction:
+    """The fiction of `config`: the same bytes every time. Raises TaskError where a family finds too few questions."""
     graph = make_graph(config)
     library = Writer(config, graph).write()
     teller = Teller(config, graph, library)
@@ -62,29 +62,27 @@ def generate_world(config: WorldConfig) -> FictionalWorld:
             for question, chain in _questions(teller, family, part, count):
                 questions.append(question)
                 chains[question.task_id] = chain
-    return FictionalWorld(
-        config=config, passages=library.passages, questions=tuple(questions), chains=chains, graph=graph
-    )
+    return Fiction(config=config, passages=library.passages, questions=tuple(questions), chains=chains, graph=graph)
 
 
-def generate_worlds(config: WorldConfig) -> Iterator[FictionalWorld]:
-    """The training worlds of `config` and then its evaluation worlds; the one world where `config.worlds` is None."""
-    if config.worlds is None:
-        yield generate_world(config)
+def generate_fictions(config: FictionConfig) -> Iterator[Fiction]:
+    """The training fictions of `config`, then its evaluation fictions; a single one where `config.fictions` is None."""
+    if config.fictions is None:
+        yield generate_fiction(config)
         return
     for place, part in enumerate(PARTS):
-        for number in range(config.worlds[place]):
-            yield generate_world(one_world(config, part, number))
+        for number in range(config.fictions[place]):
+            yield generate_fiction(one_fiction(config, part, number))
 
 
-def one_world(config: WorldConfig, part: Part, number: int) -> WorldConfig:
-    """The settings of one among several worlds."""
+def one_fiction(config: FictionConfig, part: Part, number: int) -> FictionConfig:
+    """The settings of one among several fictions."""
     training = part == "train"
     counts = {family: (most[0], 0) if training else (0, most[1]) for family, most in config.questions.items()}
     seed = 2 * number + (not training)
     name = f"{config.name}-{part}{number}"
-    # every configuration seed makes other worlds, every world has a seed of its own
-    return replace(config, name=name, seed=config.seed * 2**20 + seed, worlds=None, part=part, questions=counts)
+    # every configuration seed makes other fictions, every fiction has a seed of its own
+    return replace(config, name=name, seed=config.seed * 2**20 + seed, fictions=None, part=part, questions=counts)
 
 
 def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:
@@ -100,8 +98,8 @@ def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tupl
             found.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
     if len(found) < count:
         raise TaskError(
-            f"world {teller.config.name!r}: only {len(found)} of {count} {part} questions of family {family!r} "
-            f"could be made; ask for fewer questions or make the world larger"
+            f"fiction {teller.config.name!r}: only {len(found)} of {count} {part} questions of family {family!r} "
+            f"could be made; ask for fewer questions or make the fiction larger"
         )
     return found
 
@@ -383,8 +381,8 @@ _SLOT = re.compile(r"\{[sox]\}")
 _WORD = re.compile(r"\w+")
 
 
-def vocabulary(config: WorldConfig) -> list[str]:
-    """Sorted phrases into which questions, passages and sensible actions of a `plain` world can be cut.
+def vocabulary(config: FictionConfig) -> list[str]:
+    """Sorted phrases into which questions, passages and sensible actions of a `plain` fiction can be cut.
 
     Names are cut into the parts that they are made of, which training and evaluation share; every wording of a relation
     is one phrase up to its slot. Single words are there too, for queries that make no sense; none begins with a space,
@@ -400,7 +398,7 @@ def vocabulary(config: WorldConfig) -> list[str]:
         for template in (*relation.say, *relation.np, *relation.ask):
             for part in _SLOT.split(template):
                 phrases |= {part, part.rstrip("?.")}
-    # several worlds put the same parts of names together, whichever part they are for
-    named = config if config.worlds is None else replace(config, part="train")
+    # several fictions put the same parts of names together, whichever part they are for
+    named = config if config.fictions is None else replace(config, part="train")
     phrases |= Namer(named, np.random.default_rng([config.seed, config.version])).plain_parts(config.counts)
     return sorted(phrases.union(word for phrase in phrases for word in _WORD.findall(phrase)))
