@@ -1,0 +1,67 @@
+"""Prints how many words the documentation has, by section of the site's navigation: `python tests/support/words.py`.
+
+A word holds a letter or a digit: bars of tables, bullets and arrows are none. Code blocks count. Pages that are made from
+the code (the API, `docs/metrics.md`) have a line of their own. `--pages` prints each page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+AT_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+MADE = ("api/", "metrics.md")
+"""Pages, or the beginning of their names, whose text is written in the code."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name Python objects, without making any."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+
+
+def words(text: str) -> int:
+    return sum(1 for part in text.split() if re.search(r"\w", part))
+
+
+def pages(entry: Any) -> list[str]:
+    """The pages of a part of the navigation, in its order."""
+    if isinstance(entry, str):
+        return [entry]
+    return [page for part in (entry if isinstance(entry, list) else entry.values()) for page in pages(part)]
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Words of each page by section; sections are those of the navigation, and `made`."""
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
+    found: dict[str, dict[str, int]] = {"made": {}}
+    for section in config["nav"]:
+        ((name, inside),) = section.items()
+        for page in pages(inside):
+            path = ROOT / AT_ROOT[page] if page in AT_ROOT else ROOT / "docs" / page
+            kind = "made" if page.startswith(MADE) else name
+            found.setdefault(kind, {})[page] = words(path.read_text(encoding="utf-8"))
+    found["Project"].pop("changelog.md")
+    return found
+
+
+def totals() -> tuple[int, int]:
+    """Words of the pages for users (all that are written by hand, without Evidence and the changelog), and of Evidence."""
+    by_section = {name: sum(inside.values()) for name, inside in counts().items()}
+    evidence = by_section["Evidence"]
+    return sum(by_section.values()) - evidence - by_section["made"], evidence
+
+
+if __name__ == "__main__":
+    for name, inside in counts().items():
+        print(f"{sum(inside.values()):7,}  {name}")
+        for page, number in sorted(inside.items(), key=lambda item: -item[1]):
+            if "--pages" in sys.argv[1:]:
+                print(f"         {number:7,}  {page}")
+    print(f"{totals()[0]:7,}  pages for users, written by hand\n{totals()[1]:7,}  evidence")
