@@ -26,6 +26,7 @@ from typing import Any
 
 import faults
 import pytest
+import words as word_counts
 
 from turngym.scripts import bench, command_line
 from turngym.scripts import main as command
@@ -371,6 +372,12 @@ def test_links_lead_to_files(page: Path) -> None:
     lost = [link for link in _LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
     made = {"contributing.md", "changelog.md", "index.md", "index.html"}  # pages of the site that docs/hooks.py makes
     assert not [link for link in lost if link.rpartition("/")[2] not in made]
+
+
+def test_the_pages_are_short() -> None:
+    users, evidence = word_counts.totals()
+    assert users <= 39_000, "cut before you add: python tests/support/words.py --pages"
+    assert evidence <= 20_000
 
 
 def test_the_readme_is_short() -> None:

@@ -1,7 +1,7 @@
 """Prints how many words the documentation has, by section of the site's navigation: `python tests/support/words.py`.
 
-A word holds a letter or a digit: bars of tables, bullets and arrows are none. Code blocks count. Pages that are made from
-the code (the API, `docs/metrics.md`) have a line of their own. `--pages` prints each page.
+A word holds a letter or a digit: bars of tables, bullets and arrows are none. Code blocks count. Pages that are made
+from the code (the API, `docs/metrics.md`) have a line of their own. `--pages` prints each page.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def totals() -> tuple[int, int]:
-    """Words of the pages for users (all that are written by hand, without Evidence and the changelog), and of Evidence."""
+    """Words of the pages for users (written by hand, without Evidence and the changelog), and of Evidence."""
     by_section = {name: sum(inside.values()) for name, inside in counts().items()}
     evidence = by_section["Evidence"]
     return sum(by_section.values()) - evidence - by_section["made"], evidence
