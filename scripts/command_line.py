@@ -35,6 +35,8 @@ from turngym.retrieval.user_files import user_path
 
 T = TypeVar("T")
 CONFIG = "--config"
+HELP = (tyro.conf.HelptextFromCommentsOff,)
+"""For tyro: help is in docstrings. To look for it in comments too, tyro would read every class's source at each call."""
 
 
 SERVED: Needs = (
@@ -86,7 +88,7 @@ def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None =
 
     Every verb reads its options here: a path with `~` means the home folder, and a number has a range.
     """
-    found = tyro.cli(kind, args=list(argv), prog=prog, description=description, **more)
+    found = tyro.cli(kind, args=list(argv), prog=prog, description=description, config=HELP, **more)
     return checked(found)
 
 

@@ -21,7 +21,7 @@ import tyro
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
-from turngym.scripts.command_line import CONFIG, check_options, checked, pop_option, section, width
+from turngym.scripts.command_line import CONFIG, HELP, check_options, checked, pop_option, section, width
 
 try:
     from turngym.agents.agent_options import DemonstrationOptions, JudgeOptions
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         default = _default(group, table, where)
         parts.append((field_name, kind, field() if default is None else field(default=default)))
     flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
-    found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", add_help=False)
+    found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", config=HELP, add_help=False)
     return checked(_assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()}))
 
 
