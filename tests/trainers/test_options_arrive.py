@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +72,7 @@ from turngym.trainers.losses import (
 from turngym.trainers.run import build_algorithm
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
-from turngym.trainers.token_weights import WEIGHTS
+from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
 from turngym.trainers.train_config import train_config
 
 RUN = RunConfig(max_turns=17)
@@ -121,61 +122,62 @@ ALFWORLD = DepthSchedule(eta=6, k_max=30)
 
 ITSELF = object()
 """The option's own value."""
-# (algorithm, option, its value, where it arrives, what stands there)
+# (algorithm, option, its value, the field of Algorithm where it arrives, what stands in there: a number or a word under
+# this name, however deep; a part that is a formula anywhere)
 OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     # the distillation that opd, turnopd and tcod share
     (OPD, "top_k", 7, "target_fn", TeacherTopK(7)),
     (OPD, "support", "student", "target_fn", StudentTopK(50)),
     (OPD, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (OPD, "form", "forward", "token_loss", SupportKL(kl=bin_forward_kl, importance=(0.1, 10.0))),
-    (OPD, "form", "jsd", "token_loss.kl", JensenShannon(0.5)),
-    (OPD, "form", "mixed", "token_loss.kl", MixedKL(0.5)),
-    (lambda **more: OPD(form="jsd", **more), "beta", 0.2, "token_loss.kl", JensenShannon(0.2)),
-    (lambda **more: OPD(form="mixed", **more), "beta", 0.2, "token_loss.kl", MixedKL(0.2)),
+    (OPD, "form", "jsd", "token_loss", JensenShannon(0.5)),
+    (OPD, "form", "mixed", "token_loss", MixedKL(0.5)),
+    (lambda **more: OPD(form="jsd", **more), "beta", 0.2, "token_loss", JensenShannon(0.2)),
+    (lambda **more: OPD(form="mixed", **more), "beta", 0.2, "token_loss", MixedKL(0.2)),
     (OPD, "form", "sampled", "target_fn", SampledAdvantage()),
     (OPD, "form", "sampled", "token_loss", ClippedAdvantage(eps_low=0.2, eps_high=0.28)),
-    (OPD, "tail", "bin", "token_loss.kl", bin_reverse_kl),
-    (OPD, "tail", "raw", "token_loss.kl", raw_reverse_kl),
-    (OPD, "tail", "renorm", "token_loss.kl", renorm_reverse_kl),
+    (OPD, "tail", "bin", "token_loss", bin_reverse_kl),
+    (OPD, "tail", "raw", "token_loss", raw_reverse_kl),
+    (OPD, "tail", "renorm", "token_loss", renorm_reverse_kl),
     (OPD, "importance", (0.5, 3.0), "token_loss.importance", ITSELF),
     (OPD, "temperature", 2.5, "distill_temperature", ITSELF),
     # turnopd
-    (TURN, "n_min", 3, "weight.turn.n_min", ITSELF),
-    (TURN, "n_min_share", 0.4, "weight.turn.min_share", ITSELF),
+    (TURN, "n_min", 3, "weight.n_min", ITSELF),
+    (TURN, "n_min_share", 0.4, "weight.min_share", ITSELF),
     (TURN, "blend_start", 0.25, "weight.start", ITSELF),
     (TURN, "blend_end", 0.75, "weight.end", ITSELF),
-    (TURN, "weight", "trajectory", "weight.weigh.__name__", "trajectory_weights"),
+    (TURN, "weight", "trajectory", "weight", trajectory_weights),
     (TURN, "adaptive_depth", False, "depth", FixedDepth(h_max=17)),
-    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.config.rho", 0.3),
-    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.config.p", 0.6),
-    (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.config.h_max", 9),
-    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.config.h_max", 17),
-    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.config.h_min", 17),
-    (TURN, "depth", DepthConfig(warmup=5), "depth.config.warmup", 5),
-    (TURN, "depth", DepthConfig(cov_base=1), "depth.config.cov_base", 1),
+    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.rho", 0.3),
+    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.p", 0.6),
+    (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.h_max", 9),
+    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.h_max", 17),
+    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.h_min", 17),
+    (TURN, "depth", DepthConfig(warmup=5), "depth.warmup", 5),
+    (TURN, "depth", DepthConfig(cov_base=1), "depth.cov_base", 1),
     (TURN, "weight", "turn", "target_fn", TeacherTopK(9)),
     # tcod
     (TCOD, "direction", "f2b", "depth", Curriculum(schedule=ALFWORLD, h_max=17)),
     (TCOD, "direction", "b2f", "depth", Curriculum(schedule=ALFWORLD, back_to_front=True, h_max=17)),
     (TCOD, "schedule", SCHEDULE, "depth.schedule", ITSELF),
-    (TCOD, "schedule", SCHEDULE, "weight.weigh.__name__", "trajectory_weights"),
+    (TCOD, "schedule", SCHEDULE, "weight", trajectory_weights),
     # grpo
     (GRPO, "n", 5, "group", ITSELF),
     (GRPO, "reward", "success", "target_fn", GroupAdvantage(reward="success")),
     (GRPO, "scale", "none", "target_fn", GroupAdvantage(scale="none")),
     (GRPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
-    (GRPO, "kl_coef", 0.3, "target_fn.target_fn", GroupAdvantage()),
+    (GRPO, "kl_coef", 0.3, "target_fn", GroupAdvantage()),
     (GRPO, "kl_coef", 0.3, "needs_reference", True),
-    (GRPO, "kl", "k1", "token_loss.kl", kl_k1),
-    (GRPO, "kl", "k2", "token_loss.kl", kl_k2),
-    (GRPO, "kl", "k3", "token_loss.kl", kl_k3),
+    (GRPO, "kl", "k1", "token_loss", kl_k1),
+    (GRPO, "kl", "k2", "token_loss", kl_k2),
+    (GRPO, "kl", "k3", "token_loss", kl_k3),
     (GRPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (GRPO, "entropy_coef", 0.07, "entropy_gradient", True),
     (GRPO, "filter_groups", True, "select", ComparableGroups()),
     (GRPO, "reward", "score", "select", ComparableGroups(reward="score")),
     (GRPO, "filter_groups", False, "select", ComparableGroups(spread=False)),
-    (GRPO, "objective", "surrogate", "token_loss.surrogate", clipped_surrogate),
-    (GRPO, "objective", "weight", "token_loss.surrogate", clipped_weight),
+    (GRPO, "objective", "surrogate", "token_loss", clipped_surrogate),
+    (GRPO, "objective", "weight", "token_loss", clipped_weight),
     (GRPO, "ratio", "token", "target_fn", GroupAdvantage()),
     (GRPO, "ratio", "turn", "target_fn", WithSequences(target_fn=GroupAdvantage(), unit="turn")),
     (GRPO, "ratio", "episode", "target_fn", WithSequences(target_fn=GroupAdvantage(), unit="episode")),
@@ -184,20 +186,20 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     # gigpo
     (GIGPO, "n", 5, "group", ITSELF),
     (GIGPO, "n", 5, "select", ComparableGroups(spread=False)),
-    (GIGPO, "gamma", 0.5, "target_fn.target_fn", TurnAdvantage(gamma=0.5)),
-    (GIGPO, "w_step", 0.5, "target_fn.target_fn", TurnAdvantage(w_step=0.5)),
-    (GIGPO, "anchor", "state", "target_fn.target_fn", TurnAdvantage(anchor="state")),
+    (GIGPO, "gamma", 0.5, "target_fn", TurnAdvantage(gamma=0.5)),
+    (GIGPO, "w_step", 0.5, "target_fn", TurnAdvantage(w_step=0.5)),
+    (GIGPO, "anchor", "state", "target_fn", TurnAdvantage(anchor="state")),
     (GIGPO, "anchor", "state", "states", True),
     (GIGPO, "anchor", "observation", "states", False),
-    (GIGPO, "similarity", 0.95, "target_fn.target_fn", TurnAdvantage(similarity=0.95)),
-    (GIGPO, "reward", "success", "target_fn.target_fn", TurnAdvantage(reward="success")),
-    (GIGPO, "invalid_cost", 0.1, "target_fn.target_fn", TurnAdvantage(invalid_cost=0.1)),
-    (GIGPO, "scale", "std", "target_fn.target_fn", TurnAdvantage(scale="std")),
-    (GIGPO, "baseline", "turns", "target_fn.target_fn", TurnAdvantage(baseline="turns")),
+    (GIGPO, "similarity", 0.95, "target_fn", TurnAdvantage(similarity=0.95)),
+    (GIGPO, "reward", "success", "target_fn", TurnAdvantage(reward="success")),
+    (GIGPO, "invalid_cost", 0.1, "target_fn", TurnAdvantage(invalid_cost=0.1)),
+    (GIGPO, "scale", "std", "target_fn", TurnAdvantage(scale="std")),
+    (GIGPO, "baseline", "turns", "target_fn", TurnAdvantage(baseline="turns")),
     (GIGPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (GIGPO, "kl_coef", 0.0, "target_fn", TurnAdvantage()),
     (GIGPO, "kl_coef", 0.0, "needs_reference", False),
-    (GIGPO, "kl", "k1", "token_loss.kl", kl_k1),
+    (GIGPO, "kl", "k1", "token_loss", kl_k1),
     (GIGPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (GIGPO, "entropy_coef", 0.07, "entropy_gradient", True),
     # guided-opd
@@ -211,18 +213,18 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     # atod
     (ATOD, "n", 5, "group", ITSELF),
     (ATOD, "n", 5, "select", ComparableGroups(spread=False)),
-    (ATOD, "n", 5, "target_fn.annealing.total", RUN.steps),
+    (ATOD, "n", 5, "target_fn.total", RUN.steps),
     (ATOD, "n", 5, "to_the_end", True),
-    (ATOD, "start", 0.3, "target_fn.annealing.start", ITSELF),
-    (ATOD, "end", 0.7, "target_fn.annealing.end", ITSELF),
-    (ATOD, "floor", 0.4, "target_fn.annealing.floor", ITSELF),
-    (ATOD, "strength", 2.5, "target_fn.factor.keywords", {"strength": 2.5}),
+    (ATOD, "start", 0.3, "target_fn.start", ITSELF),
+    (ATOD, "end", 0.7, "target_fn.end", ITSELF),
+    (ATOD, "floor", 0.4, "target_fn.floor", ITSELF),
+    (ATOD, "strength", 2.5, "target_fn.strength", ITSELF),
     (ATOD, "reward", "score", "target_fn.reward", ITSELF),
     (ATOD, "scale", "none", "target_fn.scale", ITSELF),
     # sage-opd
     (SAGE, "weak", 0.3, "target_fn", Intervention(k=9, weak=0.3)),
     (SAGE, "confidence", False, "target_fn", Intervention(k=9, confidence=False)),
-    (SAGE, "weak", 0.3, "token_loss.loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
+    (SAGE, "weak", 0.3, "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (SAGE, "weak", 0.3, "judge", "score"),
     (SAGE, "weak", 0.3, "select", None),
     # grpo-opd
@@ -235,18 +237,18 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     # grpo-kd
     (KD, "n", 5, "group", ITSELF),
     (KD, "n", 5, "select", ComparableGroups(spread=False, tokens=True)),
-    (KD, "reward", "sum", "target_fn.target_fn.pool", "sum"),
-    (KD, "student_entropy", True, "target_fn.target_fn.reward", TeacherReward(student_entropy=True)),
-    (KD, "env_coef", 0.6, "target_fn.target_fn.env_coef", ITSELF),
-    (KD, "scale", "none", "target_fn.target_fn.scale", ITSELF),
+    (KD, "reward", "sum", "target_fn.pool", "sum"),
+    (KD, "student_entropy", True, "target_fn", TeacherReward(student_entropy=True)),
+    (KD, "env_coef", 0.6, "target_fn.env_coef", ITSELF),
+    (KD, "scale", "none", "target_fn.scale", ITSELF),
     (KD, "kl_coef", 0.0, "target_fn", GroupTeacherAdvantage(reward=TeacherReward())),
     (KD, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
-    (KD, "kl", "k1", "token_loss.kl", kl_k1),
-    (KD, "teacher_mix", 0.2, "target_fn.target_fn.share", 0.2),
+    (KD, "kl", "k1", "token_loss", kl_k1),
+    (KD, "teacher_mix", 0.2, "target_fn.share", 0.2),
     (KD, "teacher_mix", 0.2, "teacher_mix", 0.2),
     # ppo-kd
-    (PPO, "teacher_coef", 0.4, "target_fn.reward", TeacherReward(coef=0.4)),
-    (PPO, "student_entropy", True, "target_fn.reward", TeacherReward(student_entropy=True)),
+    (PPO, "teacher_coef", 0.4, "target_fn", TeacherReward(coef=0.4)),
+    (PPO, "student_entropy", True, "target_fn", TeacherReward(student_entropy=True)),
     (PPO, "env_coef", 0.7, "target_fn.env_coef", ITSELF),
     (PPO, "gamma", 0.9, "target_fn.gamma", ITSELF),
     (PPO, "lam", 0.8, "target_fn.lam", ITSELF),
@@ -285,7 +287,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (LUFFY, "clip", None, "token_loss.clip", ITSELF),
     (LUFFY, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (LUFFY, "kl_coef", 0.2, "token_loss.kl_coef", ITSELF),
-    (LUFFY, "kl_coef", 0.2, "target_fn.target_fn.beta", 1.0),
+    (LUFFY, "kl_coef", 0.2, "target_fn.beta", 1.0),
     (LUFFY, "filter_groups", True, "select", ComparableGroups(own=True)),
     (LUFFY, "filter_groups", False, "select", ComparableGroups(spread=False, own=True)),
     (LUFFY, "reward", "score", "select", ComparableGroups(reward="score", own=True)),
@@ -293,7 +295,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (LUFFY, "alpha", 1.0, "origins", ("policy", "demonstration")),
     # prm-rl
     (PRM, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
-    (PRM, "kl_coef", 0.3, "target_fn.target_fn", TurnScore()),
+    (PRM, "kl_coef", 0.3, "target_fn", TurnScore()),
     (PRM, "kl_coef", 0.0, "needs_reference", False),
     (PRM, "weight", "turn_mean", "needs_reference", True),
     (PRM, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
@@ -301,14 +303,14 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
     (HINTS, "n", 4, "group", ITSELF),
-    (HINTS, "reader", "live", "target_fn.target_fn", HintTargets(own=None, told=Told(reader="live"))),
+    (HINTS, "reader", "live", "target_fn", HintTargets(own=None, told=Told(reader="live"))),
     (HINTS, "reader", "live", "needs_reference", True),
     (HINTS, "position", "opening", "told.position", ITSELF),
-    (HINTS, "form", "sampled", "target_fn.target_fn", HintTargets(own=None)),
-    (HINTS, "form", "topk", "target_fn.target_fn", HintTargets(k=9, own=None)),
-    (HINTS, "form", "topk", "token_loss.loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
+    (HINTS, "form", "sampled", "target_fn", HintTargets(own=None)),
+    (HINTS, "form", "topk", "target_fn", HintTargets(k=9, own=None)),
+    (HINTS, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (HINTS, "form", "topk", "token_loss.kl_coef", 0.02),
-    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintTargets(own=None, reject_below=0.05)),
+    (HINTS, "reject_below", 0.05, "target_fn", HintTargets(own=None, reject_below=0.05)),
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
@@ -320,45 +322,42 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
             (build, "n", 5, "group", ITSELF),
             (build, "n", 5, "select", ComparableGroups(spread=False)),
             (build, "n", 5, "judge", "hint"),
-            (build, "reward", "score", "target_fn.target_fn.target_fn.reward", ITSELF),
+            (build, "reward", "score", "target_fn.reward", ITSELF),
             (build, "kl_coef", 0.3, "needs_reference", True),
+            (build, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
             (build, "kl_coef", 0.0, "needs_reference", False),
-            (build, "reader", "initial", "target_fn.target_fn.told.reader", ITSELF),
+            (build, "reader", "initial", "target_fn.reader", ITSELF),
             (build, "reader", "initial", "told.reader", ITSELF),
             (build, "position", "last_message", "told.position", ITSELF),
         )
     ),
-    *(
-        (build, "kl_coef", 0.3, f"token_loss{inner}.kl_coef", ITSELF)
-        for build, inner in zip(TOLD, (".loss", "", ".loss", "", ""), strict=True)
-    ),
     (SDAR, "coef", 0.3, "token_loss.coef", ITSELF),
     (SDAR, "beta", 2.0, "token_loss.beta", ITSELF),
-    (SDAR, "clip", (0.1, 0.3), "token_loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
-    (RLSD, "lam", 0.3, "target_fn.target_fn.change", rlsd.Directed(lam=0.3, eps=0.2, fade=100)),
-    (RLSD, "eps", 0.3, "target_fn.target_fn.change", rlsd.Directed(lam=0.5, eps=0.3, fade=100)),
-    (RLSD, "fade", 7, "target_fn.target_fn.change", rlsd.Directed(lam=0.5, eps=0.2, fade=7)),
+    (SDAR, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (RLSD, "lam", 0.3, "target_fn", rlsd.Directed(lam=0.3, eps=0.2, fade=100)),
+    (RLSD, "eps", 0.3, "target_fn", rlsd.Directed(lam=0.5, eps=0.3, fade=100)),
+    (RLSD, "fade", 7, "target_fn", rlsd.Directed(lam=0.5, eps=0.2, fade=7)),
     (SKILL_SD, "coef", 0.3, "token_loss.coef", ITSELF),
-    (SKILL_SD, "clip", (0.1, 0.3), "token_loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
-    (OPID, "w_told", 0.3, "target_fn.target_fn.change", opid.Added(w_told=0.3)),
-    (OPID, "scale", "none", "target_fn.target_fn.target_fn.scale", ITSELF),
-    (AGENT_OPSD, "lam", 0.3, "target_fn.target_fn.change", agent_opsd.Believed(lam=0.3, eps=0.2)),
-    (AGENT_OPSD, "eps", 0.3, "target_fn.target_fn.change", agent_opsd.Believed(lam=0.5, eps=0.3)),
+    (SKILL_SD, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (OPID, "w_told", 0.3, "target_fn", opid.Added(w_told=0.3)),
+    (OPID, "scale", "none", "target_fn.scale", ITSELF),
+    (AGENT_OPSD, "lam", 0.3, "target_fn", agent_opsd.Believed(lam=0.3, eps=0.2)),
+    (AGENT_OPSD, "eps", 0.3, "target_fn", agent_opsd.Believed(lam=0.5, eps=0.3)),
     # prm-opd
-    (PRM_OPD, "form", "sampled", "target_fn.target_fn", HintTargets()),
+    (PRM_OPD, "form", "sampled", "target_fn", HintTargets()),
     (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
-    (PRM_OPD, "form", "topk", "target_fn.target_fn", HintTargets(k=9)),
-    (PRM_OPD, "form", "topk", "token_loss.loss.loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
-    (PRM_OPD, "form", "topk", "token_loss.loss.support", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
+    (PRM_OPD, "form", "topk", "target_fn", HintTargets(k=9)),
+    (PRM_OPD, "form", "topk", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
+    (PRM_OPD, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (PRM_OPD, "form", "topk", "token_loss.kl_coef", 0.02),
-    (PRM_OPD, "w_reward", 0.25, "target_fn.target_fn", HintTargets(w_reward=0.25)),
-    (PRM_OPD, "w_hint", 0.25, "target_fn.target_fn", HintTargets(w_hint=0.25)),
-    (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.loss.w_reward", ITSELF),
-    (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.loss.w_hint", ITSELF),
-    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss.loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
-    (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn.target_fn", HintTargets(k=9, reject_below=0.05)),
+    (PRM_OPD, "w_reward", 0.25, "target_fn", HintTargets(w_reward=0.25)),
+    (PRM_OPD, "w_hint", 0.25, "target_fn", HintTargets(w_hint=0.25)),
+    (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.w_reward", ITSELF),
+    (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.w_hint", ITSELF),
+    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
+    (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn", HintTargets(k=9, reject_below=0.05)),
     (PRM_OPD_TOPK, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
-    (PRM_OPD, "reject_below", 0.05, "target_fn.target_fn", HintTargets(reject_below=0.05)),
+    (PRM_OPD, "reject_below", 0.05, "target_fn", HintTargets(reject_below=0.05)),
     (PRM_OPD, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (PRM_OPD, "kl_coef", 0.0, "target_fn", HintTargets()),
     (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
@@ -372,6 +371,19 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (SFT, "train_on", "policy", "origins", ("policy",)),
     (SFT, "train_on", "demonstration", "origins", ("demonstration",)),
 ]
+SEVERAL = {
+    "kl_coef": {"target_fn", "token_loss", "needs_reference"},
+    "entropy_coef": {"token_loss", "entropy_gradient"},
+    "position": {"told", "target_fn"},
+    "reader": {"told", "target_fn"},
+    "reward": {"target_fn", "select"},
+    "teacher_mix": {"target_fn", "teacher_mix"},
+    "weight": {"weight"},
+    "w_reward": {"target_fn", "token_loss"},
+    "w_hint": {"target_fn", "token_loss"},
+}
+"""Fields that an option of this name may change, beside those of its rows."""
+CHOICES = [one[:3] for number, one in enumerate(OPTIONS) if one[:3] not in [row[:3] for row in OPTIONS[:number]]]
 
 
 @pytest.mark.parametrize(
@@ -381,9 +393,40 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
 )
 def test_an_option_arrives(build: Build, option: str, value: Any, place: str, wanted: Any) -> None:
     wanted = value if wanted is ITSELF else wanted
-    found = attrgetter(place)(build(**{option: value}))
-    assert found == wanted
-    assert isinstance(found, type(wanted))
+    field, *names = place.split(".")
+    made = build(**{option: value})
+    inner = parts(getattr(made, field))
+    found = [part for path, part in inner if is_part(names, path) or (not names and is_formula(wanted))]
+    assert any(part == wanted and isinstance(part, type(wanted)) for part in found), found
+
+
+def parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields what `value` is composed of, with the names that lead to it."""
+    yield path, value
+    if is_dataclass(value):
+        for item in fields(value):
+            yield from parts(getattr(value, item.name), (*path, item.name))
+    elif isinstance(value, partial):
+        for name, given in value.keywords.items():
+            yield from parts(given, (*path, name))
+
+
+def is_part(names: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether `path` ends with the last of the names, and the others come before it in this order."""
+    rest = iter(path)
+    return all(name in rest for name in names) and path[-1:] == tuple(names[-1:])
+
+
+def is_formula(value: Any) -> bool:
+    return is_dataclass(value) or callable(value)
+
+
+@pytest.mark.parametrize(("build", "option", "value"), CHOICES)
+def test_an_option_arrives_nowhere_else(build: Build, option: str, value: Any) -> None:
+    default, made = build(), build(**{option: value})
+    changed = {item.name for item in fields(made) if getattr(made, item.name) != getattr(default, item.name)}
+    named = {row[3].partition(".")[0] for row in OPTIONS if row[:3] == (build, option, value)}
+    assert changed <= named | SEVERAL.get(option, set()) | {"settings"}
 
 
 @pytest.mark.parametrize("build", [GRPO, GIGPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
