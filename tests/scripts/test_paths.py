@@ -24,21 +24,24 @@ NAMES = {
     "signs": "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü",
     "line": "new\nline",
     "bytes": os.fsdecode(b"raw\xff\xfe"),
-    "home": "~here",
     "markup": "[bold]x[",
     "ending": "a.b.jsonl.d",
-    "dash": "-dash",
     "label": "x=y",
+    "home": "~here",
+    "dash": "-dash",
 }
+NAMES["all"] = "/".join(["x=y/-dash", *(NAMES[name] for name in ("signs", "line", "bytes", "markup", "ending"))])
+"""What is special wherever it stands is in one path; a home must come first."""
+QUICK = ("all", "home")
 Run = Callable[..., str]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of that name in the working folder, as it is typed."""
     monkeypatch.chdir(tmp_path)
     name = NAMES[request.param]
-    Path(name).mkdir()
+    Path(name).mkdir(parents=True)
     return f"./{name}" if name.startswith("-") else name
 
 
