@@ -118,8 +118,18 @@ def files_with_the_mark(folder: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
 
 
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The status of `turngym` with these words, and all that it wrote; a lock names what the process was started as."""
+    monkeypatch.setattr(sys, "argv", ["turngym", *words])
+    capfd.readouterr()
+    status = main(words)
+    return status, "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("verb", ["eval", "rollout"])
-def test_an_endpoints_query_and_body_are_in_no_file(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoints_query_and_body_are_in_no_file(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("httpx")
     monkeypatch.setenv("OPENAI_API_KEY", f"{MARK}-{MARK}")
     out = tmp_path / "run"
@@ -128,13 +138,11 @@ def test_an_endpoints_query_and_body_are_in_no_file(verb: str, tmp_path: Path, m
         more = PANEL if verb == "eval" else ["--tasks", "1"]
         target = out if verb == "eval" else out / "t.jsonl"
         words = [verb, "--agent", "openai:tiny", *more, *place, "--max-turns", "1", "--out", str(target)]
-        done = subprocess.run(
-            [sys.executable, "-m", "turngym.scripts", *words], capture_output=True, text=True, timeout=200
-        )
-    assert list(out.rglob("*.toml")), done.stderr
+        done, said = command(monkeypatch, capfd, *words)
+    assert list(out.rglob("*.toml")), said
     assert files_with_the_mark(out) == []
-    assert MARK not in done.stdout + done.stderr
-    assert done.returncode == 0, done.stderr
+    assert MARK not in said
+    assert done == 0, said
     (config,) = out.rglob("*.toml")
     assert "?***" in config.read_text()
     if verb == "eval":
@@ -196,19 +204,22 @@ def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
     assert MARK not in "".join([*said, health])
 
 
-def test_a_training_run_keeps_no_key(tmp_path: Path) -> None:
+def test_a_training_run_keeps_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "run"
     (tmp_path / "judge.toml").write_text("judge_tries = 1\njudge_unread = 1\n")
     words = ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--config", str(tmp_path / "judge.toml")]
     words += ["--episodes", "2", "--max-turns", "1", "--max-new-tokens", "2", "--threads", "1", "--device", "cpu"]
     # nobody listens there: the judge's errors are told, without the query
-    env = {**os.environ, "TURNGYM_JUDGE_KEY": MARK, "OMP_NUM_THREADS": "1"}
-    run = [sys.executable, "-m", "turngym.scripts", *TRAIN, *words, "--eval-every", "0", "--no-tensorboard"]
-    done = subprocess.run([*run, "--out", str(out)], capture_output=True, text=True, timeout=300, env=env)
-    assert (out / "config.toml").is_file(), done.stderr
+    monkeypatch.setenv("TURNGYM_JUDGE_KEY", MARK)
+    words += ["--eval-every", "0", "--no-tensorboard", "--out", str(out)]
+    _, said = command(monkeypatch, capfd, *TRAIN, *words)
+    assert (out / "config.toml").is_file(), said
+    assert "judge" in said
     assert files_with_the_mark(out) == []
-    assert MARK not in done.stdout + done.stderr
+    assert MARK not in said
 
 
 def test_locks_and_configurations_hide_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
