@@ -34,6 +34,7 @@ OPTIONAL = {
     "ray": "tests on a Ray cluster",
     "trl,datasets,openenv,skyrl": "tests inside other people's trainers",
     "inspect": "tests inside Inspect",
+    "spacy": "recorded shops against spaCy's tokens",
 }
 """Extras that tests can do without, and what is skipped then."""
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,6 @@ from turngym.retrieval.user_files import user_path
 pytest.importorskip("huggingface_hub")
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Any]:
-    folder = tmp_path / "served"
-    shutil.copytree(load_world("alfworld").checkpoint("student"), folder)
-    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
-    (folder / "modeling_own.py").write_text("raise SystemExit('code of a stranger was run')")
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.json").write_text("{}")
-    (bare / "pytorch_model.bin").write_bytes(b"a pickle")
-    with fake_hub({"some-org/tiny": folder, "some-org/pickled": bare}) as server:
-        yield server
-
-
 @dataclass
 class Done:
     """How a command ended."""
@@ -47,12 +34,13 @@ class Done:
 Command = tuple[Sequence[str], Mapping[str, str]]
 """The words of a command, and what its environment has beside the hub's address."""
 
-# One process for all: what takes seconds is the import of torch. The hub's library reads its address and folder once.
 COMMANDS = """
 import contextlib, io, json, os, sys
 from turngym.retrieval import hub
 from turngym.scripts.main import main
-for words, more in json.load(sys.stdin):
+for line in sys.stdin:
+    folder, words, more = json.loads(line)
+    os.chdir(folder)
     hub._folder.cache_clear()
     said = io.StringIO()
     os.environ.update(more)
@@ -66,26 +54,60 @@ for words, more in json.load(sys.stdin):
             print(error, file=sys.stderr)
     for name in more:
         del os.environ[name]
-    print(json.dumps([code or 0, said.getvalue()]))
+    print(json.dumps([code or 0, said.getvalue()]), flush=True)
 """
 
 
-def run(tmp_path: Path, url: str, *commands: Command) -> list[Done]:
-    """Runs `turngym` with the words of each command, or `folder NAME`, which asks for the model alone."""
-    env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+@contextmanager
+def commands_at(url: str, home: Path) -> Iterator[Any]:
+    """Yields a function of a folder and commands, which runs `turngym` there with the words of each, or `folder NAME`,
+    which asks for the model alone.
+
+    One process for all of them: the hub's library reads its address and folder once, and torch is imported once.
+    """
+    env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
     env = {name: value for name, value in env.items() if "OFFLINE" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        input=json.dumps(commands),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Done(*json.loads(line)) for line in done.stdout.splitlines()]
+    words = [sys.executable, "-c", COMMANDS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(folder: Path, *commands: Command) -> list[Done]:
+            found = []
+            for command in commands:
+                print(json.dumps([str(folder), *command]), file=process.stdin, flush=True)
+                found.append(Done(*json.loads(process.stdout.readline())))
+            return found
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The hub, with `run` and the `home` of its library."""
+    place = tmp_path_factory.mktemp("hub")
+    folder, bare = place / "served", place / "bare"
+    shutil.copytree(load_world("alfworld").checkpoint("student"), folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    (folder / "modeling_own.py").write_text("raise SystemExit('code of a stranger was run')")
+    bare.mkdir()
+    (bare / "config.json").write_text("{}")
+    (bare / "pytorch_model.bin").write_bytes(b"a pickle")
+    with (
+        fake_hub({"some-org/tiny": folder, "some-org/pickled": bare}) as server,
+        commands_at(server.url, place / "hf") as run,
+    ):
+        server.run, server.home = run, place / "hf"
+        yield server
+
+
+@pytest.fixture
+def hub(served: Any) -> Any:
+    """Nothing of it is in the cache."""
+    shutil.rmtree(served.home, ignore_errors=True)
+    served.asked.clear()
+    return served
 
 
 OFF = {"TURNGYM_OFFLINE": "1"}
@@ -97,7 +119,7 @@ EVAL = ["--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--m
 def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) -> None:
     out = tmp_path / "a"
     words = ["eval", "--agent", "model:some-org/tiny", *EVAL, "--out", str(out)]
-    (done,) = run(tmp_path, hub.url, (words, {}))
+    (done,) = hub.run(tmp_path, (words, {}))
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stderr.splitlines() if "fetching" in line)
     assert f"fetching some-org/tiny@{COMMIT}" in line
@@ -107,22 +129,22 @@ def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) ->
     assert written["settings"]["origin"] == f"some-org/tiny@{COMMIT}"
     assert written["agent"] == f"model some-org/tiny@{COMMIT[:8]}"
     assert f'agent = "model:some-org/tiny@{COMMIT}"' in (out / "config.toml").read_text()
-    snapshot = tmp_path / "hf" / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT
+    snapshot = hub.home / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT
     assert pinned(snapshot) == f"some-org/tiny@{COMMIT}"
 
     # the cache has it now: by its branch, and by the commit, nobody is asked, with or without a network
     asked, names = len(hub.asked), ("some-org/tiny", f"some-org/tiny@{COMMIT}")
-    for again in run(tmp_path, hub.url, *((("folder", name), more) for name in names for more in ({}, OFF))):
+    for again in hub.run(tmp_path, *((("folder", name), more) for name in names for more in ({}, OFF))):
         assert again.returncode == 0, again.stderr
         assert f"turngym: some-org/tiny@{COMMIT} from the cache" in again.stderr
     assert len(hub.asked) == asked
 
     # another name of the commit is looked up, what is there already is not fetched again
-    (tagged,) = run(tmp_path, hub.url, (("folder", "some-org/tiny@v1"), {}))
+    (tagged,) = hub.run(tmp_path, (("folder", "some-org/tiny@v1"), {}))
     assert tagged.returncode == 0, tagged.stderr
     # half a model is none
     (snapshot / "model.safetensors").unlink()
-    (cut,) = run(tmp_path, hub.url, (words, OFF))
+    (cut,) = hub.run(tmp_path, (words, OFF))
     assert (cut.returncode, "not whole in the hub's cache, and $TURNGYM_OFFLINE is set" in cut.stderr) == (2, True)
 
 
@@ -138,10 +160,11 @@ MISSING = [
 def test_what_cannot_be_had_is_one_line(tmp_path: Path, hub: Any) -> None:
     commands = [(("eval", "--agent", f"model:{name}", *EVAL), more) for name, more, _ in MISSING]
     # those that may ask nobody first
-    found = run(tmp_path, hub.url, *commands[3:])
+    found = hub.run(tmp_path, *commands[3:])
     assert hub.asked == []
-    found = run(tmp_path, hub.url, *commands[:3]) + found
-    found += run(tmp_path, "http://127.0.0.1:9", (("folder", "some-org/tiny"), {}))
+    found = hub.run(tmp_path, *commands[:3]) + found
+    with commands_at("http://127.0.0.1:9", tmp_path / "hf") as run:
+        found += run(tmp_path, (("folder", "some-org/tiny"), {}))
     for done, said in zip(found, [*(said for *_, said in MISSING), "the hub cannot be reached"], strict=True):
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         assert done.returncode == 2
@@ -159,11 +182,11 @@ def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path
         ["rollout", "--env", "turngym/Search-v0", "--env-kwargs", '{"rerank": "hf:some-org/tiny", "config": "tiny"}'],
         ["index", "build", "--corpus", str(tmp_path / "t.jsonl"), "--encoder", "hf:some-org/tiny", "--out", "i"],
     ]
-    for done, place in zip(run(tmp_path, hub.url, *((place, OFF) for place in places)), places, strict=True):
+    for done, place in zip(hub.run(tmp_path, *((place, OFF) for place in places)), places, strict=True):
         assert done.returncode != 0, place
         assert "Traceback" not in done.stderr
     assert hub.asked == []
-    (trained,) = run(tmp_path, hub.url, (words[:-1], {}))
+    (trained,) = hub.run(tmp_path, (words[:-1], {}))
     assert trained.returncode == 0, trained.stderr
     assert f"snapshots/{COMMIT}" in (tmp_path / "run" / "config.toml").read_text()
 
@@ -173,9 +196,8 @@ def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: P
     also = "turngym/WebShop-v0,share=1,teacher=some-org/tiny,split=train"
     words = ["train", "opd", "--student", str(own), "--teacher", str(own), "--steps", "1", "--episodes", "2"]
     words += ["--max-turns", "2", "--no-tensorboard", "--threads", "1", "--also"]
-    missing, done = run(
+    missing, done = hub.run(
         tmp_path,
-        hub.url,
         ([*words, also.replace("tiny", "nothing"), "--out", "missing"], {}),
         ([*words, also, "--out", "run"], {}),
     )

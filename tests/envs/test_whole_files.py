@@ -22,8 +22,6 @@ from turngym.envs.core.tables import atomic_write, written_whole
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts.main import main
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX limits and locks")
-
 
 @contextmanager
 def small_disk(size: int) -> Iterator[None]:
@@ -46,7 +44,6 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-@posix
 @pytest.mark.parametrize("verb", ["filter", "parquet"])
 def test_a_full_disk_leaves_no_partial_file(trace: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     if verb == "parquet":
@@ -83,7 +80,6 @@ def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> 
     assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "new")]
 
 
-@posix
 def test_without_locks_a_marker_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 

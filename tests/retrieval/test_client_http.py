@@ -416,7 +416,6 @@ def test_threads_share_a_client(canned: Canned, client: Any) -> None:
     assert found == [f"q{n}-0" for n in range(40)]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_connects_anew(canned: Canned, client: Any) -> None:
     retriever = client(canned(good).url)

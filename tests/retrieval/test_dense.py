@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -232,6 +231,5 @@ raise SystemExit(os.waitpid(child, 0)[1])
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_search_after_a_fork_does_not_hang() -> None:
     assert subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False).returncode == 0

@@ -187,7 +187,6 @@ def test_close_does_not_wait_for_a_stuck_retriever(echo: Any, batcher: MicroBatc
         waiting.result(10)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_has_threads_of_its_own(echo: Any, batcher: MicroBatcher) -> None:
     hold(echo, batcher, "a")  # a thread of the parent is inside the retriever, which the child does not have

@@ -17,7 +17,7 @@ from turngym.scripts.study.run import run_study
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import read_records
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform == "win32", reason="no flock, no process groups")]
+pytestmark = pytest.mark.long
 PLAYED = """
 world = "alfworld"
 seeds = [0, 1]

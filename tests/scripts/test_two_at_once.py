@@ -20,7 +20,6 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import LOCK, FolderInUseError, locked_file, locked_folder
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -36,7 +36,6 @@ def kill_after(run: Path, lines: int, *words: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_killed_run_continues_to_the_same_numbers(tmp_path: Path) -> None:
     toy.trainer(tmp_path / "whole", steps=STEPS).train()
     kill_after(tmp_path / "killed", 6)

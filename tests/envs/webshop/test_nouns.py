@@ -99,18 +99,6 @@ def test_every_title_is_recorded(webshop_data: Path, tmp_path: Path, profile: st
     shop.close()
 
 
-def test_the_table_is_what_spacy_says(webshop_data: Path) -> None:
-    spacy = pytest.importorskip("spacy", reason="the model itself: pip install 'turngym[spacy]'")
-    if not spacy.util.is_package("en_core_web_sm"):
-        pytest.skip("the model itself: python -m spacy download en_core_web_sm")
-    live, shop = make_tagger("spacy"), open_shop("1k-synthetic", webshop_data)
-    if live.name != shop.tagger.name:
-        pytest.skip(f"the table is of {shop.tagger.name}, here is {live.name}")
-    for product in shop.products:
-        assert live.nouns(product.title) == shop.tagger.nouns(product.title)
-    shop.close()
-
-
 def test_the_table_holds_no_text() -> None:
     sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
     assert sizes.keys() == {"manifest.json", "keys.npy", "ends.npy", "spans.npy"}
