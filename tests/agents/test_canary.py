@@ -44,8 +44,14 @@ def computing(kind: type[Any], network: Any, **more: Any) -> Any:
 
     class Computes(kind):  # type: ignore[misc]
         def logp(self, prefix: list[int], weights: str) -> Any:
+            return self.rows(prefix)[-1]
+
+        def logps(self, ids: list[int], weights: str) -> Any:
+            return list(self.rows(ids[:-1]))
+
+        def rows(self, ids: list[int]) -> Any:
             with torch.inference_mode():
-                logits = self.network(input_ids=torch.tensor([prefix])).logits[0, -1]
+                logits = self.network(input_ids=torch.tensor([ids])).logits[0]
             return logits.double().log_softmax(-1).numpy()
 
     server = Computes(max_prompt=200, **more)

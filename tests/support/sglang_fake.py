@@ -180,6 +180,10 @@ class FakeServer:
         """Log-probabilities of the id after `prefix`; a test may give the server a model that computes them."""
         return logprobs(prefix, weights)
 
+    def logps(self, ids: list[int], weights: str) -> list[Any]:
+        """Those after every beginning of `ids` that is not all of it; a model computes them at once."""
+        return [self.logp(ids[:place], weights) for place in range(1, len(ids))]
+
     # what the server says about itself
 
     def post_ready(self, body: Any) -> Reply:
@@ -272,7 +276,7 @@ class FakeServer:
         if start is None:
             return {"input_token_logprobs": []}
         heat = body.get("input_logprob_temperature", 1.0) if self.tempers else 1.0
-        rows = [tempered(self.logp(prompt[:place], self.weights), heat) for place in range(start + 1, len(prompt))]
+        rows = [tempered(row, heat) for row in self.logps(prompt, self.weights)[start:]]
         ids = [0 if one == VOCABULARY - 1 else one for one in prompt]  # the real one does that
         given = [[None, ids[start], None]]
         given += [[float(row[prompt[start + 1 + n]]), ids[start + 1 + n], None] for n, row in enumerate(rows)]

@@ -185,7 +185,7 @@ class FakeVllm(FakeServer):
         answer |= {"request_id": rid, "model": model or self.model}
         if (count := params.get("prompt_logprobs")) is not None:
             own = self.computes or model or self.weights
-            rows = [self.logp(prompt[:place], own) for place in range(1, len(prompt))]
+            rows = self.logps(prompt, own)
             answer["prompt_logprobs"] = [None, *(self.row(row, prompt[n + 1], count) for n, row in enumerate(rows))]
         return answer
 
