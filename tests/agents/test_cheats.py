@@ -271,26 +271,38 @@ class Seen(HTMLParser):
             self.cells[-1] += data
 
 
+Pages = tuple[Seen, Seen]
+PLAIN = setting(agent="me", preset="me", make={"tool_name": "me"})
+
+
+def pages_of(result: PackedResult, folder: Path) -> Pages:
+    """The Markdown and the HTML of a table with this result alone."""
+    result.write(folder / "a.result.xz")
+    assert main(["result", "table", str(folder), "--out", str(folder / "out")]) == 0
+    written = {path.suffix: path.read_text() for path in (folder / "out").iterdir()}
+    assert len(list(csv.reader(written[".csv"].splitlines()))) == 2
+    read = markdown.markdown(written[".md"], extensions=["tables", "attr_list", "fenced_code"])
+    return Seen(read), Seen(written[".html"])
+
+
+@pytest.fixture(scope="module")
+def plain_pages(result: PackedResult, tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return pages_of(PLAIN(result), tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("where", ["agent", "preset", "date", "version", "make"])
-def test_a_text_of_a_file_is_text_on_every_page(kind: str, where: str, result: PackedResult, tmp_path: Path) -> None:
-    text, settings = TEXTS[kind], {"agent": "me", "preset": "me", "make": {"tool_name": "me"}}
-    plain = setting(**settings)(result)
+def test_a_text_of_a_file_is_text_on_every_page(
+    kind: str, where: str, result: PackedResult, plain_pages: Pages, tmp_path: Path
+) -> None:
+    text = TEXTS[kind]
     changes: dict[str, Change] = {
         "date": lambda one: replace(one, date=text),
         "version": lambda one: replace(one, versions={"turngym": text}),
         "make": setting(make={"tool_name": text}),
     }
-    evil = changes.get(where, setting(**{where: text}))(plain)
-    pages = {}
-    for name, one in {"plain": plain, "evil": evil}.items():
-        one.write(tmp_path / name / "a.result.xz")
-        assert main(["result", "table", str(tmp_path / name), "--out", str(tmp_path / name / "out")]) == 0
-        written = {path.suffix: path.read_text() for path in (tmp_path / name / "out").iterdir()}
-        assert len(list(csv.reader(written[".csv"].splitlines()))) == 2
-        read = markdown.markdown(written[".md"], extensions=["tables", "attr_list", "fenced_code"])
-        pages[name] = Seen(read), Seen(written[".html"])
-    for harmless, found in zip(pages["plain"], pages["evil"], strict=True):
+    evil = pages_of(changes.get(where, setting(**{where: text}))(PLAIN(result)), tmp_path)
+    for harmless, found in zip(plain_pages, evil, strict=True):
         assert found.tags == harmless.tags
         # as it was written, in a cell or in the title of a group
         known = {cell.strip() for cell in harmless.cells}
