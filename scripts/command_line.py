@@ -36,7 +36,7 @@ from turngym.retrieval.user_files import user_path
 T = TypeVar("T")
 CONFIG = "--config"
 HELP = (tyro.conf.HelptextFromCommentsOff,)
-"""For tyro: help is in docstrings. To look for it in comments too, tyro would read every class's source at each call."""
+"""For tyro: help is in docstrings, and to look for it in comments too would read every class's source at each call."""
 
 
 SERVED: Needs = (
