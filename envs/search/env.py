@@ -71,7 +71,7 @@ class SearchEnv(TextEnv):
         tags=protocol.VERBS,
     )
     instructions: ClassVar[str] = INSTRUCTIONS
-    players: ClassVar[tuple[str, ...]] = ("single-shot",)
+    players: ClassVar[tuple[str, ...]] = ("single-shot", "reading")
     on_invalid = "noop"
     """Invalid actions get the published text."""
     told_by = frozenset({"topk", "doc_format", "doc_tokens", "max_searches", "search_turns"})
@@ -216,13 +216,16 @@ class SearchEnv(TextEnv):
 
     def expert_action(self) -> str | None:
         """The gold chain, one hop per turn (the question where none is known), then the first accepted answer."""
-        hops = self.question.hops or (self.question.question,)
-        left = (query for query in map(protocol.harmless, hops) if query.strip() not in self._queries)
+        chain = players.chain_of(self.question)
+        left = (query for query in map(protocol.harmless, chain) if query.strip() not in self._queries)
         query = next(left, None) if self.may_search else None
         return protocol.answer(self.question.golden_answers[0]) if query is None else protocol.search(query)
 
     def make_player(self, name: str) -> Player:
-        """`single-shot`: searches the question once and answers with a span of what comes back."""
+        """`single-shot`: searches the question once and answers with a span of what comes back;
+        `reading`: the expert, but it searches again only where it is told to."""
+        if name == "reading":
+            return players.ReadingPlayer(lambda: self.scene)
         if name == "single-shot":
             return ActingPlayer(lambda: players.single_shot(self.scene))
         return super().make_player(name)

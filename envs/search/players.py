@@ -1,9 +1,10 @@
-"""Who plays search without a model: one that searches the question once and picks a span, random moves, mistakes."""
+"""Who plays search without a model: one that searches the question once and picks a span, one that searches again only
+where it is told to, random moves, mistakes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,44 @@ def single_shot(scene: Scene) -> str:
     if not scene.queries and scene.may_search:
         return protocol.search(protocol.harmless(question))
     return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in scene.hits])))
+
+
+class ReadingPlayer:
+    """The gold chain, but it does not know how long a chain is: it searches again only where a text says so.
+
+    A text says so by the word `again`. Without it the player searches the chain's first query and answers with a span
+    of what comes back (the first accepted answer where that was the whole chain). A model that imitates it learns to
+    read such texts, and nothing about which questions need several searches.
+    """
+
+    def __init__(self, look: Callable[[], Scene]) -> None:
+        self._look = look
+        self._again = False
+
+    def read(self, text: str) -> None:
+        """Search again from now on, or not, as this text says."""
+        self._again = "again" in _WORD.findall(text)
+
+    def observe(self, action: str) -> None:
+        """Does nothing: the scene says what was searched."""
+
+    def act(self) -> str | None:
+        """The next search, or the answer."""
+        scene = self._look()
+        chain = [protocol.harmless(query) for query in chain_of(scene.question)]
+        left = [query for query in chain if query.strip() not in scene.queries]
+        allowed = left if self._again else left[: len(left) - len(chain) + 1]
+        if allowed and scene.may_search:
+            return protocol.search(allowed[0])
+        if not left:
+            return protocol.answer(scene.question.golden_answers[0])
+        found = extract(scene.question.question, [hit.passage for hit in scene.hits])
+        return protocol.answer(protocol.harmless(found))
+
+
+def chain_of(question: Question) -> Sequence[str]:
+    """The queries of the gold chain, one per hop; the question itself where none is known."""
+    return question.hops or (question.question,)
 
 
 def extract(question: str, passages: Sequence[Passage]) -> str:

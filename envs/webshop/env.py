@@ -30,6 +30,7 @@ from turngym.envs.webshop.actions import (
 )
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
+    ReadingPlayer,
     Scene,
     first_hit_action,
     oracle_action,
@@ -93,7 +94,7 @@ class WebShopEnv(TextEnv):
         tail=20,
     )
     instructions: ClassVar[str] = INSTRUCTIONS
-    players: ClassVar[tuple[str, ...]] = ("first-hit", "wander", "oracle-title", "oracle-instruction")
+    players: ClassVar[tuple[str, ...]] = ("first-hit", "reading", "wander", "oracle-title", "oracle-instruction")
     told_by = frozenset({"observation_mode", "num_prev_obs", "num_prev_actions", "show_attributes", "oracle_query"})
     scored_by = frozenset({"compat", "backdoors", "strict_admissible", "reward"})
 
@@ -212,11 +213,13 @@ class WebShopEnv(TextEnv):
 
     def make_player(self, name: str) -> Player:
         """`first-hit` buys the first product that the instruction finds, `wander` goes to and fro between two pages;
-        `oracle-...` is the expert with that query."""
+        `reading` chooses as many options as it is told to; `oracle-...` is the expert with that query."""
         if name not in self.players:
             return super().make_player(name)
         if name == "first-hit":
             return ActingPlayer(lambda: first_hit_action(self.scene))
+        if name == "reading":
+            return ReadingPlayer(lambda: self.scene, self.oracle_query)
         if name == "wander":
             return ActingPlayer(lambda: wandering_action(self.scene, self.oracle_query))
         return ActingPlayer(lambda: oracle_action(self.scene, "title" if name == "oracle-title" else "instruction"))

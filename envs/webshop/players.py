@@ -1,8 +1,9 @@
-"""Who plays WebShop without a model: the oracle, the buyer of the first hit, random actions, plausible mistakes."""
+"""Who plays WebShop without a model: the oracle, the buyer of the first hit, one that chooses as many options as
+it is told to, random actions, plausible mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,32 @@ def _choose_or_buy(scene: Scene) -> str | None:
             assert action is not None, f"option {name!r} {value!r} cannot be pressed"
             return action
     return click_action(BUY_NOW)
+
+
+class ReadingPlayer:
+    """The oracle, but it does not know how many options matter: it chooses one, or as many as a text shows.
+
+    A text shows what is clicked, `buy now` last. A model that imitates this player learns to read such texts, and
+    nothing about which instructions want a second option.
+    """
+
+    def __init__(self, look: Callable[[], Scene], query: OracleQuery) -> None:
+        self._look, self._query = look, query
+        self._options = 1
+
+    def read(self, text: str) -> None:
+        """Choose as many options as this text from now on."""
+        self._options = max(text.count("click[") - 1, 0)
+
+    def observe(self, action: str) -> None:
+        """Does nothing: the state says what to do next."""
+
+    def act(self) -> str | None:
+        """The next action; None after the purchase, and where the goal's product cannot be bought."""
+        scene = self._look()
+        action, state = oracle_action(scene, self._query), scene.state
+        at_goal = action is not None and state.kind == "item" and state.asin == scene.goal.asin
+        return click_action(BUY_NOW) if at_goal and len(state.options) >= self._options else action
 
 
 def first_hit_action(scene: Scene) -> str | None:
