@@ -44,7 +44,7 @@ class SftConfig:
     can only teach by hints (opd-hints) what it has learned to read."""
     told: str = ""
     """`skills:FOLDER`. Half of the demonstrations are told one of its texts, drawn at random, where `--judge
-    skills:FOLDER` puts it. A player that minds it (in ALFWorld `--expert reading`) shows how to read them."""
+    skills:FOLDER` puts it. A player that minds it (`--expert reading`) shows how to read them."""
     needs: ClassVar[Needs] = (
         (("mistakes",), "--sft.noise", lambda sft: sft.noise[1] > 0),
         (("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),

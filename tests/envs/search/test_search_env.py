@@ -238,6 +238,37 @@ def test_containment_and_the_published_rule(files: dict[str, str]) -> None:
         assert env.step(f"<answer>{text}</answer>")[1] == reward, (options, text)
 
 
+@pytest.mark.parametrize("text", [None, "search once more", "search again the author."])
+def test_who_reads_searches_again_only_where_it_is_told_to(text: str | None) -> None:
+    env = gym.make("turngym/Search-v0", source="world", config="tiny", topk=1, split="train").unwrapped
+    found: dict[int, list[bool]] = {}
+    for seed in range(12):
+        env.reset(seed=seed)
+        player, over, actions = env.make_player("reading"), False, []
+        if text is not None:
+            player.read(text)
+        while not over:
+            actions.append(player.act())
+            over = env.step(actions[-1])[2]
+            player.observe(actions[-1])
+        hops = len(env.question.hops)
+        queries = [f"<search>{query}</search>" for query in env.question.hops]
+        assert actions[:-1] == (queries if text and "again" in text else queries[:1])
+        assert actions[-1].startswith("<answer>")
+        found.setdefault(min(hops, 2), []).append(env.success)
+    assert all(found[1])
+    assert all(found[2]) == (text is not None and "again" in text)
+
+
+def test_who_reads_answers_when_it_may_search_no_more() -> None:
+    env = gym.make("turngym/Search-v0", source="world", config="tiny", topk=1, split="train", max_searches=1).unwrapped
+    env.reset(seed=next(seed for seed in range(12) if env.reset(seed=seed) and len(env.question.hops) > 1))
+    player = env.make_player("reading")
+    player.read("search again")
+    env.step(player.act())
+    assert player.act().startswith("<answer>")
+
+
 def test_players(files: dict[str, str]) -> None:
     found = {}
     for task_id in make(files).task_ids():

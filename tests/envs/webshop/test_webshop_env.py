@@ -190,6 +190,36 @@ def test_who_wanders_goes_to_and_fro_and_never_buys(tiny_shop: Shop, steps: int,
     assert shown[0] != shown[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "clicked"),
+    [
+        (None, ["color"]),
+        ("search[lamp], click[red], click[buy now]", ["color"]),
+        ("search[lamp], click[red], click[small], click[buy now]", ["color", "size"]),
+        ("search[lamp], click[red], click[small], click[tall], click[buy now]", ["color", "size"]),
+        ("search[lamp], click[buy now]", []),
+        ("buy a lamp", []),
+    ],
+)
+def test_who_reads_chooses_as_many_options_as_the_text_shows(text: str | None, clicked: list[str]) -> None:
+    env = gym.make("turngym/WebShop-v0", profile="embedded-small", oracle_query="instruction", split="train").unwrapped
+    env.reset(seed=0)
+    wanted = env.shop.attainable(env.goal, env.quirks)[1]
+    assert sorted(wanted) == ["color", "size"]
+    player, found, over = env.make_player("reading"), [], False
+    if text is not None:
+        player.read(text)
+    while not over:
+        found.append(player.act())
+        _, _, over, _, info = env.step(found[-1])
+        player.observe(found[-1])
+    assert player.act() is None
+    kinds = {f"click[{value}]": name for name, value in wanted.items()}
+    assert [kinds[action] for action in found if action in kinds] == clicked
+    assert found[-1] == "click[buy now]"
+    assert (info["score"] == 1.0) == (len(clicked) == 2)
+
+
 def test_players(tiny_shop: Shop) -> None:
     env = made(tiny_shop, max_turns=None)
     rng = np.random.default_rng(0)
