@@ -6,32 +6,43 @@ models by content, since folders move. Who computes (workers, slots, servers) is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from turngym.envs.core.files import weights_hash
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.rollouts import StudentRollouts
 from turngym.trainers.run_config import LmLossConfig, fingerprint
 from turngym.trainers.scorer import Scorer
 from turngym.trainers.several import FurtherEnv
+from turngym.trainers.student_player import RunEnv
 from turngym.trainers.train_config import TrainConfig
 
 
 def of_training(
     config: TrainConfig,
     algorithm: Algorithm,
-    rollouts: StudentRollouts,
+    envs: Mapping[str, RunEnv],
     teacher: Scorer | None,
-    further: Mapping[str, tuple[FurtherEnv, StudentRollouts]],
+    demonstrated: Mapping[str, Any],
+    further: Sequence[FurtherEnv],
 ) -> dict[str, Any]:
     """What a run of `turngym train` shares beside algorithm, run and optimizer; what its algorithm does not read is not
-    in it. `further` are the environments of --also."""
+    in it.
+
+    Args:
+        config: the settings of the run.
+        algorithm: which models and settings it needs.
+        envs: the run's environments by name; its own is "".
+        teacher: known by its folder's weights, or on servers by the name that they give it.
+        demonstrated: what demonstrations add (`open_demonstrations`).
+        further: the environments of --also, with their shares and teachers.
+    """
     models, uses = config.models, find_algorithm(config.algorithm).reads
-    identity: dict[str, Any] = {"models.dtype": models.dtype, **of_rollouts(rollouts, uses)}
+    identity: dict[str, Any] = {"models.dtype": models.dtype, **of_rollouts(envs[""], uses, demonstrated)}
     if algorithm.needs_teacher:
         # by content: folders may have moved when a run is resumed, or hold other weights under the same name
         named = None if models.teacher is None else weights_hash(models.teacher)
@@ -48,25 +59,28 @@ def of_training(
         identity["lm_loss.files"] = [path.name for path in text["files"]]
     if further:
         identity["share"] = config.rollouts.play.share
-    for name, (item, played) in further.items():
-        identity |= {f"{name}.{key}": value for key, value in of_rollouts(played, uses).items()}
+    for item in further:
+        name = item.name
+        identity |= {f"{name}.{key}": value for key, value in of_rollouts(envs[name], uses).items()}
         identity[f"{name}.share"] = item.share
         if item.teacher is not None:
             identity[f"{name}.teacher"] = weights_hash(item.teacher)
     return identity | of_adapters(config.lora, models.student)
 
 
-def of_rollouts(rollouts: StudentRollouts, uses: frozenset[str]) -> dict[str, Any]:
+def of_rollouts(
+    env: RunEnv, uses: frozenset[str], demonstrated: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """What is played, and by which rules, for an algorithm that `uses` so much of it."""
-    play = rollouts.config.play
+    student, play = env.student, env.config.play
     identity: dict[str, Any] = {"env": play.env_id, "split": play.split, "env_kwargs": play.env_kwargs}
-    identity |= {"chat": rollouts.settings.identity, **rollouts.scoring}
-    if rollouts.examples.identity is not None:
-        identity["examples"] = rollouts.examples.identity
+    identity |= {"chat": student.settings.identity, **student.scoring}
+    if student.examples.identity is not None:
+        identity["examples"] = student.examples.identity
     if play.rollout_dtype is not None:
         identity["rollout_dtype"] = play.rollout_dtype
-    if rollouts.run.judge is not None:
-        judging = asdict(rollouts.config.judging)
+    if env.info.judge is not None:
+        judging = asdict(env.config.judging)
         # neither when to give the judge up nor how often its episodes are kept changes what is learned
         del judging["judge_unread"]
         identity["judge"] = {**judging, "judge_every": None, "expert": play.expert}
@@ -75,8 +89,8 @@ def of_rollouts(rollouts: StudentRollouts, uses: frozenset[str]) -> dict[str, An
     if "expert" in uses:
         identity["collect.expert"] = play.expert
     if "shown" in uses:
-        identity |= rollouts.demonstrated
-    return identity | ({} if rollouts.preset is None else dict(rollouts.preset.identity))
+        identity |= demonstrated
+    return identity | ({} if student.preset is None else dict(student.preset.identity))
 
 
 def of_adapters(lora: LoraConfig, student: Path) -> dict[str, Any]:

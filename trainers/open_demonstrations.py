@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,78 +16,60 @@ from turngym.agents.demonstrations import (
     RecordedDemonstrator,
     left_out,
 )
-from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.named_agent import open_agent
-from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import ExpertAgent, named_player
-from turngym.agents.rendering.renderer import TextEpisodes
-from turngym.envs.base import TextEnv
-from turngym.envs.channels import make_channel
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import assert_disjoint
-from turngym.trainers.train_config import RolloutConfig
+from turngym.trainers.student_player import RunEnv, text_writer
 
 TRACES = (".jsonl", ".json")
 """How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 
 
-def open_demonstrations(
-    config: RolloutConfig,
-    player: ModelPlayer,
-    *,
-    make_env: Callable[[str | None], MakeEnv],
-    env: TextEnv,
-    play: PlayJobs,
-    held_out: Sequence[Task],
-    reward: str | None,
-    device: str,
-) -> tuple[Demonstrations, dict[str, Any]]:
-    """Opens what `--demonstrations` names, for the student that `player` is.
+def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, Any]]:
+    """Opens what `--demonstrations` names, for the student in `env`; without a name the environment's expert.
 
-    Returns the demonstrations, and what a resumed run must share of them. Raises TurngymError for an unknown agent, a
-    missing file, or a file without a demonstration of any of the tasks.
-
-    Args:
-        make_env: from a channel to what makes the run's environment with it.
-        env: the run's environment, to be asked for its tasks and players.
-        held_out: tasks that may not be demonstrated.
-        reward: the run's own reward, as `--reward` names it.
-        device: where a model that demonstrates computes.
+    Returns the demonstrations, and what a resumed run must share of them; None where the run needs none: its episodes
+    are recorded, or an expert plays them itself. Raises TurngymError for an unknown agent, a missing file, or a file
+    without a demonstration of any of the tasks.
     """
+    config, run, student = env.config, env.info, env.student
+    name = config.demonstrations.demonstrations
+    if config.play.traces or (run.imitates is not None and name is None):
+        return None, {}
+    player, base, play = student.actor, student.env, student.play
     writer, options = text_writer(player), config.demonstrations
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
     fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None
     keep = DemonstrationFilter(
         success=options.demonstration_success,
         least=options.demonstration_reward,
-        reward=None if reward is None else find_reward(reward),
+        reward=None if run.reward is None else find_reward(run.reward),
         fits=fits,
     )
     identity = {f"collect.{name}": value for name, value in asdict(options).items()}
-    name = options.demonstrations
 
     # a file of recorded episodes; they are filtered as they are read
     path = Path((name or "").removeprefix("replay:"))
     if name and (path.suffix in TRACES or path.is_file()):
-        recorded = _recorded(path, keep, env.task_ids(), held_out)
+        recorded = _recorded(path, keep, base.task_ids(), env.held_out)
         # by name alone, for folders may have moved
         return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
 
     slots = config.play.slots
-    if name is None or name == "expert" or name in env.players:
+    if name is None or name == "expert" or name in base.players:
         # the environment's expert, or another player that it knows by name
         agent = ExpertAgent(expert=named_player(name or config.play.expert))
-        own = make_env(player.settings.channel)
-        source = LiveDemonstrator(agent=agent, make_env=own, slots=slots, play=play)
+        source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        opened = open_agent(config.demonstrator.agent(name, device=device, slots=slots), lambda: env)
+        opened = open_agent(config.demonstrator.agent(name, device=run.device, slots=slots), lambda: base)
         source = LiveDemonstrator(
             agent=opened.agent,
-            make_env=make_env(opened.channel),
+            make_env=student.made_in(opened.channel),
             system=opened.system,
             apart=APART,
             slots=slots,
@@ -116,14 +98,3 @@ def _recorded(
             f"{len(tasks)} tasks of this split (the first is of {example}); record others, or filter less"
         )
     return found
-
-
-def text_writer(player: ModelPlayer) -> TextEpisodes:
-    """Writes other agents' episodes as the ids of the student that `player` is."""
-    return TextEpisodes(
-        renderer=player.renderer,
-        channel=make_channel(player.settings.channel, player.tool),
-        tool=player.tool,
-        system=player.settings.system,
-        max_context=player.engine.max_length,
-    )

@@ -16,17 +16,17 @@ from turngym.envs.core.episode import SHORT, Episode, Status, drawn_at, loop_end
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.envs.core.task import plain_id
-from turngym.envs.core.trace import iter_episodes
-from turngym.envs.panels import task_order
+from turngym.envs.core.trace import iter_episodes, read_episodes
+from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.several import ENVIRONMENT
+from turngym.trainers.student_player import RunEnv, text_writer
 from turngym.trainers.targets import rows
 from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig
 
 PROXY = "proxy"
 """Stands for the environment of sessions that clients had with the proxy."""
-ENVIRONMENT = "environment"
-"""Key in `meta` of an episode of a further environment: its name in the run."""
 
 
 def with_recorded(play: PlayConfig) -> PlayConfig:
@@ -88,6 +88,34 @@ def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
         f"--traces: {count} of {len(episodes)} episodes have another system message than the student gets where it "
         "plays: it learns under the recorded one (--system gives it another)"
     )
+
+
+def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
+    """Returns the episodes of `--traces`, written as the student's ids. `envs` are the run's by name; its own is "".
+
+    Raises TurngymError for episodes of an environment that the run has not, or of tasks that it is evaluated on.
+    """
+    config, run = envs[""].config, envs[""].info
+    size = int(run.learner.model.config.get_text_config().vocab_size)
+    of_env = {plain_id(env.config.play.env_id): name for name, env in envs.items()}
+    episodes: list[Episode] = []
+    for path in config.play.traces:
+        found = read_episodes(path, size)
+        check_recorded(found, str(path), config.play, of_env)
+        check_logprobs(found, run.learner.model, str(path))
+        episodes += found
+    for env in envs.values():
+        assert_disjoint([episode.task for episode in episodes], env.held_out)
+    # what another agent said is text; this student's ids are made of it, in the words of the episode's environment
+    writers = {name: text_writer(env.student.actor) for name, env in envs.items()}
+    written = []
+    for episode in episodes:
+        name = of_env.get(episode.task.env_id, "")
+        episode = writers[name].write(episode)
+        written.append(replace(episode, meta={**episode.meta, ENVIRONMENT: name}) if name else episode)
+    if said := other_systems(written, {name: env.student.system for name, env in envs.items()}):
+        print(said, file=sys.stderr)
+    return written
 
 
 COMPARED = 4

@@ -2,7 +2,8 @@
 
     train(...)        settings from keywords or a TOML file -> `TrainConfig` -> run_training
     run_training      locks the run's folder, builds the trainer, divides it among the processes, trains
-    build_trainer     loads the student, builds the algorithm, opens who plays, loads the teacher: a `Trainer`
+    build_trainer     what a run consists of, from top to bottom: student, algorithm, environments, teacher, where
+                      episodes come from, evaluations, what a resume compares, records: a `Trainer`
 
 `turngym train` and `train()` come here, and so does the proxy whose clients train a model (`trainers.live.run`), which
 has another source of episodes but makes algorithm, teacher and identity by the same functions. Whoever plays otherwise
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
+from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.envs.core.provenance import FILE, write_config
 from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
@@ -35,24 +36,34 @@ from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.identity import of_training
-from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.models import vocabulary_size
+from turngym.trainers.open_demonstrations import open_demonstrations
+from turngym.trainers.open_judge import judged_source
 from turngym.trainers.optimizer_step import unsuited_lr
 from turngym.trainers.other_vocabulary import of_other_vocabulary
+from turngym.trainers.panel_evaluation import panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
-from turngym.trainers.recorded_source import RecordedSource, with_recorded
+from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
-from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts
 from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, load_student
-from turngym.trainers.several import EachPanel, RoutedTeachers, SeveralSources, further_envs, with_teacher_folder
+from turngym.trainers.several import (
+    EachPanel,
+    FurtherEnv,
+    RoutedTeachers,
+    SeveralSources,
+    further_envs,
+    with_teacher_folder,
+)
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, teachers_reader
+from turngym.trainers.student_sources import played_source
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
-from turngym.trainers.train_config import TrainConfig, train_config
+from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer
 
 DEFAULT = "turnopd"
@@ -157,20 +168,24 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:
-    """Loads models and environment and puts the run together; nothing is written yet.
+    """Loads models and environments and puts the run together; nothing is written yet.
 
     What must be closed after the run (workers, connections) is put on `opened`.
     """
     opened, config = opened or ExitStack(), _with_recorded(config)
-    models, run = config.models, run_of(config)
+    models, run, play = config.models, run_of(config), config.rollouts.play
     if models.threads:
         torch.set_num_threads(models.threads)
 
-    # Who learns, and who plays.
+    # The student, and with --staleness the copy of it that plays while it learns.
     learner, actor = _students(config, run.seed)
     model, tokenizer = learner.model, learner.tokenizer
+
+    # The algorithm: how deep is played, targets, weights of tokens, losses.
     algorithm = build_algorithm(config, tokenizer)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
+
+    # The environments in which the student plays: that of --env is "", those of --also have names.
     info = RunInfo(
         folder=models.student,
         out=models.out,
@@ -187,61 +202,68 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         told=algorithm.told,
     )
     further = further_envs(config, algorithm)
-    rollouts = StudentRollouts(config.rollouts, info)
-    # at once: what fails from here on must not leave workers or servers running
-    opened.callback(rollouts.close)
-    others: dict[str, StudentRollouts] = {}
-    for item in further:
-        others[item.name] = StudentRollouts(item.rollouts(config.rollouts), replace(info, out=models.out / item.name))
-        opened.callback(others[item.name].close)
+    envs = _open_envs(config.rollouts, info, further, opened)
+    student = envs[""].student
+    on_update = partial(_all_changed, [env.student for env in envs.values()])
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
-        for each in (rollouts, *others.values()):
-            each.learner_changed(read_state(latest_checkpoint(models.out))["step"])
+        on_update(read_state(latest_checkpoint(models.out))["step"])
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it.
     scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
-    servers = config.rollouts.servers
     other = getattr(config, "distill", DistillConfig()).vocabulary == "other"
-    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, (model, tokenizer), other=other, **scoring)
+    servers, both = config.rollouts.servers, (model, tokenizer)
+    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
     reference = None
     if algorithm.needs_reference:
         reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
 
-    # Where a step gets its episodes: played or recorded, then judged, then rewarded.
-    source = _judged(_played(config, algorithm, rollouts, others, teacher), algorithm, rollouts)
-    evaluate: DivisibleEvaluation | None = rollouts.evaluate
-    on_update: Callable[[int], None] = rollouts.learner_changed
-    also = {item.name: (item, others[item.name]) for item in further}
-    identity = of_training(config, algorithm, rollouts, teacher, also)
-    if further:
-        if not config.rollouts.play.traces:
-            source = SeveralSources(
-                sources={"": source, **{name: each.source(None, 0.0) for name, each in others.items()}},
-                shares=[config.rollouts.play.share, *(item.share for item in further)],
-            )
-        teachers = further_teachers(algorithm, further, (model, tokenizer), vocab_size, **scoring)
-        if teachers:
-            algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
-        panels = {name: panel for name, each in others.items() if (panel := each.evaluate) is not None}
-        if evaluate is not None and panels:
-            evaluate = EachPanel(first=evaluate, others=panels)
-        on_update = partial(_all_changed, (rollouts, *others.values()))
+    # Where a step's episodes come from: recorded or played (in each environment a share), judged, rewarded.
+    source: RolloutSource
+    demonstrations, demonstrated = open_demonstrations(envs[""])
+    if play.traces:
+        source = _recorded(config, envs, algorithm)
+    else:
+        partner = teacher.model if isinstance(teacher, LocalScorer) else None
+        guided, share = algorithm.guide is not None, algorithm.teacher_mix
+        source = played_source(envs[""], demonstrations, teacher=partner, share=share, guided=guided)
+    source = judged_source(source, envs[""], algorithm)
+    if further and not play.traces:
+        others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
+        shares = [play.share, *(item.share for item in further)]
+        source = SeveralSources(sources={"": source, **others}, shares=shares)
     source = _rewarded(source, config)
+
+    # Evaluations, in each environment on its own panel.
+    panels = {name: panel_evaluation(env.panel, env) for name, env in envs.items() if env.panel is not None}
+    evaluate: DivisibleEvaluation | None = panels.pop("", None)
+    if evaluate is not None and panels:
+        evaluate = EachPanel(first=evaluate, others=panels)
+
+    # What a run that goes on with this one must share with it.
+    identity = of_training(config, algorithm, envs, teacher, demonstrated, further)
+
+    # Targets of several teachers, or of a teacher that reads other ids.
+    teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)
+    if teachers:
+        algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
     if other and vocab_size is None and isinstance(teacher, LocalScorer):
-        algorithm = _of_other_vocabulary(algorithm, config, rollouts, model, teacher.model)
+        algorithm = _of_other_vocabulary(algorithm, config, student, model, teacher.model)
+
+    # When is played: before each step, or with --staleness while the student learns.
     order = RolloutSchedule()
     if actor is not None:
         order = AsyncRollout(
             staleness=config.stale.staleness,
             last=run.steps,
-            snapshot=WeightSnapshot(model, actor.model, rollouts.actor_changed),
-            cancel=rollouts.cancel,
+            snapshot=WeightSnapshot(model, actor.model, student.actor_changed),
+            cancel=student.cancel,
         )
 
+    # Records: what is saved beside the weights. The loop writes the rest.
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(library_path(folder)))
-        rollouts.settings.save(folder)
+        student.settings.save(folder)
 
     return Trainer(
         model=model,
@@ -259,8 +281,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         identity=identity,
         progress=LiveProgress(config.algorithm, run.steps),
         order=order,
-        servers=rollouts.servers,
-        players=rollouts.players,
+        servers=student.servers,
+        players=student.players,
     )
 
 
@@ -290,10 +312,34 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     return PlayedModel(model=model, tokenizer=tokenizer), actor
 
 
+def _open_envs(
+    config: RolloutConfig, info: RunInfo, further: Sequence[FurtherEnv], opened: ExitStack
+) -> dict[str, RunEnv]:
+    """Opens the run's environments, by name: its own is "", with those of --also after it.
+
+    Args:
+        config: the settings of the run's own environment.
+        info: what the run knows; a further environment has its own folder in the run's.
+        further: the environments of --also.
+        opened: gets what must be closed after the run.
+    """
+    envs = {"": _open_env(config, info, opened)}
+    for item in further:
+        envs[item.name] = _open_env(item.rollouts(config), replace(info, out=info.out / item.name), opened)
+    return envs
+
+
+def _open_env(config: RolloutConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
+    student = StudentPlayer(config, info)
+    # at once: what fails from here on must not leave workers or servers running
+    opened.callback(student.close)
+    return RunEnv(config=config, info=info, student=student, panel=run_panel(config, info, student))
+
+
 def _of_other_vocabulary(
-    algorithm: Algorithm, config: TrainConfig, rollouts: StudentRollouts, student: Any, teacher: Any
+    algorithm: Algorithm, config: TrainConfig, student: StudentPlayer, model: Any, teacher: Any
 ) -> Algorithm:
-    """`algorithm` with the models `student` and `teacher`, whose vocabularies differ."""
+    """`algorithm` for a `teacher` that reads other ids than `model`, with which `student` plays."""
     if config.rollouts.play.also:
         raise ConfigError("distill vocabulary is other with --also; valid: same")
     folder = config.models.teacher
@@ -301,15 +347,15 @@ def _of_other_vocabulary(
     return of_other_vocabulary(
         algorithm,
         getattr(config, "distill", DistillConfig()),
-        student=rollouts.renderer,
-        reader=rollouts.reader(teacher, folder),
-        sizes=(vocabulary_size(student), vocabulary_size(teacher)),
+        student=student.actor.renderer,
+        reader=teachers_reader(student, teacher, folder),
+        sizes=(vocabulary_size(model), vocabulary_size(teacher)),
     )
 
 
-def _all_changed(rollouts: Sequence[StudentRollouts], version: int) -> None:
+def _all_changed(students: Sequence[StudentPlayer], version: int) -> None:
     """The student has new weights, for all who play with them."""
-    for each in rollouts:
+    for each in students:
         each.learner_changed(version)
 
 
@@ -342,42 +388,12 @@ def run_of(config: TrainConfig) -> RunConfig:
     return replace(run, max_turns=run.full_depth if turns is None else turns)
 
 
-def _played(
-    config: TrainConfig,
-    algorithm: Algorithm,
-    rollouts: StudentRollouts,
-    others: Mapping[str, StudentRollouts],
-    teacher: Scorer | None,
-) -> RolloutSource:
-    """Returns who plays the episodes of a step, or the recorded episodes of --traces."""
-    recorded = rollouts.recorded(others)
-    if recorded is None:
-        partner = teacher.model if isinstance(teacher, LocalScorer) else None
-        return rollouts.source(partner, algorithm.teacher_mix, guided=algorithm.guide is not None)
+def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algorithm) -> RecordedSource:
+    """Returns the recorded episodes of --traces as the source."""
+    episodes = recorded_episodes(envs)
     if algorithm.teacher_mix:
         raise ConfigError("teacher_mix is a way of playing: it cannot be used with --traces")
-    return RecordedSource(episodes=recorded, seed=config.run.seed, cut=algorithm.cut_recorded)
-
-
-def _judged(source: RolloutSource, algorithm: Algorithm, rollouts: StudentRollouts) -> RolloutSource:
-    """Returns `source`, or for algorithms that learn from a judge its episodes with votes and hints."""
-    if algorithm.judge is None:
-        return source
-    judge = rollouts.config.judging.judge
-    if judge == "attempts" and algorithm.group < 2:
-        raise ConfigError(
-            f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
-            f"{algorithm.group}; valid: n of at least 2"
-        )
-    return JudgedSource(
-        source=source,
-        judge=rollouts.judge(),
-        kind=algorithm.judge,
-        next_role=rollouts.settings.observation_role,
-        enhance=rollouts.add_hints if algorithm.judge in HINTING else None,
-        record=rollouts.keep_judged,
-        unread=UnreadVotes(limit=rollouts.config.judging.judge_unread),
-    )
+    return RecordedSource(episodes=episodes, seed=config.run.seed, cut=algorithm.cut_recorded)
 
 
 def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:

@@ -18,13 +18,14 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.retrieval.user_files import user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.recorded_source import ENVIRONMENT
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
 from turngym.trainers.train_config import RolloutConfig, TrainConfig
 
 T = TypeVar("T")
+ENVIRONMENT = "environment"
+"""Key in `meta` of an episode of a further environment: its name in the run."""
 ARGUMENT = "env."
 """Prefix of an argument for gym.make in `--also` (`env.topk=1`)."""
 _SETTINGS = ("share", "split", "panel", "data", "teacher")

@@ -34,7 +34,8 @@ from turngym.envs.core.rollout_request import RolloutRequest  # noqa: E402
 from turngym.trainers.identity import of_rollouts  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
-from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts  # noqa: E402
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer  # noqa: E402
+from turngym.trainers.student_sources import played_source  # noqa: E402
 from turngym.trainers.train_config import PlayConfig, RolloutConfig  # noqa: E402  # noqa: E402
 
 SIZE: Any = {"turns": 3, "sessions": 4, "temperature": 1.0}
@@ -205,14 +206,15 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     seen = []
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
-        rollouts = StudentRollouts(RolloutConfig(play=PlayConfig(rollout_dtype=asked)), run)
-        collect = rollouts.source(None, 0.0)
+        config = RolloutConfig(play=PlayConfig(rollout_dtype=asked))
+        env = RunEnv(config=config, info=run, student=StudentPlayer(config, run))
+        collect = played_source(env, None)
         engine = collect.player.engine
         (episode,) = collect(request)
-        rollouts.close()
+        env.student.close()
         assert next(engine._model.model.parameters()).dtype == name
         assert {tensor.dtype for tensor in engine._cache._keys} == {name}
-        assert of_rollouts(rollouts, frozenset()).get("rollout_dtype") == asked
+        assert of_rollouts(env, frozenset()).get("rollout_dtype") == asked
         seen.append(np.concatenate([turn.logprobs for turn in episode.turns]))
     assert not np.array_equal(seen[0], seen[1])
     assert next(model.parameters()).dtype == torch.float32

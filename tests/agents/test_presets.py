@@ -28,8 +28,11 @@ from turngym.envs.panels import load_panel
 from turngym.envs.registration import register
 from turngym.scripts import main as command
 from turngym.trainers import train
-from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts, eval_make
+from turngym.trainers.open_demonstrations import open_demonstrations
+from turngym.trainers.panel_evaluation import eval_make
 from turngym.trainers.run import build_algorithm, run_of
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
+from turngym.trainers.student_sources import played_source
 from turngym.trainers.train_config import PlayConfig, RolloutConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
@@ -285,10 +288,11 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
     run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
     play = PlayConfig(preset="verl-agent", env_kwargs='{"on_invalid": "reject"}')
-    rollouts = StudentRollouts(RolloutConfig(play=play), run)
+    config = RolloutConfig(play=play)
+    env = RunEnv(config=config, info=run, student=StudentPlayer(config, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
-    (episode,) = rollouts.source(None, 0.0)(request)
-    rollouts.close()
+    (episode,) = played_source(env, open_demonstrations(env)[0])(request)
+    env.student.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)
     assert episode.system == preset("verl-agent", ALFWORLD).system
     assert not any(turn.observation.startswith("Nothing happens.") for turn in episode.turns)

@@ -1,0 +1,89 @@
+"""Opens the judge of a run: whom the settings name, where its hints go, and which judged episodes are kept to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
+from turngym.agents.judges.hints import HintPrompts
+from turngym.agents.judges.judges import BothQuestions, is_plain, make_judge
+from turngym.agents.rendering.skills import Skills
+from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.agents.rollout_sources import write_step
+from turngym.envs.base import TextEnv
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Judge, Question, RolloutSource
+from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.retrieval.redaction import excerpt
+from turngym.trainers.algorithm import Algorithm, Told
+from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
+from turngym.trainers.run_config import ConfigError
+from turngym.trainers.student_player import RunEnv, StudentPlayer
+
+
+def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> RolloutSource:
+    """Returns `source`, or for algorithms that learn from a judge its episodes with votes and hints.
+    Raises TurngymError for a judge that does not suit `env` or `algorithm`.
+    """
+    run, student, kind, options = env.info, env.student, algorithm.judge, env.config.judging
+    if kind is None:
+        return source
+    if options.judge == "attempts" and algorithm.group < 2:
+        raise ConfigError(
+            f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
+            f"{algorithm.group}; valid: n of at least 2"
+        )
+    judge = open_judge(options, kind, student, expert=env.config.play.expert, seed=run.seed, device=run.device)
+    player, position = student.actor, (algorithm.told or Told()).position
+    hints = HintPrompts(renderer=player.renderer, position=position, max_context=player.engine.max_length)
+
+    def keep(request: RolloutRequest, episodes: Sequence[Episode]) -> None:
+        """Keeps the judged episodes of every so many steps as traces in the run's folder, to read."""
+        every = options.judge_every
+        if every and (request.step - 1) % every == 0:
+            write_step(run.out / "judged", request, episodes)
+
+    return JudgedSource(
+        source=source,
+        judge=judge,
+        kind=kind,
+        next_role=student.settings.observation_role,
+        enhance=hints if kind in HINTING else None,
+        record=keep,
+        unread=UnreadVotes(limit=options.judge_unread),
+    )
+
+
+def open_judge(
+    options: JudgeOptions, kind: Question, student: StudentPlayer, *, expert: str, seed: int, device: str
+) -> Judge:
+    """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks.
+
+    Args:
+        options: which judge, and how it is asked.
+        kind: what it is asked: for scores, hints, or both.
+        student: whose episodes it judges.
+        expert: the player of the environment that judges may ask.
+        seed: what a judge's samples are drawn from.
+        device: where a model that judges computes.
+    """
+    judge = make_judge(options, kind, ENV_JUDGES, make_env=student.make_env, expert=expert, seed=seed, device=device)
+    base = student.env
+    asked = judge.one if isinstance(judge, BothQuestions) else judge
+    knows = expert != "expert" or type(base).expert_action is not TextEnv.expert_action
+    if isinstance(asked, ExpertJudge) and not knows:
+        raise TurngymError(f"--judge {options.judge} asks an expert, and {base.env_id} has none; valid: another judge")
+    if isinstance(judge, SkillsJudge):
+        refuse_control_tokens(judge.skills, student.actor.renderer.template.encoder)
+    return judge
+
+
+def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
+    """Raises TurngymError for a text that no prompt would hold."""
+    if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
+        raise TurngymError(
+            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's "
+            "tokenizer, or has control characters; no prompt would hold it"
+        )

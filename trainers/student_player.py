@@ -1,0 +1,294 @@
+"""The student at play: its environment, the model that plays in it, and who computes (this process, workers, servers).
+
+`StudentPlayer` is opened once for each environment of a run, from `RolloutConfig` (what the settings say) and `RunInfo`
+(what the run knows). It keeps no settings: what is played is in `student_sources`, how it is evaluated in
+`panel_evaluation`, how it is judged in `open_judge`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.worker_count import Workload
+from turngym.agents.executor.workers import CancellableRollout, open_workers
+from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.model_server import RunServer
+from turngym.agents.models import load_tokenizer
+from turngym.agents.playing.agent import system_message
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.rollout import MakeEnv, PlayJobs
+from turngym.agents.presets import find_preset
+from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
+from turngym.agents.rendering.examples import Examples, read_examples
+from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
+from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.rollout_sources import SharedEnv
+from turngym.agents.servers.open_servers import train_policy
+from turngym.agents.servers.weights import SyncedPolicy
+from turngym.envs.base import TextEnv
+from turngym.envs.channels import make_channel
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Question
+from turngym.envs.core.strict_json import json_object
+from turngym.envs.core.task import Task
+from turngym.envs.panels import Panel
+from turngym.trainers.algorithm import ExpertPlay, Told
+from turngym.trainers.scorer import ModelWeights
+from turngym.trainers.train_config import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedModel:
+    """A model that plays, with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a student at play must know about a run."""
+
+    folder: Path
+    """Folder of the untrained student."""
+    out: Path
+    """Folder of the run."""
+    learner: PlayedModel
+    """The student; evaluations are always its own."""
+    actor: PlayedModel | None = None
+    """A copy that plays ahead while the student learns; None: the student plays."""
+    seed: int = 0
+    episodes: int = 0
+    """Episodes that the whole run is to play; 0: unknown."""
+    max_turns: int = 50
+    explicit_turns: bool = False
+    """Whether `max_turns` was asked for; otherwise a panel's own limit goes before it."""
+    device: str = "auto"
+    reward: str | None = None
+    """The run's own reward, as `--reward` names it."""
+    imitates: ExpertPlay | None = None
+    """How an expert plays the episodes of a step; None: the student plays them."""
+    judge: Question | None = None
+    """What a judge is asked about their turns."""
+    told: Told | None = None
+    """What becomes of its hints."""
+
+
+class StudentPlayer:
+    """A student in training plays an environment: in this process, in workers, or on servers.
+
+    Raises TurngymError for an environment or server that does not fit. Close it when the run is over.
+    """
+
+    def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
+        play = config.play
+        self.preset = find_preset(play.preset, play.env_id)
+        self.env_kwargs = json_object("--env-kwargs", play.env_kwargs)
+        """Arguments for gym.make that the settings give."""
+        settings = ChatSettings.load(run.folder)
+        if self.preset is not None:
+            settings = self.preset.settings(settings, self.env_kwargs)
+        self.settings = config.chat.applied(settings, play.env_id)
+        if run.judge in ("hint", "both") and self.settings.memory != "all":
+            raise TurngymError(
+                f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
+                "by hints needs --memory all"
+            )
+
+        # Workers. `--workers auto` starts them only where the student plays the run's episodes in this process.
+        self._closing = ExitStack()
+        elsewhere = config.servers.elsewhere or play.traces or run.imitates is not None
+        workload = Workload(
+            episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
+        )
+        self.players = str(config.workers.choice(workload))
+        """Who plays the episodes, in words, for those who read the run's settings."""
+        self.play: PlayJobs = self._closing.enter_context(open_workers(config.workers, workload))
+        self._cancel: Callable[[], None] | None = None
+        if run.actor is not None:
+            if not isinstance(self.play, ParallelRollout):
+                self.play = CancellableRollout(config.workers.step_timeout)
+            self._cancel = self.play.cancel
+
+        # One environment stays open: what all environments of a process share (a shop, an index) is built once.
+        given = {} if self.preset is None else self.preset.make(training=True)
+        split = {} if play.split is None else {"split": play.split}
+        self.data = {} if play.data is None else {"data": play.data}
+        """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
+        self._env_id = play.env_id
+        self._made: dict[str, Any] = {**given, "max_turns": run.max_turns, **split, **self.env_kwargs, **self.data}
+        self.shared = SharedEnv(env_maker(self._env_id, **self._made))
+        self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
+        if not (Path(run.folder) / FILE).exists():
+            print(describe(self.settings), file=sys.stderr)
+        self.scoring: dict[str, str] = self.env.scoring
+        if why := self.scoring.get("approximate"):
+            print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
+
+        shots = config.few_shots
+        self.examples = Examples()
+        if shots.examples is not None:
+            channel = make_channel(self.settings.channel, self.env.tool)
+            how = shots.examples_as, play.env_id, channel, self.env.tool, shots.examples_for
+            self.examples = read_examples(shots.examples, *how)
+            if self.examples.skills is not None:
+                self.examples.skills.check(self.env)
+
+        # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
+        self.servers: SyncedPolicy | None
+        """Engine servers that play with the student's weights, or None."""
+        self.learner, self.servers = self._player(config, run, run.learner, served=run.actor is None)
+        """The student, which is evaluated."""
+        self.actor = self.learner
+        """The student or its copy, which plays episodes to learn from."""
+        if run.actor is not None:
+            self.actor, self.servers = self._player(config, run, run.actor, served=True)
+        if isinstance(self.play, ParallelRollout):
+            # now: where several processes train, the model is soon divided among them and cannot be copied any more
+            for player in {id(player): player for player in (self.learner, self.actor)}.values():
+                self.play.prepare(player.engine)
+
+    def _player(
+        self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
+    ) -> tuple[ModelPlayer, SyncedPolicy | None]:
+        engine = None
+        if served and config.servers.elsewhere:
+            weights, own = ModelWeights(played.model), None
+            if config.servers.engine != "local":
+                log = run.out / "server.log"
+                own = RunServer(
+                    config.servers, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                )
+                self._closing.enter_context(own)
+            engine = train_policy(
+                config.servers,
+                played.model,
+                played.tokenizer,
+                self.settings.max_context,
+                run.out,
+                weights=weights,
+                own=own,
+            )
+            # what plays ahead is never idle
+            engine.sleeps = engine.sleeps and run.actor is None
+            self._closing.callback(engine.close)
+        player = ModelPlayer.of(
+            played.model,
+            played.tokenizer,
+            self.settings,
+            self.env.tool,
+            slots=config.play.slots,
+            dtype=config.play.rollout_dtype,
+            engine=engine,
+            examples=self.examples.episodes,
+            skills=self.examples.skills,
+        )
+        if self.examples.text:
+            # in what is played alone: the settings that are saved with the model stay without
+            said = player.settings.system
+            if said is None:
+                channel = make_channel(self.settings.channel, player.tool)
+                said = system_message(self.env, channel, player.renderer)
+            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(said)))
+        return player, engine
+
+    @property
+    def env(self) -> TextEnv:
+        """The environment that stays open, to be asked for its tasks, its tool and its players."""
+        env: TextEnv = self.shared.env.unwrapped
+        return env
+
+    @property
+    def make_env(self) -> MakeEnv:
+        """Makes environments to train on, in the student's channel."""
+        return self.made_in(self.settings.channel)
+
+    def made_in(self, channel: str | None) -> MakeEnv:
+        """Makes environments to train on, in another agent's channel; None: in the environment's own."""
+        return env_maker(self._env_id, **self._made, channel=channel)
+
+    @property
+    def system(self) -> str:
+        """The system message that the student is given."""
+        player = self.actor
+        if player.settings.system is not None:
+            return player.settings.system
+        channel = make_channel(self.settings.channel, player.tool)
+        return system_message(self.env, channel, player.renderer)
+
+    def learner_changed(self, version: int) -> None:
+        """The learner has new weights."""
+        self.learner.engine.weights_changed(version)
+
+    def actor_changed(self, version: int) -> None:
+        """The actor has new weights."""
+        self.actor.engine.weights_changed(version)
+
+    def cancel(self) -> None:
+        """Breaks off what is being played."""
+        if self._cancel is not None:
+            self._cancel()
+
+    def close(self) -> None:
+        """Ends worker processes."""
+        self._closing.close()
+
+
+def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpisodes:
+    """Writes the student's episodes as the ids of another `model`, from `folder`: in its own chat template and with
+    its own system message, but in the student's channel. Raises TurngymError for histories that are rewritten."""
+    if student.settings.memory != "all":
+        raise TurngymError(
+            f"--memory {student.settings.memory}: a teacher with another vocabulary reads the whole conversation; it "
+            "needs --memory all"
+        )
+    tokenizer, tool = load_tokenizer(folder), student.env.tool
+    settings = replace(ChatSettings.load(folder), channel=student.settings.channel)
+    settings = complete_settings(settings, tokenizer, tool)
+    renderer, channel = (
+        renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills),
+        make_channel(settings.channel, tool),
+    )
+    said = settings.system
+    if said is None:
+        said = system_message(student.env, channel, renderer)
+    return TextEpisodes(
+        renderer=renderer,
+        channel=channel,
+        tool=tool,
+        system=student.examples.in_system(said) if student.examples.text else said,
+        max_context=settings.max_context or model.config.get_text_config().max_position_embeddings,
+    )
+
+
+def text_writer(player: ModelPlayer) -> TextEpisodes:
+    """Writes other agents' episodes as the ids of the student that `player` is."""
+    return TextEpisodes(
+        renderer=player.renderer,
+        channel=make_channel(player.settings.channel, player.tool),
+        tool=player.tool,
+        system=player.settings.system,
+        max_context=player.engine.max_length,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnv:
+    """An environment of a run, with the student that plays it and the panel that it is evaluated on."""
+
+    config: RolloutConfig
+    info: RunInfo
+    student: StudentPlayer
+    panel: Panel | None = None
+    """None: the run is not evaluated in this environment."""
+
+    @property
+    def held_out(self) -> Sequence[Task]:
+        """The tasks of the panel, which must not be trained on."""
+        return () if self.panel is None else self.panel.tasks

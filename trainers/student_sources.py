@@ -1,0 +1,91 @@
+"""Where a step's episodes come from: the student plays them, or an expert or demonstrator whom it imitates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turngym.agents.demonstrations import Demonstrations
+from turngym.agents.judges.hints import HintedEnv, ToldEnv
+from turngym.agents.mixed_policy import guided_player, mixed_player
+from turngym.agents.playing.rollout import MakeEnv
+from turngym.agents.playing.scripted import PlayerMix, named_player
+from turngym.agents.rendering.skills import PREFIX, read_skills
+from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, KeptSource, LiveSource
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import RolloutSource
+from turngym.trainers.algorithm import ExpertPlay
+from turngym.trainers.open_judge import refuse_control_tokens
+from turngym.trainers.student_player import RunEnv, StudentPlayer
+
+
+def played_source(
+    env: RunEnv,
+    demonstrations: Demonstrations | None,
+    *,
+    teacher: Any = None,
+    share: float = 0.0,
+    guided: bool = False,
+) -> RolloutSource:
+    """Returns who plays the episodes of a step: the student, or an expert whom it imitates.
+
+    Args:
+        env: the environment, with the student that plays it and the panel that is never trained on.
+        demonstrations: what `--demonstrations` names; what the first turns of the student's episodes are, or what it
+            imitates. None: an expert plays, as the algorithm says (`ExpertPlay`).
+        teacher: a model that chooses tokens or plays turns; None: the student alone plays.
+        share: share of the student's tokens that `teacher` chooses, 0 to 1.
+        guided: whether `teacher` plays whole turns, as many as each request says.
+    """
+    config, run, student = env.config, env.info, env.student
+    play, slots, how = config.play, config.play.slots, run.imitates
+    known: Sequence[str] = student.env.task_ids()
+    if config.demonstrations.demonstrated_tasks and demonstrations is not None:
+        known = demonstrations.tasks(known)
+    tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
+    playing: dict[str, Any] = {"slots": slots, "expert": play.expert, "play": student.play}
+    source: RolloutSource
+    if how is None:
+        tokenizer = run.learner.tokenizer
+        guide = guided_player(student.actor, teacher, tokenizer, slots=slots, play=student.play) if guided else None
+        source = LiveSource(
+            player=mixed_player(student.actor, share, teacher, tokenizer, slots=slots, play=student.play),
+            make_env=student.make_env,
+            demonstrations=demonstrations,
+            guided=guide,
+            **tasks,
+            **playing,
+        )
+    elif demonstrations is not None:
+        source = DemonstrationSource(demonstrations=demonstrations, **tasks)
+    else:
+        mix = None
+        if how.players:
+            mix = PlayerMix.parse(how.players, loop_after=how.loop_after, loop_slips=how.loop_slips)
+        source = ExpertSource(
+            renderer=student.actor.renderer,
+            settings=student.actor.settings,
+            make_env=_told_while_played(student, how, play.expert),
+            noise=how.noise,
+            mistakes=how.mistakes,
+            players=mix,
+            **tasks,
+            **playing,
+        )
+    if play.keep_rollouts:
+        return KeptSource(source=source, folder=run.out / "rollouts", last=play.keep_rollouts)
+    return source
+
+
+def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> MakeEnv:
+    """Makes environments that say what a student is to learn to read."""
+    make_env = student.make_env
+    if how.hints:
+        make_env = HintedEnv(make_env, how.hints, named_player(expert))
+    if how.told:
+        if not how.told.startswith(PREFIX):
+            raise TurngymError(f"--sft.told is {how.told!r}; valid: {PREFIX}FOLDER")
+        skills = read_skills(how.told.removeprefix(PREFIX))
+        refuse_control_tokens(skills, student.actor.renderer.template.encoder)
+        make_env = ToldEnv(make_env, tuple(sorted(skills.texts)))
+    return make_env
