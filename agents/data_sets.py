@@ -44,7 +44,7 @@ class DataError(TurngymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A published file."""
+    """A file of a published data set."""
 
     name: str
     """Its name, also on a mirror."""

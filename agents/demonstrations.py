@@ -33,9 +33,9 @@ class DemonstrationFilter:
     """Says why a demonstration is left out. The first of: failed, unsolved, low_reward, too_long."""
 
     success: bool = False
-    """Only those that succeeded."""
+    """Whether only demonstrations that succeeded count."""
     least: float | None = None
-    """Only those that are worth at least this."""
+    """Least worth of a demonstration that counts."""
     reward: Callable[[Episode], float] | None = None
     """What one is worth; None: its return."""
     fits: Callable[[Episode], bool] | None = None
@@ -132,7 +132,7 @@ class Plan:
     turns: tuple[str | Shown, ...] = ()
     """Actions where the student has no tokens."""
     reason: str = USED
-    """Why there is none; `used` where there is."""
+    """Why a job has no demonstration; `used` where it has one."""
     sha256: str = ""
     """Hash of the task that was demonstrated."""
 
@@ -155,7 +155,7 @@ class Demonstrations:
     _said: bool = False
 
     def tasks(self, known: Sequence[str]) -> list[str]:
-        """Those of `known` that were demonstrated. Raises AgentError for who demonstrates live: that could be any."""
+        """The tasks of `known` that the file demonstrates. Raises AgentError where somebody demonstrates live."""
         if not isinstance(self.source, RecordedDemonstrator):
             raise AgentError("--demonstrated-tasks plays the tasks of a trace file: name one with --demonstrations")
         return [task for task in known if task in self.source.by_task]

@@ -142,7 +142,7 @@ class ServePolicy:
     model: Annotated[Path, tyro.conf.Positional]
     """Folder of a Hugging Face causal model with its tokenizer."""
     engine: Literal["sglang", "vllm"] = "sglang"
-    """Which server."""
+    """Program that serves the model."""
     host: str = "127.0.0.1"
     """Address to listen on. Any other address than 127.0.0.1 needs a key in TURNGYM_SERVER_KEY; clients send it."""
     hosts: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ TORCH_VARIABLES = {
     "LRU_CACHE_CAPACITY": "128",
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
 }
-"""Environment variables that torch reads once in a process, at the first product of their kind.
+"""Environment variables that torch reads once in a process, when it first computes a product of that kind.
 
 The first two: bfloat16 products that oneDNN and torch keep prepared on a CPU, 1,024 by default. Each shape is a product
 of its own, and every batch has new lengths: with SmolLM2-135M's matrices a step of training added 80 to 100 MB that no

@@ -64,7 +64,7 @@ class PlaySettings:
     models: tuple[str, ...] = ()
     """Agents beside the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
     games: int = 64
-    """Games at a time; the one left alone longest makes room."""
+    """Most games at a time. A new one takes the place of the one left alone longest."""
     idle: float = 1800.0
     """Seconds without a click after which a game ends."""
     seed: int | None = None

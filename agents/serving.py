@@ -100,7 +100,7 @@ class Front:
     """Called every `sweep_every` seconds while the server runs."""
     sweep_every: float = 5.0
     connections: int = 1000
-    """Connections open at the same time; the one that is idle for longest makes room."""
+    """Most connections at the same time. A new one takes the place of the one idle longest."""
     timeouts: Timeouts = Timeouts()
 
 
@@ -422,7 +422,7 @@ class Channel(HTTPChannel):
     refused = False
     """Whether the last request was answered before all of it had come."""
     lingers: float | None = None
-    """Until when what a refused client still sends is read and thrown away."""
+    """Time until which the rest of a refused client's request is read and thrown away; None for others."""
     _opened = _active = 0.0
 
     @property

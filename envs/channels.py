@@ -196,7 +196,7 @@ class ToolChannel:
         return self.dialect.find(text) >= 0 or any(f"<{tag}>" in text for tag in self.tool.tags)
 
     def _judge(self, call: Call | str, *, may_be_empty: bool) -> tuple[str | None, str | None]:
-        """(the action, why there is none) of a call as it was read."""
+        """Returns (action, reason) for a call: the action, or the reason why the call has none."""
         if isinstance(call, str):
             return None, call
         if call.name != self.tool.name:

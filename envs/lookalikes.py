@@ -55,7 +55,7 @@ def is_invisible(character: str) -> bool:
 
 
 def alike(text: str, among: Iterable[str]) -> list[str]:
-    """Those of `among` that look like `text`."""
+    """The texts of `among` that look like `text`."""
     wanted = None if len(text) > LONGEST else plain(text)
     return [other for other in among if _remembered(other) == wanted]
 

@@ -56,7 +56,7 @@ class Visitors(Generic[V]):
         return len(self._open)
 
     def get(self, name: str) -> V | None:
-        """What belongs to that visitor, now the most recent; None if there is none or it was idle too long."""
+        """The value of a visitor, now the most recent one; None if there is none or it was idle too long."""
         gone, now = [], self._clock()
         with self._lock:
             while self._open and now - next(iter(self._open.values()))[1] > self._idle:
@@ -68,7 +68,7 @@ class Visitors(Generic[V]):
         return None if found is None else found[0]
 
     def put(self, name: str, value: V) -> None:
-        """Give a visitor something in place of what was there; the one away longest makes room."""
+        """Give a visitor a new value. Where there are too many visitors, the one away longest is dropped."""
         with self._lock:
             before = self._open.pop(name, None)
             self._open[name] = value, self._clock()
@@ -76,7 +76,7 @@ class Visitors(Generic[V]):
         self._end(gone if before is None else [before[0], *gone])
 
     def enter(self, name: str, make: Callable[[], V]) -> V:
-        """What belongs to that visitor, newly made if need be; the one away longest makes room."""
+        """The visitor's value, made if there is none. Of too many visitors the one away longest is dropped."""
         if (found := self.get(name)) is not None:
             return found
         # made without the lock; another request of the same browser may still be first, and what it made stays

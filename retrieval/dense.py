@@ -89,7 +89,7 @@ def make_index(factory: str, dim: int) -> Any:
 
 
 SMALL = 1 << 20
-"""Bytes: a file of at most so many is read, not mapped."""
+"""Most bytes of a file that is read rather than mapped."""
 
 
 def read_index(path: str | Path, *, mapped: bool = True) -> Any:

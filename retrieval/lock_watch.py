@@ -43,7 +43,7 @@ class LockWatch:
         self._tell(seconds + GRACE, self._what)
 
     def done(self) -> None:
-        """Nothing is under way."""
+        """Marks that nothing is under way."""
         self._tell(None, "")
 
     def _tell(self, seconds: float | None, what: str) -> None:

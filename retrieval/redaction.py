@@ -80,7 +80,7 @@ def is_secret(name: str) -> bool:
 # --- Keys by their value
 
 LEAST_KEY, SHORT_KEY, LONGEST_KEY = 4, 16, 1 << 14
-"""Letters from which on a value may be a key, is no ordinary word, and is none any more."""
+"""Fewest letters of a key, fewest of a value that is no ordinary word, and most letters of a key."""
 _remembered = set[str]()
 
 
@@ -172,7 +172,7 @@ def _without_first_word(text: str) -> str:
 
 
 def excerpt(value: object, limit: int, *, end: bool = False) -> str:
-    """At most `limit` letters of somebody else's text for a message, redacted before it is cut; the last with `end`.
+    """At most `limit` letters of somebody else's text for a message, redacted before it is cut; then it ends with `end`.
 
     Bytes are read as UTF-8, other values as Python writes them. What was cut ends (or begins) with three dots. The time
     is that of the text's first `limit` letters and twice `LONGEST_KEY`, however long it is.

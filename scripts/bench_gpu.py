@@ -222,7 +222,7 @@ class StepFigures:
     gap: float
     """Largest difference between a log-probability at sampling and the trainer's, nats, in the first episodes."""
     served_gap: float | None
-    """The same for the server's log-probabilities."""
+    """Largest such difference for the server's log-probabilities, nats; None where no server plays."""
     loss: float
     moved: bool
     """Whether the update changed the weights."""

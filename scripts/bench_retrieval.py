@@ -51,7 +51,7 @@ WORDS = 50_000
 
 
 def made_up_texts(count: int, words: int, seed: int) -> list[str]:
-    """Texts of so many random words; equal ones are hardly to be expected."""
+    """Texts of the given numbers of random words; two are hardly ever equal."""
     drawn = np.random.default_rng(seed).integers(0, WORDS, (count, words))
     return [" ".join(f"word{number}" for number in row) for row in drawn.tolist()]
 

@@ -271,7 +271,7 @@ class PlayBench:
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
     repeats: Count = 2
-    """Each row is played so many times and its fastest time taken."""
+    """Times that each row is played; the fastest counts."""
 
 
 PLAY_HEADER = [

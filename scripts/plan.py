@@ -41,7 +41,7 @@ class PlanOptions:
     student: str = "1.7B"
     """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a model or an adapter."""
     teacher: str | None = "8B"
-    """The same; None for algorithms without a teacher."""
+    """Shape or folder of the teacher, as for --student; None for algorithms without a teacher."""
     gpus: Annotated[tuple[int, ...], Range(1)] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
     steps: Count | None = None

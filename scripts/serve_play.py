@@ -32,7 +32,7 @@ class ServePlay:
     """Trace file to which games are appended; by default nothing is recorded."""
     listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=3001))
     games: Count = 64
-    """Games at a time; the one left alone longest makes room."""
+    """Most games at a time. A new one takes the place of the one left alone longest."""
     idle: Above0 = 1800.0
     """Seconds without a click after which a game ends."""
     seed: Seed | None = None

@@ -85,16 +85,16 @@ class Tokens:
     logp_n: Tensor
     """Student log-probability of the label at the distillation temperature."""
     sampled_logp_n: Tensor
-    """The same at the temperature at which the token was drawn: comparable with `behavior_logp_n`."""
+    """Student log-probability of the label at the temperature at which it was drawn, as `behavior_logp_n` is."""
     behavior_logp_n: Tensor
     """Log-probabilities as sampled, nats; NaN where unknown."""
     topk_logp_nK: Tensor | None = None
-    """Student, at the ids of the targets."""
+    """Student log-probabilities at the ids of the targets."""
     teacher_logp_nK: Tensor | None = None
     tail_n: Tensor | None = None
-    """Student, all ids but those of the targets together; None: what `topk_logp_nK` leaves of 1."""
+    """Student log-probability of all other ids together; None: what `topk_logp_nK` leaves of 1."""
     teacher_tail_n: Tensor | None = None
-    """The same of the teacher."""
+    """Teacher log-probability of all other ids together; None: what `teacher_logp_nK` leaves of 1."""
     advantage_n: Tensor | None = None
     reference_logp_n: Tensor | None = None
     kl_mask_n: Tensor | None = None
@@ -359,7 +359,7 @@ class BuildContext:
     has_teacher: bool = False
     """Whether another model than the student can teach."""
     tokenizer: Any = None
-    """The student's."""
+    """The student's tokenizer."""
     env_id: str = ""
     """Gymnasium id of the environment that is played; empty where that is unknown."""
 
@@ -457,5 +457,5 @@ class FixedDepth:
         return DepthPlan(cap=self.h_max, full_depth=True)
 
     def learn(self, state: DepthState, *measured: object) -> DepthState:
-        """Nothing is learned."""
+        """Learns nothing: this depth depends on the step alone."""
         return state

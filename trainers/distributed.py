@@ -245,7 +245,7 @@ class SharedSource:
             return gather_shares(self.ranks, request, lambda: self.own(request))
 
     def own(self, request: RolloutRequest) -> list[Episode]:
-        """This rank's share, played without a word to the others."""
+        """Plays this rank's share of the episodes without telling the others."""
         rank, size = self.ranks.rank, self.ranks.size
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))

@@ -161,7 +161,7 @@ class ComparableGroups:
     own: bool = False
     tokens: bool = False
     most: int | None = None
-    """Keep only the first so many groups; None: all."""
+    """Most groups that are kept, the first ones; None: all."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
         kept = [group for group, members in self._groups(episodes) if self._reason(members) is None][: self.most]

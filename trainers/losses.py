@@ -516,7 +516,7 @@ class PolicyGradient:
     """
 
     surrogate: Callable[..., Surrogate] = clipped_surrogate
-    """Or `clipped_weight`."""
+    """Loss of a token from ratio and advantage: `clipped_surrogate` or `clipped_weight`."""
     eps_low: float = 0.2
     eps_high: float = 0.2
     kl_coef: float = 0.0
@@ -640,7 +640,7 @@ class OuterLoss(TokenLoss, Protocol):
 
     @property
     def loss(self) -> TokenLoss:
-        """The loss inside."""
+        """The loss that this one wraps."""
 
 
 def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:

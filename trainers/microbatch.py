@@ -86,7 +86,7 @@ def _packed_passes(rows: Sequence[Ids], max_tokens: int) -> list[Pass]:
 
 
 def packed_pass(rows: Sequence[Ids], members: Sequence[int]) -> Pass:
-    """Those of `rows` whose numbers are `members`, in one line."""
+    """The rows with the numbers `members`, packed into one line."""
     ordered, line = _line(rows, members)
     sizes, shared = np.array(line, np.int64).T
     return Pass(

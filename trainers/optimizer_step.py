@@ -53,7 +53,7 @@ class UpdateResult:
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     skipped: bool
     """The gradient was not finite, so nothing was changed."""
     columns: Mapping[str, NDArray[np.float32]]

@@ -166,7 +166,7 @@ class Beginnings:
         return tuple(number for number in found if not own or number not in self.shared)[:MOST]
 
     def _ids(self, piece: str, own: bool) -> tuple[int, ...]:
-        """Those ids, or if there is none the longest that `piece` begins with."""
+        """Ids whose text begins with `piece`; if there are none, the longest id with which `piece` begins."""
         shorter = (piece[:size] for size in range(len(piece), 0, -1))
         return self.longer(piece, own) or tuple(self.texts[text] for text in shorter if text in self.texts)[:1]
 

@@ -16,7 +16,7 @@ SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "
 
 
 class Progress:
-    """Receives each metrics row and the name of the phase that is running; says nothing."""
+    """Receives each metrics row and the name of the running phase. This base class prints nothing."""
 
     def __enter__(self) -> Self:
         return self

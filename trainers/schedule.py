@@ -147,7 +147,7 @@ class _Batch:
     """Steps done when it was planned: whose weights play it."""
     weights: Weights
     episodes: Future[list[Episode]] | None = None
-    """This process's share."""
+    """Episodes that this process plays."""
     gathered: bool = False
 
 

@@ -154,7 +154,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
 
 
 def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What a filter says about its choice; nothing without one, or from one that says nothing."""
+    """Metrics of a filter's choice. Empty without a filter, or for a filter without metrics."""
     return dict(select.row(episodes)) if isinstance(select, CountingFilter) else {}
 
 

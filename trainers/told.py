@@ -61,7 +61,7 @@ class ToldLogprobs:
 
     student_N: Float32N
     told_N: Float32N
-    """Where nothing was told: the student's."""
+    """Log-probabilities [N] of the policy that was told; where nothing was told, the student's."""
     where_N: NDArray[np.bool_]
     """Whether the token's turn was told something."""
 

@@ -65,7 +65,7 @@ class PlayConfig:
     eval_temperature: float | None = None
     """Sampling temperature of evaluations. By default the preset's, else 0.85."""
     eval_limit: Length | None = None
-    """Evaluate on so many tasks. They are the first ones of the panel."""
+    """Number of tasks that are evaluated. They are the panel's first."""
     traces: tuple[Path, ...] = ()
     """Recorded episodes to train on. Nothing is played then: sft imitates them; the others take them as rollouts, cut
     at the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment).
@@ -182,7 +182,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
     teacher_dtype: Literal["float32", "bfloat16"] = field(default="float32", metadata=read_by("teacher", "reference"))
-    """Precision of teacher and initial policy. It is that of their weights."""
+    """Precision of the weights of teacher and initial policy."""
     threads: Processes = 0
     """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
     shard_teacher: bool = field(default=False, metadata=read_by("teacher", "reference"))

@@ -365,7 +365,7 @@ class Workload:
     """What one training step does."""
 
     episodes: Count = 64
-    """Per step, all GPUs together."""
+    """Episodes per step, all GPUs together."""
     turns: Length = 30
     """Turns of an episode."""
     observation: int = 150
@@ -601,7 +601,7 @@ def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
 
 
 def _operations(chip: Chip, work: Workload, dtype: str) -> float:
-    """Per second that one chip reaches."""
+    """Operations per second that one chip reaches."""
     return (chip.flops if dtype == "bfloat16" else chip.flops32) * work.compute_share
 
 
@@ -676,7 +676,7 @@ class Traffic:
 
     @property
     def all(self) -> float:
-        """Between the training processes."""
+        """Bytes between the training processes."""
         return self.to_play + self.update + self.teacher + self.top_k + self.episodes
 
 

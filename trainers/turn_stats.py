@@ -28,7 +28,7 @@ class TurnStats:
     kl_success_T: Column
     kl_fail_T: Column
     entropy_T: Column
-    """Student."""
+    """Mean entropy of the student by turn."""
     teacher_entropy_T: Column
     teacher_entropy_success_T: Column
     teacher_entropy_fail_T: Column

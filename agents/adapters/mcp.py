@@ -94,7 +94,7 @@ class Episodes:
         ]
 
     def call(self, name: str, arguments: dict[str, Any], client: str = "") -> str:
-        """Play one call of `client`; the text for it. Raises CallError, SessionFailed."""
+        """Play one call of `client`. Returns the text for the client. Raises CallError, SessionFailed."""
         known = {tool: schema for tool, _, schema in self.schemas()}
         if name not in known:
             raise CallError(f"there is no tool {name!r}; tools are: {', '.join(known)}")

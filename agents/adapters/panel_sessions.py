@@ -39,7 +39,7 @@ class PanelSessions:
 
     panel: Panel
     tasks: tuple[Task, ...]
-    """Those that are played: the panel's first ones."""
+    """The tasks that are played: the panel's first."""
     pool: SessionPool
     seed: int = 0
     trace: Path | None = None

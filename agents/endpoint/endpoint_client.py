@@ -43,7 +43,7 @@ from turngym.retrieval.redaction import redacted
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
 FIRST, LONGEST = 0.5, 60.0
-"""Seconds before the first retry, and at most."""
+"""Seconds before the first retry, and most seconds before any later one."""
 
 
 def pauses(rng: np.random.Generator) -> Iterator[float]:

@@ -141,12 +141,12 @@ def _inside(reported: Mapping[str, Any], table: str, name: str) -> Any:
 
 
 def _count(value: Any) -> int:
-    """A number of tokens; 0 for what is none."""
+    """Returns a number of tokens; 0 for values that are not one."""
     return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
 
 
 MOST_TOKENS = 1 << 32
-"""A report of more tokens for one answer is none."""
+"""Most tokens that a server may report for one answer; larger reports are ignored."""
 MOST_IDS = 1 << 24
 """No vocabulary has as many ids. The endpoint's own is not known here; a trainer checks against the student's."""
 MOST_TOP = 20

@@ -257,7 +257,7 @@ class Comparison:
     shared: int = 0
     """Episodes of the same task and sample in both; 0 if one of them is a results file, which holds no episodes."""
     approximate: tuple[str | None, str | None] = (None, None)
-    """Why success of the first and of the second is only about the benchmark's; None where it is exact."""
+    """Why success of the first, and of the second, only approximates the benchmark's; None where it is exact."""
 
     @property
     def alike(self) -> bool:

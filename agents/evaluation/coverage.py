@@ -34,19 +34,19 @@ class SimulatedStudy:
     rate: float = 0.5
     """Success of the first method."""
     difference: float = 0.0
-    """What the second method has more."""
+    """Success of the second method minus that of the first."""
     seed_spread: float = 0.02
-    """Between training seeds."""
+    """Standard deviation between training seeds."""
     second_spread: float | None = None
-    """The same of the second method, if not as the first."""
+    """Standard deviation between training seeds of the second method; None: as of the first."""
     correlation: float = 0.0
     """Correlation of the two methods' seeds: 1 where a seed that is good for one is as good for the other."""
     hard: float = 0.15
-    """Between tasks, for both methods alike."""
+    """Standard deviation between tasks that both methods share."""
     task_spread: float = 0.1
-    """Between tasks, for each method by itself."""
+    """Standard deviation between tasks of each method by itself."""
     both: float = 0.0
-    """Standard deviation of what a seed does in a task beyond that."""
+    """Standard deviation of the interaction of seed and task."""
     clusters: int = 0
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: float = 0.2
@@ -125,7 +125,7 @@ class Measured:
     covered: float
     """Share that held the truth."""
     width: float
-    """Mean width."""
+    """Mean width of the intervals."""
     ratio: float
     """Mean width over that of an interval which knows the standard error: 3.92 deviations of the estimate."""
     clear: float

@@ -164,7 +164,7 @@ class EvalResult:
     """A finished evaluation."""
 
     episodes: Sequence[Episode]
-    """Sample by sample, tasks in panel order. Those of a trace are read from it when they are accessed."""
+    """Episodes sample by sample, tasks in panel order. With a trace they are read from it when they are accessed."""
     outcomes: Sequence[EpisodeOutcome]
     """How the episodes ended."""
     scores: Scores

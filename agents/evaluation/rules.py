@@ -42,7 +42,7 @@ class Stated:
 
     @property
     def playable(self) -> dict[str, Any]:
-        """What may be played as it is stated."""
+        """Settings of a result that may be played as stated."""
         return {name: value for name, (value, _) in {**self.told, **self.scored}.items()}
 
     def differences(self) -> list[str]:
@@ -130,7 +130,7 @@ def _line(name: str, values: tuple[Any, Any]) -> str:
 
 
 def _defaults(environment: type[TextEnv]) -> dict[str, Any]:
-    """What an argument is that nobody names."""
+    """Values that gym.make uses for arguments that are not given."""
     parameters = {**inspect.signature(environment.__init__).parameters, **inspect.signature(make_env).parameters}
     return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
 

@@ -52,7 +52,7 @@ class EpisodeOutcome:
     used: bool
     """Whether the episode recorded the tokens that an endpoint charges for."""
     approximate: str | None = None
-    """Why its score is only about the benchmark's; None where it is exact."""
+    """Why its score only approximates the benchmark's; None where it is exact."""
     drawn: bool = False
     """Whether its task was drawn (`--sampling published`): every draw counts alike, however often a task was drawn."""
 
@@ -112,7 +112,7 @@ def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
 
 
 FEW = 10
-"""Below so many scenes, worlds or products a number is quoted for these."""
+"""With fewer scenes, worlds or products than this, a number is quoted for these alone."""
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
 
 

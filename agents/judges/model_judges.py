@@ -75,7 +75,7 @@ class HttpJudge:
     """
 
     options: JudgeOptions
-    """Those of a judge behind a url; `options.judge` is the url."""
+    """Options of a judge behind a url; `options.judge` is the url."""
     seed: int = 0
     _loop: LoopThread = field(init=False)
     _client: EndpointClient = field(init=False)

@@ -503,7 +503,7 @@ def _only(state_idx: int) -> None:
 MIN_SHARED = 16
 """Shared prefixes with fewer ids are computed again."""
 MIN_SECOND_WAVE = 64
-"""A second pass, for prompts that wait for another prompt's keys, must save at least so many ids in all."""
+"""Fewest ids that a second pass, for prompts that wait for another prompt's keys, must save in all."""
 
 
 class SharedPrefix(NamedTuple):

@@ -54,7 +54,7 @@ from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, W
 _MOVE_STEPS = 8
 """Exchanging two rows of the cache costs about as much as this many steps of one row without attention."""
 _KEY_GROUP_BYTES = 200_000
-"""A CPU reads about so many bytes of keys in the time that one more attention call takes."""
+"""Bytes of keys that a CPU reads in about the time of one more attention call."""
 
 
 @dataclass(slots=True)

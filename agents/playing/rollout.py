@@ -286,7 +286,7 @@ def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], rew
 
 
 FAILURES = 16
-"""A run whose first so many episodes all failed stops."""
+"""A run stops if this many episodes have finished and all of them failed."""
 
 
 @dataclass(slots=True)

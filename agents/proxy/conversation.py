@@ -262,7 +262,7 @@ class Prompt:
     kept: int
     """Number of messages that the request repeats from the start of the history."""
     new_messages: tuple[ChatMessage, ...]
-    """The messages after those."""
+    """Messages after the repeated ones."""
     tools: Tools
     text: str
     """The whole prompt as text."""

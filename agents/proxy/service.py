@@ -197,7 +197,7 @@ class RequestCounts:
 
 
 def _count(table: Counter[str], name: str) -> int:
-    """Count a name that a client chose: such a table must not grow without end."""
+    """Count a name that a client chose, in a table of bounded size."""
     name = first_letters(name, 60)
     name = name if name in table or len(table) < NAMES else "others"
     table[name] += 1
@@ -282,7 +282,7 @@ class ProxyService:
         self.votes = past.votes
         """Earlier judgments of these sessions and of those that go on."""
         self.feedback_before = past.feedback
-        """Earlier feedback on them."""
+        """Earlier feedback on turns of these sessions and of those that go on."""
         self.heard.restore(past.feedback, past.open, past.ended)
 
     def begin(self, request: ChatRequest) -> InflightRequest:

@@ -46,7 +46,7 @@ class HistoryMatch:
         self._passing: dict[str, set[str]] = {}
         """Maps the digest of a conversation up to one of its answers to the sessions that have said this."""
         self._said: dict[str, tuple[list[str], Sequence[ChatMessage]]] = {}
-        """Those digests and the messages of each session."""
+        """Digests and messages of each session."""
 
     def find(self, owner: str, messages: Sequence[ChatMessage]) -> tuple[str | None, bool]:
         """(The session of `owner` that `messages` continue, or None; whether that could be told.)"""

@@ -209,7 +209,7 @@ class TurnRecord:
     version: int
     temperature: float
     owner: str | None = None
-    """If the client names no session: a hash of the conversation's user, or "". None if it names one."""
+    """A hash of the conversation's user, or "", where the client names no session; None where it names one."""
     version_spans: VersionSpans = ()
     """Spans of weights' versions, as in `Generation`."""
     at: float = 0.0

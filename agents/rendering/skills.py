@@ -56,7 +56,7 @@ class Skills:
 
     @property
     def texts(self) -> frozenset[str]:
-        """All of them."""
+        """All texts of the folder."""
         return frozenset({self.always, self.otherwise, *self.category.values(), *self.keyword.values()} - {""})
 
     @property

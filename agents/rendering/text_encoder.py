@@ -348,7 +348,7 @@ class _Patterns:
     def __init__(self, texts: frozenset[str], late: frozenset[str] | None, byte: str) -> None:
         either = "|".join(filter(None, (_either(texts), byte)))
         self.one = re.compile(either) if either else None
-        """Finds one of them."""
+        """Pattern that finds one control token."""
         self.every = re.compile(f"(?=({either}))") if either else None
         """Finds every place where one begins."""
         disguised = "" if late is None else "|".join(filter(None, (_either(late), byte)))

@@ -144,7 +144,7 @@ class Canary:
 
 
 def _difference(one: Numbers, other: Numbers) -> float:
-    """Mean absolute difference; NaN where a number is none."""
+    """Mean absolute difference; NaN where one of the numbers is NaN."""
     found = np.concatenate(one).astype(np.float64) - np.concatenate(other).astype(np.float64)
     return float(np.abs(found).mean()) if len(found) else math.inf
 

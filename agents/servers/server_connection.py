@@ -101,7 +101,7 @@ class GeneratedPart:
     finish: str
     """`stop`, `length` or `abort`."""
     spans: tuple[VersionSpan, ...]
-    """They cover 0..R in order. An answer without ids has one, too."""
+    """Version of every id: spans that cover 0..R in order. An answer without ids has one, too."""
     cached: int = 0
     """Number of prompt ids whose keys and values the server had already."""
     reason: str = ""
@@ -122,7 +122,7 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: Draw) -> GeneratedPart:
-    """`part` as the answer to `ask`, with log-probabilities of 0 at most; `named` are the ids that they are said of.
+    """Returns `part` as the answer to `ask`, log-probabilities cut at 0; `named` are the ids that they belong to.
 
     Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
     """

@@ -71,7 +71,7 @@ def guard(host: str) -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """If the server is tied: end it, with all processes of its group, when the standard input ends."""
+    """End a tied server, with all processes of its group, when its standard input ends."""
 
     def watch() -> None:
         os.read(0, 1)

@@ -278,7 +278,7 @@ class TorchGroup:
 
 
 class NcclGroup(TorchGroup):
-    """The same over nccl, between GPUs."""
+    """Broadcasts the weights over nccl, between GPUs."""
 
     backend: ClassVar[str] = "nccl"
 

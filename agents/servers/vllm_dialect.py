@@ -59,7 +59,7 @@ class VllmDialect:
     full: bool = False
     """Whether it gives the log-probabilities of the whole vocabulary (--max-logprobs -1)."""
     rows: bool = False
-    """Whether it gives those of chosen ids (`prompt_logprob_token_ids`); on a CPU it does not."""
+    """Whether the server gives log-probabilities of chosen ids (`prompt_logprob_token_ids`); on a CPU it does not."""
 
     name: ClassVar[str] = "vLLM"
     supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]] = ((0, 32), (0, 34))

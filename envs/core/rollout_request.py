@@ -17,11 +17,11 @@ class PlayPlan:
     """
 
     short_episodes: int = 0
-    """The last so many of the step's episodes stop at `short_turns` (TurnOPD's partial probes)."""
+    """Number of the step's last episodes that stop at `short_turns` (TurnOPD's partial probes)."""
     short_turns: int | None = None
     """The depth cap of the short episodes; None: no episode is short."""
     leave_loops: int = 0
-    """The last so many of the step's episodes end where they begin to loop (`envs.core.episode.loop_end`)."""
+    """Number of the step's last episodes that end where they begin to loop (`envs.core.episode.loop_end`)."""
     demonstration_turns: int | None = None
     """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
     prefix_ratios: tuple[tuple[float, ...], ...] = ()

@@ -64,7 +64,7 @@ class FictionConfig:
     places: int = 900
     """Coined stems that places, companies, teams and awards are named after."""
     title_words: int = 60
-    """Adjectives and nouns that titles are made of, so many of each."""
+    """Number of adjectives, and of nouns, that titles are made of."""
     plain: bool = False
     """Titles are adjective and noun, articles one passage of bare facts in any order, each sentence ends with what it
     tells, no person is popular or too old, queries are names: for tiny models."""

@@ -69,7 +69,7 @@ SMALL = CatalogConfig(
 )
 CONFIGS = {config.name: config for config in (FULL, SMALL)}
 EVAL_EVERY = 5
-"""One cluster (prose) or product (terse) in so many has evaluation goals."""
+"""One cluster (prose) or product (terse) in this number has evaluation goals."""
 
 
 def find_config(name: str) -> CatalogConfig:

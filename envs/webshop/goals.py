@@ -212,7 +212,7 @@ PAPERS = {"test": (0, 500), "dev": (500, 1500), TRAIN: (1500, None)}
 products."""
 PRODUCTS = "products"
 HELD_OUT = 4
-"""One product in so many is for evaluation alone, by the hash of its asin, with the scheme `products`."""
+"""With the scheme `products`, one product in this number, chosen by the hash of its asin, is for evaluation alone."""
 PER_PRODUCT = 4
 """Evaluation goals of one product at most, with that scheme: some products have hundreds."""
 

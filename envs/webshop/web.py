@@ -104,7 +104,7 @@ class VisitLimits:
     """Limits on visits, on their idle time and on their length."""
 
     visits: int = 256
-    """Visits at a time; who was away longest makes room."""
+    """Most visitors at a time. A new one takes the place of the one away longest."""
     idle: float = 3600.0
     """Seconds without a click after which a visit ends."""
     turns: int = 300

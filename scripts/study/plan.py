@@ -48,7 +48,7 @@ class StudyPlanOptions:
     first: tuple[Path, ...] = ()
     """Evaluations of one method, one for each training seed: packed results, folders or traces."""
     second: tuple[Path, ...] = ()
-    """Those of the other method, in the same order of seeds."""
+    """Runs of the other method, in the same order of seeds."""
     data: Path | None = None
     """The folder of a study, or a study.json (.gz), in place of --first and --second; its last evaluations count."""
     methods: tuple[str, str] = ("opd", "turnopd")

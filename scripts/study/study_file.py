@@ -84,9 +84,9 @@ class Method:
     group: str = "main"
     """Methods that are run together. The budgets of Least-Time come from `main`."""
     against: str | None = None
-    """Whom it is compared with, if not with the baseline."""
+    """Method that it is compared with in place of the baseline."""
     seeds: tuple[int, ...] | None = None
-    """Its own seeds, if not those of the study."""
+    """Seeds of this method in place of the study's."""
     text: str | None = None
     """Text that L_PT reads: `expert` or `passages` (`turngym.scripts.study.texts`)."""
     agent: str | None = None

@@ -211,7 +211,7 @@ class GigpoConfig:
     similarity: float = field(default=1.0, metadata=IN_FILE)
     """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
     reward: Reward = "return"
-    """What is paid. The environment's rewards turn by turn, or its score or 1 for success at the last turn."""
+    """Reward. `return`: the environment's, turn by turn; `score`, or `success` (1): at the last turn."""
     invalid_cost: float = 0.0
     """What an invalid action costs. 0.1 in the published scripts, whose success is worth 10."""
     scale: Literal["none", "std"] = field(default="none", metadata=IN_FILE)

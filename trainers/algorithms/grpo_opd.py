@@ -89,7 +89,7 @@ class GrpoOpdConfig:
     w_reward: float = 1.0
     """Weight of the group-relative advantage."""
     w_teacher: float = 1.0
-    """Weight of the teacher's log-ratio. It is log q - log p of the sampled token."""
+    """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)

@@ -93,7 +93,7 @@ class GuidedOpdConfig:
     """On-policy distillation whose early episodes the teacher helps to play."""
 
     start: float = 1.0
-    """The teacher's share of turns at first. It is that before the first step."""
+    """The teacher's share of turns at the start. It falls from there to 0."""
     ratio: float = field(default=0.8, metadata=IN_FILE)
     """Share of training with a guide. After it the student plays alone."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"

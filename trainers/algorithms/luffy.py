@@ -171,7 +171,7 @@ class MixedPolicyGradient:
 
 
 WINDOWS = 10
-"""`linear_max` and `reverse_linear` cut the training into so many parts."""
+"""Number of parts into which `linear_max` and `reverse_linear` cut the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class LuffyConfig:
     beta: float = field(default=1.0, metadata=IN_FILE)
     """Factor of the advantage on the policy's own tokens."""
     shape: Shape = "p_div_p_a"
-    """Shaping f of demonstrated probabilities. It is that of the tokens of a demonstration."""
+    """Shaping f of demonstrated tokens. It is applied to their probabilities."""
     a: float = field(default=0.1, metadata=IN_FILE)
     """Constant a of p_div_p_a; above 0."""
     w: float = field(default=1.0, metadata=IN_FILE)

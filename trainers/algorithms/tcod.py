@@ -87,7 +87,7 @@ class Curriculum:
         return DepthPlan(cap=self.h_max, demonstration_turns=turns) if self.back_to_front else DepthPlan(cap=turns)
 
     def learn(self, state: DepthState, *measured: object) -> DepthState:
-        """Nothing is learned."""
+        """Learns nothing: this depth depends on the step alone."""
         return state
 
 

@@ -40,7 +40,7 @@ class TraceSums:
     _turns: int = 0
 
     def add(self, episode: Episode) -> None:
-        """One episode; those that ended in an error say nothing."""
+        """Adds one episode. Episodes that ended in an error are skipped."""
         if episode.status.is_error:
             return
         groups = ("all", "won" if episode.success else "lost")

@@ -24,7 +24,7 @@ from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfi
 from turngym.trainers.train_config import BY_FORM, PlayConfig, config_class, keys_of
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
-"""Those that can learn from sessions."""
+"""Algorithms that can learn from sessions."""
 LEARNING = (
     *("algorithm", "teacher", "serve_from", "swap_wait", "batch_turns", "staleness", "importance_cap", "order"),
     *(f"run.{item.name}" for item in settings_of(RunConfig) if item.name != "seed"),

@@ -36,7 +36,7 @@ class Serving:
     live: bool
     """Whether it answers while the student learns."""
     weights: WeightSource
-    """Those of the model in training."""
+    """Weights of the model in training."""
     copy: Any = None
     """The model that the engine runs, if it is a copy."""
     patience: float = 0.5
