@@ -143,7 +143,7 @@ LAST_SECONDS = 5.0
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """SIGTERM, SIGINT and SIGHUP call `stop`; the second one ends this process and its children in any case.
 
-    Whatever waits for whom then (a child that was stopped, a disk that hangs): who asks twice means it.
+    The second signal does not wait for anything, such as a stopped child or a disk that hangs.
     """
     asked = False
 

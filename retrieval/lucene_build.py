@@ -144,7 +144,7 @@ class RunBuilder:
 
 
 def narrow(counts: np.ndarray) -> np.ndarray:
-    """The same counts in the smallest unsigned type that holds them."""
+    """Returns `counts` in the smallest unsigned type that holds them."""
     return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 

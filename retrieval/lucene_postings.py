@@ -275,7 +275,7 @@ def open_parts(folder: Path) -> Parts:
 
 
 _EXACT = 24
-"""A byte keeps lengths below this, and 16 more, exactly."""
+"""Lengths below this plus 16 are kept exactly in a byte."""
 
 
 def _lengths() -> np.ndarray:

@@ -172,7 +172,7 @@ def _without_first_word(text: str) -> str:
 
 
 def excerpt(value: object, limit: int, *, end: bool = False) -> str:
-    """At most `limit` letters of somebody else's text for a message, redacted before it is cut; then it ends with `end`.
+    """At most `limit` letters of somebody else's text for a message, redacted and then cut; the last ones with `end`.
 
     Bytes are read as UTF-8, other values as Python writes them. What was cut ends (or begins) with three dots. The time
     is that of the text's first `limit` letters and twice `LONGEST_KEY`, however long it is.

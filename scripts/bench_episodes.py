@@ -26,7 +26,7 @@ class MadeUpTurn:
     answers: list[Ids] = field(default_factory=list)
 
     def requests(self, number: int, temperature: float = 0.0) -> list[GenerateRequest]:
-        """The same as requests to an engine; `number` is the turn's."""
+        """Returns the turn as requests to an engine; `number` is the turn's."""
         return [
             GenerateRequest(
                 session=str(row),

@@ -297,7 +297,7 @@ def make_student(bench: GpuBench) -> Any:
 
 
 def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
-    """The same rollout on the servers, and the gap of their log-probabilities."""
+    """Plays the rollout on the servers, too. Returns its figures and the largest gap of log-probabilities, nats."""
     from transformers import AutoTokenizer
 
     from turngym.agents.servers.open_servers import eval_policy

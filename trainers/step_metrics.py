@@ -210,7 +210,7 @@ def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
 def turn_row(
     batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64], *, full_depth: bool = False
 ) -> dict[str, list[Any]]:
-    """The same by turn, as lists over turns; the divergence only where there is a teacher. `full_depth` as of
+    """Statistics by turn, as lists over turns; the divergence only where there is a teacher. `full_depth` as of
     `turn_stats`."""
     row: dict[str, NDArray[Any]] = {
         "turn/loss_share": loss_share(columns["loss"], weight_N, batch),

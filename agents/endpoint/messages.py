@@ -200,7 +200,7 @@ class Answer:
 
     content: str
     blank: str | None = None
-    """What stood in place of a text beside calls: "" or null."""
+    """Value of `content` in a message that has calls and no text: "" or null."""
     reasoning: str | None = None
     thoughts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the message with the reasoning, as they came; `content`, if it came in parts of that."""

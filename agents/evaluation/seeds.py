@@ -298,11 +298,11 @@ class Spread:
     seed: float
     """Variance of the mean over all tasks between training seeds."""
     seed_high: float
-    """The same, where the pilot's few seeds happened to lie close together: its one-sided 80 % limit."""
+    """One-sided 80 % upper limit of `seed`, since a pilot's few seeds may happen to lie close together."""
     task: float
     """Variance of the mean over all seeds between tasks."""
     both: float
-    """Variance of what a seed does in a task beyond that."""
+    """Variance of the interaction of seed and task."""
     sample: float
     """Variance of a single pair of episodes by chance alone."""
     mean: float

@@ -122,7 +122,7 @@ class RestoredSessions:
     damaged: list[RecordProblem] = field(default_factory=list)
     """Lines that cannot be read, and turns that do not fit what was read."""
     set_aside: int = 0
-    """Sessions left out because of them."""
+    """Number of sessions left out because their lines are damaged."""
 
 
 def restore(

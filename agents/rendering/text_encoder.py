@@ -120,7 +120,7 @@ class TextEncoder:
         self.encode: Callable[..., NDArray[np.int32]] = lru_cache(CACHE)(self.encode_new)
 
     def copy(self) -> TextEncoder:
-        """The same with a tokenizer of its own, for another thread."""
+        """A copy with a tokenizer of its own, for another thread."""
         return TextEncoder(copy.deepcopy(self.tokenizer), self._written_by_template)
 
     @property

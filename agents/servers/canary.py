@@ -27,7 +27,7 @@ MARGIN = 5.0
 ROUNDING = {"float32": 1e-4, "float16": 4e-3}
 """The least that counts as rounding, by the server's precision: its kernels sum in another order than ours."""
 HALF = 2e-2
-"""The same for bfloat16, and where the precision is not known."""
+"""The least that counts as rounding in bfloat16, and where the server's precision is not known."""
 Numbers = list[NDArray[np.float32]]
 
 

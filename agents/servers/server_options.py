@@ -71,7 +71,7 @@ class TrainServers(PolicyServer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunServers(TrainServers):
-    """The same, and a server of the run's own."""
+    """Servers of a training run, and a server of the run's own."""
 
     engine: Literal["local", "sglang", "vllm"] = "local"
     """What plays. This process, or a server that the run starts beside itself, on the same GPU. It sleeps during

@@ -379,7 +379,7 @@ def _tempered(
 
 
 def _spans(answer: Any, count: int) -> tuple[tuple[str, int, int], ...]:
-    """Whose `count` ids are: the adapter's that the answer names, else the server's own weights' at the time."""
+    """Weights that drew `count` ids: the adapter that the answer names, else the server's own weights at the time."""
     if str(answer.get("model")).startswith(OWN_NAME):
         return ((str(answer["model"]), 0, count),)
     found = answer["choices"][0].get("weight_versions") or []

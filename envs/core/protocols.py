@@ -34,7 +34,7 @@ class GenerateRequest:
     """One continuation to draw."""
 
     session: str
-    """The same for all turns of an episode's segment; an engine may keep its KV cache under it."""
+    """Name that all turns of an episode's segment share; an engine may keep its KV cache under it."""
     prompt_ids: NDArray[np.int32]
     """The whole history, int32 [P]."""
     sampling: Sampling

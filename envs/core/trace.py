@@ -194,7 +194,7 @@ _OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "begun": (_as_it_is, _as_it_is),
     "version_spans": (lambda spans: [*map(list, spans)], lambda spans: tuple((v, a, b) for v, a, b in spans)),
 }
-"""The same for what most turns do not have: a line has only those that differ from their default."""
+"""How fields that most turns lack are written and read; a line has only those that differ from their default."""
 _DEFAULTS = {name: Turn.__dataclass_fields__[name].default for name in _OPTIONAL}
 
 

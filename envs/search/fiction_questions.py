@@ -303,7 +303,7 @@ def comparison(teller: Teller) -> Draft | None:
 
 
 def bridge_comparison(teller: Teller) -> Draft | None:
-    """The same question about the directors, authors or artists of two works; some are yes/no questions."""
+    """A comparison of the directors, authors or artists of two works; some are yes/no questions."""
     if teller.rng.random() < SHARE_YES_NO:
         form = teller.one([row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
         chains = None if form is None else _bridges(teller, form[0], form[1])

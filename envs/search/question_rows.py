@@ -296,7 +296,7 @@ class _Row:
         return _Row(value or {}, f"{self.where}, {field}", "")
 
     def unfolded(self, field: str) -> Any:
-        """The value, with a list or object that is written as a text of JSON read. None where it is missing."""
+        """The value; a list or object that is written as a text of JSON is parsed. None where it is missing."""
         value = self.fields.get(field)
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:

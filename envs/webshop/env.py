@@ -44,7 +44,7 @@ from turngym.envs.webshop.shop import Shop, goal_task, open_shop
 from turngym.envs.webshop.views import SEPARATOR, Mode, View, views_of
 
 _SESSIONS_KEPT = 1000
-"""Session ids whose goals a ShopSession remembers; the original never forgets any."""
+"""Most session ids whose goals a ShopSession remembers; the original forgets none."""
 INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \
 what price.
 Actions:

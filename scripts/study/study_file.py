@@ -461,7 +461,7 @@ TRAINS = frozenset(
 
 
 def _of_the_first_evaluation(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs that begin with the same evaluation have alike: all that is not known to change nothing of it."""
+    """Settings that decide a run's first evaluation. Two runs in which they are equal share that evaluation."""
     return {name: value for name, value in settings.items() if name not in TRAINS}
 
 

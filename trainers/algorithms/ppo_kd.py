@@ -32,7 +32,7 @@ class PpoKdConfig:
     env_coef: float = 0.0
     """Weight of the environment's return. It is paid at the episode's last token."""
     advantage: Literal["gae", "minillm"] = "gae"
-    """Whose advantage. GAE against a critic, or MiniLLM's: discounted returns divided by the number of tokens left,
+    """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of tokens left,
     without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
     gamma: float = 1.0
     """Discount per token."""

@@ -192,7 +192,7 @@ class OverSteps:
     value: Mapping[str, NDArray[np.float64]]
     """Values by the names of SCALARS and DERIVED."""
     by_phase: Mapping[str, Mapping[str, float]]
-    """The same as means over the parts of training (PHASES and ALL)."""
+    """Means of the same values over the parts of training (PHASES and ALL)."""
     total: Mapping[str, float]
     """Sums over training of SECONDS, tokens and turns (`turns`), and of `time/eval_s`; 0 where not recorded."""
     episodes: float
