@@ -1,6 +1,7 @@
 """A retriever behind HTTP: our server or an original Search-R1 server, used like any other retriever.
 
 Failed requests are retried with jitter until a deadline; a `Breaker` keeps every episode from asking a dead server.
+Both are a loop and a counter: a retry library would be one more package of the base install.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ The score is Lucene's, in its own arithmetic (float32, with document lengths tha
     inverse = 1 / (k1 * ((1 - b) + b * length / avgdl))
 
 N counts documents with at least one term; avgdl uses exact lengths, `length` is what one byte keeps of it.
+Lucene itself (Pyserini) would need Java.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     -> Porter's stems -> dog, owner, hous
 
 The parts stand in this file from the end of that chain to its beginning: `stem`, the grammar of words, `words`, and
-`analyze`, which does it all.
+`analyze`, which does it all. Lucene itself would need Java.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How are rows read from a file that somebody else wrote? JSON lines, a JSON array, a table; plain or `.gz`.
 
 `read_rows` yields every row with the place where it stands. `read_array` and `read_object` read one large JSON value
-piece by piece, so that a file of 5 GB needs a few megabytes. What is read is bounded before memory is taken: the
-length of a row by `LONGEST`, and what a `.gz` unpacks to by its own size.
+piece by piece, so that a file of 5 GB needs a few megabytes. They are not ijson, which takes an element of any length
+into memory, reads half a surrogate pair as "?", and refuses 1e400 and a byte order mark. What is read is bounded before
+memory is taken: the length of a row by `LONGEST`, and what a `.gz` unpacks to by its own size.
 
 Every function takes the class of the errors that it raises, whose texts name the file and the place in it.
 `path_stamp` tells a file or folder that was changed from the one that was read.

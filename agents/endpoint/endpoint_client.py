@@ -8,7 +8,8 @@ What happens to a failed attempt (`EndpointClient._ask`):
 - a full context: `ContextOverflow`, so that the caller can ask for fewer tokens.
 - anything else: `EndpointError` with advice; `RequestRefused` if it may be a full context in unknown words.
 
-`failures` tells them apart, whatever status the error has.
+`failures` tells them apart, whatever status the error has. No retry library does this: a wait is shared by all
+requests, and a pause comes from the request's own stream, so that runs repeat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What workers are: numbered processes, each holding a `Worker` whose methods the scheduler calls.
 
 `Workers` is the interface (here and in `ray_cluster`), `Worker` is what runs in the other process, `LocalWorkers` are
-processes on this machine, and `pack` pickles what is sent to them.
+processes on this machine, and `pack` pickles what is sent to them. A `ProcessPoolExecutor` breaks as a whole when one
+process dies; here only that worker's episodes are begun again.
 """
 
 from __future__ import annotations

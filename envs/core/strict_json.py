@@ -1,4 +1,8 @@
-"""JSON from outside, read strictly: whatever is accepted can be computed with, shown in an error, and written again."""
+"""JSON from outside, read strictly: whatever is accepted can be computed with, shown in an error, and written again.
+
+Python's `json` parses; what it lets pass (NaN, half surrogate pairs, bodies of any size and depth) is checked around
+it.
+"""
 
 from __future__ import annotations
 

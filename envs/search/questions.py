@@ -132,7 +132,7 @@ class RewardRule:
     r: float = 0.0
     """Reward of an accepted answer among the information (`format` only)."""
     strict_compat: bool = False
-    """Take the answer as the published code does: from prompt and response, if together they hold two or more answers."""
+    """Take the answer as the published code does: from prompt and response, if they hold two answers or more."""
 
     def __post_init__(self) -> None:
         checked_choice("reward", self.kind, get_args(RewardKind), TaskError)

@@ -32,8 +32,8 @@ class PpoKdConfig:
     env_coef: float = 0.0
     """Weight of the environment's return. It is paid at the episode's last token."""
     advantage: Literal["gae", "minillm"] = "gae"
-    """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of tokens left,
-    without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
+    """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of
+    tokens left, without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
     gamma: float = 1.0
     """Discount per token."""
     lam: float = field(default=0.95, metadata=IN_FILE)
