@@ -56,6 +56,17 @@ class MicroBatcher:
         on_batch: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Starts no thread.
+
+        Args:
+            search: answers queries for the k best hits of each, from several threads at once if `workers` is above 1.
+            max_batch: most queries of one call of `search`.
+            window: most seconds that a batch waits for more queries.
+            workers: threads that call `search`.
+            max_waiting: most queries that wait; further ones are refused.
+            on_batch: is called with the size of every batch.
+            clock: seconds, never stepping back.
+        """
         self._search, self._on_batch, self._clock = search, on_batch, clock
         self._max_batch, self._window, self._max_waiting = max_batch, window, max_waiting
         self._workers = workers

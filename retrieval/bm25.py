@@ -61,6 +61,13 @@ class LuceneIndex:
         With a folder, the index is moved there in one step at the end, memory stays bounded, and a build that was
         killed continues where its files end. `progress` is called now and then with the number of documents read.
 
+        Args:
+            docs: (id, text) pairs in the order of their rows.
+            folder: where the index goes; None: it stays in memory.
+            k1: how soon repeats of a term stop counting, 0 to 100.
+            b: how much a document's length counts, 0 to 1.
+            progress: is called now and then with the number of documents read.
+
         Raises:
             RetrievalError: an id repeats or is no text, the folder holds something else, or another process builds it.
         """

@@ -113,6 +113,12 @@ class HttpRetriever:
     ) -> None:
         """Connects with the first search. `overrides` are fields of ClientSettings: `HttpRetriever(url, deadline=5)`.
 
+        Args:
+            url: address of the server, with or without `/retrieve`.
+            settings: deadline, retries and limits; by default those of `ClientSettings`.
+            clock: seconds, never stepping back.
+            sleep: waits so many seconds between attempts.
+
         Raises:
             RetrievalError: the url is invalid, an override is unknown, or httpx is not installed.
         """

@@ -33,6 +33,12 @@ class HybridRetriever:
     ) -> None:
         """Fuses `parts`, which must serve the same corpus: passages with the same id are the same.
 
+        Args:
+            parts: the retrievers.
+            constant: added to every rank; the larger, the less the first ranks count.
+            depth: hits that each part is asked for.
+            weights: one for each part; by default all alike.
+
         Raises:
             RetrievalError: no parts, or not one positive weight for each.
         """
@@ -166,7 +172,14 @@ class CrossEncoderReranker:
     """Scores query and passage together with a Hugging Face sequence classifier (its last logit), best first."""
 
     def __init__(self, model: str, *, device: str = "cpu", max_length: int = 512, batch: int = 32) -> None:
-        """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model."""
+        """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model.
+
+        Args:
+            model: folder or hub name of a sequence classifier.
+            device: where it computes, as torch names it.
+            max_length: most tokens of query and passage together; the rest is cut.
+            batch: pairs that are scored at once.
+        """
         try:
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer

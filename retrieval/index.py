@@ -175,6 +175,13 @@ def verify_index(
 
     A finished index must pass this before it is moved into place.
 
+    Args:
+        work: folder of the index.
+        manifest: what the index says it holds.
+        encoder: makes query vectors; None where the index has no vectors.
+        vectors: folder of the encoded shards, from which the sample's vectors are read.
+        report: is called with a stage, how far it is, and its whole if known.
+
     Raises:
         RetrievalError: numbers of rows differ, or too few passages find themselves.
     """

@@ -39,7 +39,15 @@ def blocks(shards: Sequence[Vectors]) -> Iterator[Vectors]:
 
 
 def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes], done: Done) -> bool:
-    """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others."""
+    """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others.
+
+    Args:
+        index: the trained faiss index, without vectors.
+        shards: vectors in the order of their rows, float32 [n, dim] each.
+        rows: number of all vectors.
+        file: where the index is written.
+        done: is called with the number of vectors of each part that is written.
+    """
     faiss = load_faiss()
     if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer)):
         return False
@@ -78,7 +86,15 @@ def streams_ivf(index: Any, draw: Callable[[int], Vectors]) -> bool:
 
 
 def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[bytes], done: Done) -> None:
-    """Encodes every shard into `folder`, skipping those that are there, then gathers list after list into `file`."""
+    """Encodes every shard into `folder`, skipping those that are there, then gathers list after list into `file`.
+
+    Args:
+        index: the trained IVF index, without vectors.
+        shards: vectors in the order of their rows, float32 [n, dim] each.
+        folder: where the encoded shards lie.
+        file: where the index is written.
+        done: is called with the number of vectors of each shard that is encoded.
+    """
     folder.mkdir(exist_ok=True)
     parts = []
     for number, shard in enumerate(shards):
@@ -145,7 +161,15 @@ _BLOCK = 1024
 
 
 def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shard_rows: int, report: Progress) -> None:
-    """Encodes passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there."""
+    """Encodes passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there.
+
+    Args:
+        store: the passages in the order of their rows.
+        encoder: makes the vectors.
+        folder: where the shards go.
+        shard_rows: passages of one shard.
+        report: is called with a stage, how far it is, and its whole.
+    """
     folder.mkdir(exist_ok=True)
     for start in range(0, len(store), shard_rows):
         rows = min(shard_rows, len(store) - start)
@@ -180,6 +204,14 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
 
     Flat, SQ and IVF go to disk shard by shard, and a killed build continues with the shards that it has coded. Other
     kinds (HNSW, wrappers) keep all codes in memory until they are written, but the vectors of one piece only.
+
+    Args:
+        folder: where the shards of vectors lie.
+        path: the faiss index.
+        factory: the kind of index, as faiss writes it.
+        dim: numbers of one vector.
+        rows: number of all vectors.
+        report: is called with a stage, how far it is, and its whole.
     """
     if path.is_file():
         return

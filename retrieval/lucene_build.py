@@ -180,6 +180,12 @@ def build_index(
 ) -> Parts | None:
     """Builds in memory and returns the parts, or builds in `folder` and returns None.
 
+    Args:
+        docs: (id, text) pairs in the order of their rows.
+        folder: where the index goes; None: memory.
+        settings: k1 and b of the score.
+        progress: is called now and then with the number of documents read.
+
     Raises:
         RetrievalError: the folder holds something that is no index, or another process builds it.
     """

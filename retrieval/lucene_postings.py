@@ -165,7 +165,14 @@ def rank_ids(ids: Sequence[bytes]) -> np.ndarray:
 
 
 def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np.ndarray) -> np.ndarray:
-    """float32 `[terms]`: the largest tf * inverse norm of each term; `inverses` is float32 `[documents]`."""
+    """float32 `[terms]`: the largest tf * inverse norm of each term; `inverses` is float32 `[documents]`.
+
+    Args:
+        starts: int64 [terms + 1]; the postings of term t are `starts[t]` to `starts[t + 1]`.
+        rows: documents of the postings, int32 [postings].
+        tfs: how often the term occurs in each, [postings].
+        inverses: inverse norm of each document, float32 [documents].
+    """
     count, block = len(starts) - 1, 1 << 22
     peaks = np.zeros(count, np.float32)
     first = 0
@@ -297,7 +304,14 @@ def encode_lengths(lengths: np.ndarray) -> np.ndarray:
 
 
 def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarray:
-    """float32 `[256]`: `inverse` of the score for each length byte; the average length is `tokens / documents`."""
+    """float32 `[256]`: `inverse` of the score for each length byte; the average length is `tokens / documents`.
+
+    Args:
+        k1: as in the score.
+        b: as in the score.
+        tokens: words of all documents.
+        documents: number of documents.
+    """
     one, k, share = np.float32(1), np.float32(k1), np.float32(b)
     average = np.float32(tokens / documents) if documents else one
     with np.errstate(divide="ignore"):

@@ -117,6 +117,13 @@ def open_index(
 ) -> Retriever:
     """Maps an index folder; `open_retriever` explains the arguments.
 
+    Args:
+        folder: the index.
+        encoder: used instead of the one that the index names.
+        corpus_sha256: the corpus that the index must be of; None: any.
+        parameters: search parameters of faiss, such as `nprobe`.
+        device: where the encoder computes, as torch names it.
+
     Raises:
         IndexFolderError: it is no whole index of this version, or of another corpus or encoder.
     """
@@ -146,6 +153,12 @@ def open_index(
 
 def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | None, device: str) -> Encoder:
     """Opens the encoder of an index and compares its fingerprint with the stored one.
+
+    Args:
+        record: what the index says of its encoder.
+        folder: the index; paths in the record are relative to it.
+        given: used instead of the recorded one.
+        device: where it computes, as torch names it.
 
     Raises:
         IndexFolderError: it cannot be loaded, or is another one.

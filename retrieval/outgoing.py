@@ -156,10 +156,16 @@ class HttpClient:
         self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
 
     async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
-        """The answer to `body` (bytes of JSON, or a value that becomes JSON), of at most `limit` bytes, uncompressed.
+        """The server's whole answer, whatever its status.
 
-        `seconds` are for everything: name, connection, request, and the answer to its last byte. Redirects are not
-        followed, because a request holds prompts and keys. Raises NotReached, TooLate, BadReply.
+        Redirects are not followed, because a request holds prompts and keys. Raises NotReached, TooLate, BadReply.
+
+        Args:
+            method: `GET` or `POST`.
+            url: the whole address.
+            body: bytes of JSON, or a value that becomes JSON; None: no body.
+            seconds: for everything, from the name to the last byte of the answer.
+            limit: most bytes of the answer, uncompressed.
         """
         import httpx
 

@@ -78,6 +78,14 @@ class BadRequest(RetrievalError):
     """A request cannot be answered; has the HTTP status, the field at fault, and what would be valid."""
 
     def __init__(self, text: str, *, status: int = 422, field: str | None = None, valid: str = EXAMPLE) -> None:
+        """One line for the client.
+
+        Args:
+            text: what is wrong.
+            status: HTTP status of the answer.
+            field: the member of the request at fault; None: the whole.
+            valid: an example of what would be valid.
+        """
         super().__init__(text)
         self.status, self.field, self.valid = status, field, valid
 

@@ -49,6 +49,14 @@ def made_up_turns(
     """Yields the turns after `histories`; observations and responses have so many ids, at least and at most.
 
     The caller fills in `answers` before it asks for the next turn.
+
+    Args:
+        rng: draws all ids and lengths.
+        turns: turns of every episode.
+        histories: ids before the first turn, one array for each episode.
+        vocab: number of ids that are drawn from.
+        observation: fewest and most ids of an observation.
+        response: fewest and most ids of a response.
     """
     for _ in range(turns):
         limits = [int(rng.integers(*response, endpoint=True)) for _ in histories]

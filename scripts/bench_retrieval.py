@@ -103,7 +103,17 @@ class Tally:
 async def load(
     url: str, queries: Iterator[str], *, clients: int, seconds: float, topk: int = 3, keep: int = 0, warm: int = 0
 ) -> Tally:
-    """Lets `clients` ask one query after the other, each on its own connection, for `seconds` after `warm` answers."""
+    """Lets clients ask one query after the other, each on its own connection.
+
+    Args:
+        url: address of the server.
+        queries: gives the next query; none comes twice.
+        clients: connections at a time.
+        seconds: how long they ask, from when all of them are warm.
+        topk: hits for each query.
+        keep: queries whose hits are kept, for a comparison.
+        warm: queries of each client before the clock starts.
+    """
     # the clock starts when every client is connected and warm
     tally, begin = Tally(), asyncio.Barrier(clients + 1)
     until = [float("inf")]
@@ -289,7 +299,14 @@ def measure(config: RetrievalBench, sides: dict[str, Server]) -> tuple[dict[str,
 
 
 def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, **more: Any) -> Tally:
-    """Calls `load` and adds the server's CPU time."""
+    """Calls `load` and adds the server's CPU time.
+
+    Args:
+        server: the server that is asked.
+        queries: gives the next query; none comes twice.
+        clients: connections at a time.
+        warm: queries of each client before the clock starts.
+    """
     before = server.cpu_seconds
     tally = asyncio.run(load(server.url, queries, clients=clients, warm=warm, **more))
     tally.cpu, tally.answered = server.cpu_seconds - before, len(tally.latencies) + clients * warm
@@ -297,7 +314,14 @@ def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, *
 
 
 def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally], figures: dict[str, Any]) -> bool:
-    """Prints the table and compares with the faster peer. Returns whether nothing failed and all found the same."""
+    """Prints the table and compares with the faster peer. Returns whether nothing failed and all found the same.
+
+    Args:
+        config: what was measured.
+        one: by server, the figures with one client.
+        many: by server, the figures with many clients.
+        figures: gets the comparisons for `--json`.
+    """
     header = ["clients", "server", "queries/s", "p50 ms", "p99 ms", "CPU ms", "errors"]
     rows = []
     for clients, tallies in ((1, one), (config.clients, many)):

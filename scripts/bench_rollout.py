@@ -75,7 +75,15 @@ def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
 
 
 def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any = None) -> Any:
-    """Greedy continuation by transformers, int64 [B, W + longest]; the first `limits[i]` new ids of row i count."""
+    """Greedy continuation by transformers, int64 [B, W + longest]; the first `limits[i]` new ids of row i count.
+
+    Args:
+        model: a causal model of transformers.
+        ids: prompts padded on the left, int64 [B, W].
+        mask: 1 for ids, 0 for padding, [B, W].
+        limits: new ids that are wanted of each row.
+        cache: keys and values of earlier ids, if any.
+    """
     import torch
     from transformers import StoppingCriteriaList
 
@@ -214,7 +222,15 @@ class Tally:
 
 
 def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
-    """Plays all turns with the engine and with the peer."""
+    """Plays all turns with the engine and with the peer.
+
+    Args:
+        model: a causal model that both sides run.
+        vocab: number of ids that are drawn from.
+        lengths: numbers of ids of observations and responses, and the seed.
+        turns: turns of every episode.
+        batch: episodes side by side.
+    """
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
@@ -283,7 +299,17 @@ PLAY_HEADER = [
 def played_row(
     name: str, slots: int, depth: int, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
 ) -> tuple[list[str], float]:
-    """A line of the table and its turns per second; `base` are those of the first line (None: this is it)."""
+    """A line of the table and its turns per second; `base` are those of the first line (None: this is it).
+
+    Args:
+        name: who plays, for the first column.
+        slots: environments side by side.
+        depth: turns after which episodes were cut.
+        seconds: wall clock.
+        episodes: what was played.
+        base: turns per second of the first line; None: this is it.
+        workers: processes that played.
+    """
     turns = [turn for episode in episodes for turn in episode.turns]
     tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
     history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])

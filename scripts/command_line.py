@@ -87,6 +87,12 @@ def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None =
     """Reads an object of the settings class `kind`, or of one of a union's; `more` goes to tyro.
 
     Every verb reads its options here: a path with `~` means the home folder, and a number has a range.
+
+    Args:
+        kind: a settings class, or a union of them.
+        argv: the words behind the verb.
+        prog: the command as its help names it.
+        description: what its help says; by default the class's docstring.
     """
     found = tyro.cli(kind, args=list(argv), prog=prog, description=description, config=HELP, **more)
     return checked(found)
@@ -127,7 +133,12 @@ def check_options(
 ) -> None:
     """Raises TurngymError for the first option that sets none of the `settings`, with what may have been meant.
 
-    `owner` says to whom an option belongs that belongs elsewhere; "" if it does not know.
+    Args:
+        settings: the settings that there are.
+        words: the words of the command line.
+        prog: the command, for the error.
+        subject: begins the error, such as `there is` (no option NAME).
+        owner: names the owner of an option that belongs elsewhere; "" if it does not know one.
     """
     known = {"--help"}
     for setting in settings:
@@ -145,6 +156,12 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     """Reads one of the settings classes from `argv`, which begins with its name in lower case, and runs its function.
 
     Returns the function's exit status.
+
+    Args:
+        verbs: settings class -> the function that runs it.
+        argv: the words behind the verb.
+        prog: the command as its help names it.
+        description: what its help says.
     """
     command: Any = read(reduce(or_, verbs), argv, prog=prog, description=description)
     return verbs[type(command)](command)

@@ -167,6 +167,12 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 
     What it grows from is made first, in a folder of `out`; with `resume`, what is finished there is kept.
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
+
+    Args:
+        world: the tasks, the tokenizer's texts and the chat settings.
+        recipe: how the model is made.
+        out: the new folder.
+        resume: keeps what is finished in `out`.
     """
     finished = out / "model"
     if resume and finished.is_dir():
@@ -207,7 +213,14 @@ def _torch() -> Any:
 
 
 def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
-    """The folder that a recipe starts from, with the world's tokenizer and chat settings."""
+    """The folder that a recipe starts from, with the world's tokenizer and chat settings.
+
+    Args:
+        world: the tasks, the tokenizer's texts and the chat settings.
+        recipe: says what the model grows from.
+        out: folder of the run.
+        resume: keeps a model to grow from that is finished.
+    """
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")
     if recipe.start in world.recipes:

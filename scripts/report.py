@@ -248,7 +248,14 @@ class Section:
 def sections(
     methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Table | None
 ) -> list[Section]:
-    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all."""
+    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all.
+
+    Args:
+        methods: runs that differ in their seed alone, each with a name.
+        scores: by method, the scores of the last evaluation.
+        found: what the trainings' metrics show.
+        paired: the table of paired differences; None without two methods.
+    """
     made = []
     if paired is not None:
         made.append(Section(title="Paired difference", parts=(("paired", paired), PAIRED)))
@@ -337,7 +344,15 @@ class Head:
 def head(
     methods: Sequence[Method], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
 ) -> Head:
-    """The head of a report that `command` makes; `title` overrides the one that the methods give."""
+    """The head of a report: title, summary and facts.
+
+    Args:
+        methods: runs that differ in their seed alone, each with a name.
+        scores: by method, the scores of the last evaluation.
+        paired: the table of paired differences; None without two methods.
+        title: overrides the one that the methods give.
+        command: the command line that makes the report.
+    """
     runs = [run for method in methods for run in method.runs]
     envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)

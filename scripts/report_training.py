@@ -385,6 +385,12 @@ def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str,
     """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data.
 
     Returns whether there are any: a run without evaluations has none.
+
+    Args:
+        methods: runs that differ in their seed alone, each with a name.
+        study: their trainings as records of a study.
+        scores: by method, the scores of the last evaluation.
+        path: the image.
     """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in study.worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]

@@ -29,7 +29,15 @@ def lacking(runs: Sequence[Diagnosed], name: str, words: str) -> tuple[str, ...]
 
 
 def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
-    """A statistic over turns and training, one panel per run, all on one color scale."""
+    """A statistic over turns and training, one panel per run, all on one color scale.
+
+    Args:
+        runs: one panel for each.
+        name: the statistic, a key of a diagnosis's maps.
+        stem: name of the figure's files.
+        title: title of the figure.
+        what: label of the color bar.
+    """
     known = [run for run in runs if has(run, name)]
     rows = [
         [run.name, str(turn), str(first), str(last), number(value)]

@@ -287,7 +287,14 @@ def _agent(settings: Mapping[str, Any]) -> str:
 
 
 def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> str:
-    """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them."""
+    """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them.
+
+    Args:
+        groups: results that stand in one table, group by group.
+        title: heading of the page.
+        folder: where the packed files lie, seen from the page.
+        p: also p-values of the differences.
+    """
     body, data = [], []
     for group in groups:
         body.append(f"<h2>{markup(group.title, 'html')}</h2>")
@@ -403,7 +410,14 @@ def _field(text: str) -> str:
 
 
 def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Group]:
-    """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`."""
+    """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`.
+
+    Args:
+        folder: the packed results; subfolders are read, too.
+        out: where the three files go.
+        title: heading of the page.
+        p: also p-values of the differences.
+    """
     groups = grouped(read_folder(folder))
     with atomic_write(out / "index.html") as file:
         file.write(page(groups, title, os.path.relpath(folder, out), p))

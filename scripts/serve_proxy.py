@@ -157,7 +157,14 @@ def status_line(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 def every_minute(
     health: Callable[[], Mapping[str, Any]], over: threading.Event, say: Callable[[str], None], seconds: float = EVERY
 ) -> threading.Thread:
-    """Write a status line every `seconds` until `over` is set, in a thread of its own."""
+    """Write a status line every `seconds` until `over` is set, in a thread of its own.
+
+    Args:
+        health: gives the numbers of the line.
+        over: ends the thread.
+        say: prints the line.
+        seconds: between two lines.
+    """
 
     def run() -> None:
         before: Mapping[str, Any] = {}

@@ -115,7 +115,14 @@ def _wrapped(text: str, kind: str, width: int) -> list[Line]:
 
 
 def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
-    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves."""
+    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves.
+
+    Args:
+        episode: what is shown, turn by turn.
+        seconds: time that a frame is shown; the last one longer.
+        rows: lines of text in a frame; of more the last ones are shown.
+        width: characters of a line.
+    """
     shown = frames(episode, width)
     count = len(shown) - 1 + HOLD
     total = round(count * seconds, 3)

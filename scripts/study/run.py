@@ -213,7 +213,14 @@ def differences(one: object, two: object, above: str = "") -> list[tuple[str, ob
 def run_cells(
     cells: Sequence[Job], parallel: int, poll: float = 0.5, ended: Callable[[Cell], None] | None = None
 ) -> None:
-    """Runs cells, `parallel` at a time. Each that ends writes its record, after `ended` was called with it."""
+    """Runs cells, `parallel` at a time. Each that ends writes its record, after `ended` was called with it.
+
+    Args:
+        cells: what is to be run, in order; a cell waits for those that it needs.
+        parallel: cells at a time.
+        poll: seconds between looks at the processes.
+        ended: is called with each cell that has ended.
+    """
 
     def finish(job: Job) -> None:
         if isinstance(job, Cell) and not job.is_start:
