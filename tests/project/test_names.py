@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import import_graph
 import pytest
@@ -47,40 +48,49 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
         text = _FENCED.sub(lambda found: "\n" * found[0].count("\n"), text)
         yield from enumerate(text.splitlines(), 1)
         return
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
+    yield from words_of_code().docstrings[path]
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
+class Words(NamedTuple):
+    strings: set[str]
+    """That are no docstring."""
+    names: set[str]
+    docstrings: dict[Path, list[tuple[int, str]]]
+    """(line, text) of each, by file."""
+
+
 @cache
-def words_of_code() -> tuple[frozenset[str], frozenset[str]]:
-    """Every string of the code that is no docstring, and every identifier."""
-    found: set[str] = set()
-    names: set[str] = set()
+def words_of_code() -> Words:
+    """Every string of the code, and every identifier."""
+    found = Words(set(), set(), {})
     for path in CODE:
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        said = {id(node.value): node.lineno for node in nodes if isinstance(node, ast.Expr)}
+        rows = found.docstrings[path] = []
         for node in nodes:
             if isinstance(node, ast.Constant):
-                if isinstance(node.value, str) and id(node) not in said:
-                    found.add(node.value)
+                if isinstance(node.value, str):
+                    if id(node) in said:
+                        rows.append((said[id(node)], node.value))
+                    else:
+                        found.strings.add(node.value)
                 continue
             # what a node is called: `id`, `attr`, `name`, `arg`, `asname`, or the parts of a module
             for field in ("id", "attr", "name", "arg", "asname", "module"):
                 if isinstance(name := getattr(node, field, None), str):
-                    names |= set(name.split("."))
+                    found.names.update(name.split("."))
             if isinstance(node, ast.Global | ast.Nonlocal):
-                names |= set(node.names)
-    return frozenset(found), frozenset(names)
+                found.names.update(node.names)
+    return found
 
 
 @cache
 def files() -> frozenset[str]:
     """Paths of the checkout and their ends (`core/task.py`, `task.py`), and the names of files that code writes."""
-    found = {text for text in words_of_code()[0] if "/" not in text}
+    found = {text for text in words_of_code().strings if "/" not in text}
     for folder in (*ROOMS, "tests", "docs", "."):
         for path in (ROOT / folder).glob("*" if folder == "." else "**/*"):
             parts = path.relative_to(ROOT).parts
@@ -118,9 +128,8 @@ def _define(found: dict[str, set[str]], name: str, tree: ast.Module | ast.ClassD
 @cache
 def vocabulary() -> frozenset[str]:
     """Every identifier of the code, words inside its strings and in data files included; prose left out."""
-    strings, names = words_of_code()
-    found = {*names, *(path.stem for path in CODE)}
-    for text in strings:
+    found = {*words_of_code().names, *(path.stem for path in CODE)}
+    for text in words_of_code().strings:
         found |= set(_WORD.findall(text))
     for path in DATA:
         found |= set(_WORD.findall(path.read_text(encoding="utf-8")))

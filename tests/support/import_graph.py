@@ -25,8 +25,13 @@ def modules() -> Mapping[str, Path]:
     return found
 
 
-def statements(path: Path) -> Iterator[tuple[int, str, bool]]:
+@cache
+def statements(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """(line, full name, late) of every import; late: inside a function, a class or an `if`."""
+    return tuple(_statements(path))
+
+
+def _statements(path: Path) -> Iterator[tuple[int, str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(map(id, tree.body))
     for node in ast.walk(tree):
@@ -98,7 +103,8 @@ def longest_chain(edges: Graph) -> list[str]:
     return list(max((chain(name) for name in edges), key=len))
 
 
-def foreign(name: str) -> set[str]:
+@cache
+def foreign(name: str) -> frozenset[str]:
     """Top-level names of the packages that are loaded when `name` is imported, through the rooms' own modules too."""
     seen, waiting, packages = {name}, [name], set()
     while waiting:
@@ -111,4 +117,4 @@ def foreign(name: str) -> set[str]:
             elif found not in seen:
                 seen.add(found)
                 waiting.append(found)
-    return packages
+    return frozenset(packages)
