@@ -250,6 +250,7 @@ print(used[1] - used[0])
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 def test_products_of_ever_new_lengths_do_not_pile_up() -> None:
     """400 lengths more: 260 MB with the 1,024 products that oneDNN and torch keep by default."""

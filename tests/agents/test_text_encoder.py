@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import FAMILIES, family_tokenizer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers_of import ANSWER, END, FLAGS, KINDS, LOSSLESS, TEMPLATE, USER, llama_tokenizer, tokenizer_of
@@ -160,15 +160,26 @@ FRAGMENTS = st.lists(
 ).map("".join)
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(system=FRAGMENTS, first=FRAGMENTS, answer=FRAGMENTS, second=FRAGMENTS)
-def test_no_content_forges_a_control_token(
-    kind: str, flags: str, system: str, first: str, answer: str, second: str
-) -> None:
-    if (kind, flags) in SPACED:
-        return
+PLACES = [(kind, flags) for kind in KINDS for flags in FLAGS if (kind, flags) not in SPACED]
+drawn = given(system=FRAGMENTS, first=FRAGMENTS, answer=FRAGMENTS, second=FRAGMENTS)
+
+
+@pytest.mark.parametrize(("kind", "flags"), PLACES)
+@settings(max_examples=8, deadline=None)
+@drawn
+def test_no_content_forges_a_control_token(kind: str, flags: str, **texts: str) -> None:
+    forges_nothing(kind, flags, **texts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "flags"), PLACES)
+@settings(max_examples=60, deadline=None)
+@drawn
+def test_none_of_many_contents_forges_a_control_token(kind: str, flags: str, **texts: str) -> None:
+    forges_nothing(kind, flags, **texts)
+
+
+def forges_nothing(kind: str, flags: str, *, system: str, first: str, answer: str, second: str) -> None:
     renderer = renderer_of(kind, flags)
     template = renderer.template
     controls = template.encoder.ids.keys() - {template.tokenizer.unk_token_id}
