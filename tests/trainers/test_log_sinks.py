@@ -107,6 +107,15 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing is saved any more."""
 
 
+# between a checkpoint and the evaluation of its step, and behind both
+QUICK = {(2, "train"), (3, "train")}
+KILLS = [
+    pytest.param(*row, marks=() if row in QUICK else pytest.mark.long)
+    for row in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "eval"))
+]
+RAW = (2, "eval", os.fsdecode(b"raw\xff"))
+
+
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, kind: str) -> None:
     """The run is killed when this row is in the file and wherever else it goes."""
     write = MetricsLog.write
@@ -133,7 +142,7 @@ def test_every_scalar_of_every_row_is_logged_at_its_step(tmp_path: Path, tracker
     assert [[set(a) & set(b) for (i, a), (j, b) in pairwise(rows) if i == j]] == [[set(), set()]]
 
 
-@pytest.mark.parametrize(("step", "kind"), [(0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")])
+@pytest.mark.parametrize(("step", "kind"), KILLS)
 def test_a_killed_run_that_goes_on_shows_each_row_once(
     step: int, kind: str, tmp_path: Path, tracker: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,9 +197,8 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"), [(0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "eval")]
+    ("step", "kind", "name"), [*(pytest.param(*row.values, "toy", marks=row.marks) for row in KILLS), RAW]
 )
-@pytest.mark.parametrize("name", ["toy", os.fsdecode(b"raw\xff")])
 def test_tensorboard_shows_each_row_once(
     step: int, kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,9 @@ def command(option: str) -> list[str]:
     return [name, *given]
 
 
+KEYS = {algorithm: {*keys_of(algorithm)} for algorithm in BUILT_IN}
+
+
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     # here without what they need beside them
@@ -72,4 +75,4 @@ def owner(name: str) -> str:
     """A built-in algorithm that has an option, or a setting of a file."""
     key = name.removeprefix("--").replace("-", "_")
     keys = (key, key.replace(".no_", "."))
-    return [algorithm for algorithm in BUILT_IN if {*keys} & {*keys_of(algorithm)}][-1]
+    return [algorithm for algorithm, known in KEYS.items() if known & {*keys}][-1]

@@ -36,22 +36,29 @@ torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
 
 
+def long(algorithm: str, more: tuple[str, ...]) -> Any:
+    """Every algorithm trains a quick step in `test_every_algorithm` and with each option in `test_options_read`."""
+    return pytest.param(algorithm, more, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("opd", ("--distill.form", "sampled")),
+        long("opd", ("--distill.form", "sampled")),
         ("turnopd", ("--turnopd.weight", "turn", "--turnopd.depth.p", "0.6", "--distill.support", "student")),
-        ("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
-        ("sft", ("--expert", "searching", "--sft.noise", "0", "0.5", "--sft.weight", "turn_mean")),
+        long("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
+        long("sft", ("--expert", "searching", "--sft.noise", "0", "0.5", "--sft.weight", "turn_mean")),
         ("sft", ("--sft.players", "expert:.5,cycle:.5", "--sft.train-on", "both", "--sft.weight", "episode_mean")),
-        ("grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")),
+        long(
+            "grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")
+        ),
         ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "luffy.on_shape = 'square_root'", "--max-turns", "30")),
-        ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
-        ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
+        long("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
+        long("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
         ("ppo-kd", ("--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
-        ("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
-        ("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.advantage", "minillm")),
+        long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
+        long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.advantage", "minillm")),
         pytest.param(
             "ppo-minillm",
             ("--lm-loss.files", str(Path(__file__)), "--lm-loss.in-reward", "0.1"),
