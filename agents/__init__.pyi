@@ -1,13 +1,13 @@
 """The public names of `turngym.agents`; `__init__.py` imports them when they are first used."""
 
 from .agent_options import AgentOptions as AgentOptions
-from .evaluation.evaluate import PanelEvaluation as PanelEvaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.play_episodes import PlayedEpisodes as PlayedEpisodes
 from .evaluation.play_episodes import play_episodes as play_episodes
 from .evaluation.play_panel import EvalResult as EvalResult
 from .evaluation.play_panel import TaskEvaluation as TaskEvaluation
 from .evaluation.scores import score as score
+from .evaluation.training_evaluation import PanelEvaluation as PanelEvaluation
 from .executor.worker_count import WorkerOptions as WorkerOptions
 from .executor.workers import open_workers as open_workers
 from .local_engine.engine import LocalEngine as LocalEngine

@@ -12,7 +12,7 @@ import numpy as np
 
 from turngym.agents.agent_options import AgentSettings, check_call
 from turngym.agents.endpoint.messages import usage_table
-from turngym.agents.evaluation.evaluate import keep_settings, prepare
+from turngym.agents.evaluation.evaluation_setup import keep_settings, prepare
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table

@@ -12,9 +12,9 @@ import pytest
 from conftest import breaking
 from thread_ranks import in_ranks
 
-from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, share_trace
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
+from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.envs.core.errors import TaskError

@@ -11,9 +11,10 @@ import pytest
 from turngym.agents import load_world
 from turngym.agents.agent_options import AgentOptions
 from turngym.agents.endpoint.endpoint_client import EndpointOptions
-from turngym.agents.evaluation.evaluate import check_panel, evaluate
+from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.evaluate import identity as recorded_identity
 from turngym.agents.evaluation.scores import EvaluationError
+from turngym.agents.evaluation.training_evaluation import check_panel
 from turngym.agents.models import trained_on
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.environments import probe

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
-from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.evaluation.play_panel import TaskEvaluation
+from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes

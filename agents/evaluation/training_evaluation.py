@@ -1,0 +1,90 @@
+"""The evaluation of a student at a step of its training: on which panel it may be, and what its records say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
+from turngym.agents.playing.environments import probe
+from turngym.agents.presets import find_preset
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.panels import Panel
+
+AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
+"""Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
+what is trained on; a panel brings its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelEvaluation:
+    """An evaluation at a step of training; its episodes are kept in a trace of that step in `folder`."""
+
+    evaluation: TaskEvaluation
+    folder: Path
+
+    def __call__(self, step: int) -> EvalPoint:
+        return _point(self._of(step).run())
+
+    def gather(self, step: int) -> None:
+        """Move the shares that a stopped run has left into the trace of `step`."""
+        gather_shares(self._of(step).trace)
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]`."""
+        self._of(step).run_share(share)
+
+    def finish(self, step: int) -> EvalPoint:
+        """Score what all shares have played."""
+        # as in an undivided evaluation, episodes that ended in an error are not played again
+        return _point(self._of(step).run(errors_again=False))
+
+    def _of(self, step: int) -> TaskEvaluation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return replace(self.evaluation, trace=self.folder / f"step_{step:06d}.jsonl")
+
+
+def _point(result: EvalResult) -> EvalPoint:
+    scores = result.scores
+    extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
+    extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
+    extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
+    average = scores.overall.avg
+    return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
+
+
+def eval_note(panel: Panel, preset: str | None, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the panel in an evaluation, for its records; another limit of turns is also printed."""
+    named, own = find_preset(preset, panel.env_id), panel.make_kwargs.get("max_turns")
+    note: dict[str, Any] = {} if named is None else {**named.identity}
+    if own is not None and made["max_turns"] != own:
+        print(f"evaluations: max_turns {made['max_turns']} instead of {panel.full_name}'s {own}", file=sys.stderr)
+        note["max_turns"] = made["max_turns"]
+    made = {name: value for name, value in made.items() if name not in ("max_turns", "data")}
+    if other := {name: value for name, value in made.items() if panel.make_kwargs.get(name) != value}:
+        note["make"] = other
+    return note
+
+
+def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: ToolSpec) -> None:
+    """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `made`).
+
+    Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its
+    action differs, since the student has never been told of that one.
+    """
+    trained = env.rpartition(":")[2]
+    if panel.env_id == trained:
+        return
+    other = probe(panel.env_id, made).tool
+    if (other.name, other.argument, other.tags) != (tool.name, tool.argument, tool.tags):
+        raise TurngymError(
+            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {other.name}({other.argument}); the run "
+            f"trains on {trained}, whose action is {tool.name}({tool.argument}): name a panel of {trained} "
+            "(`turngym panel list`), or evaluate checkpoints with `turngym eval`"
+        )
+    print(f"evaluations: {panel.full_name} is of {panel.env_id}, the run trains on {trained}", file=sys.stderr)
