@@ -131,7 +131,7 @@ def changed(one: PanelEvaluation, **more: Any) -> PanelEvaluation:
 
 def divided(evaluation: Any, size: int, step: int = 0) -> list[Any]:
     """What every process of a world of threads gets."""
-    return in_ranks(size, lambda world: SharedEvaluation(evaluate=evaluation, world=world, model=None)(step))
+    return in_ranks(size, lambda ranks: SharedEvaluation(evaluate=evaluation, ranks=ranks, model=None)(step))
 
 
 def played(trace: Path) -> Counter[tuple[str, int]]:
@@ -217,14 +217,14 @@ def test_a_process_that_fails_ends_all(evaluation: PanelEvaluation) -> None:
 
 
 def test_what_cannot_be_divided_is_played_once() -> None:
-    ranks: list[int] = []
+    played_by: list[int] = []
 
-    def whole(world: Any) -> Callable[[int], EvalPoint]:
+    def whole(ranks: Any) -> Callable[[int], EvalPoint]:
         def evaluate(step: int) -> EvalPoint:
-            ranks.append(world.rank)
+            played_by.append(ranks.rank)
             return EvalPoint(avg=step / 10, low=0.0, high=1.0)
 
         return evaluate
 
-    found = in_ranks(3, lambda world: SharedEvaluation(evaluate=whole(world), world=world, model=None)(5).avg)
-    assert (found, ranks) == ([0.5] * 3, [0])
+    found = in_ranks(3, lambda ranks: SharedEvaluation(evaluate=whole(ranks), ranks=ranks, model=None)(5).avg)
+    assert (found, played_by) == ([0.5] * 3, [0])
