@@ -64,7 +64,7 @@ from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, Studen
 from turngym.trainers.student_sources import played_source
 from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
 from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
-from turngym.trainers.train_loop import RunResult, Trainer
+from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
 DEFAULT = "turnopd"
 """The algorithm, where neither a call nor its configuration names one."""
@@ -357,6 +357,18 @@ def _all_changed(students: Sequence[StudentPlayer], version: int) -> None:
     """The student has new weights, for all who play with them."""
     for each in students:
         each.learner_changed(version)
+
+
+def check_run(config: TrainConfig) -> None:
+    """Raises TurngymError, before a model is loaded, where no run of these settings could begin.
+
+    A study asks this for each of its runs: the last one is not to fail when all others are done.
+    """
+    if getattr(config, "lm_loss", LmLossConfig()).files:
+        return  # builds its targets of text with the student's tokenizer
+    algorithm = build_algorithm(config)
+    check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
+    check_groups(algorithm, config.run.episodes)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

@@ -84,6 +84,14 @@ class RunResult:
     """Seconds of training, evaluations excluded."""
 
 
+def check_groups(algorithm: Algorithm, episodes: int) -> None:
+    """Raises TrainError where a step's episodes are not whole groups of the algorithm's size."""
+    if episodes % algorithm.group:
+        raise TrainError(
+            f"{episodes} episodes per step are not whole groups of {algorithm.group}; take a multiple of the group size"
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class Trainer:
     """Runs one algorithm on one student. It knows no environment: episodes, scores and evaluations come from callables.
@@ -193,11 +201,7 @@ class Trainer:
             raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
         if self.algorithm.needs_reference and self.reference is None:
             raise TrainError(f"algorithm {self.algorithm.name} needs the initial policy as reference; none was given")
-        if self.run.episodes % self.algorithm.group:
-            raise TrainError(
-                f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
-                "take a multiple of the group size"
-            )
+        check_groups(self.algorithm, self.run.episodes)
         if self.algorithm.refill and isinstance(self.order, AsyncRollout):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         packing_for(self.run.packing, self.model)

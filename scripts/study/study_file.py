@@ -35,6 +35,7 @@ from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.run import check_run
 from turngym.trainers.study.records import RECORD
 from turngym.trainers.train_config import keys_of, train_config, who_reads
 
@@ -497,7 +498,11 @@ def _begin_with(
 def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any], steps: int, folder: Path) -> Cell:
     where = f"{study.where}, {method.name} in {place.name}"
     # the class of the algorithm's settings says what does not exist or cannot be
-    train_config(method.algorithm, {**settings, "out": str(folder)}, where)
+    config = train_config(method.algorithm, {**settings, "out": str(folder)}, where)
+    try:
+        check_run(config)
+    except TurngymError as error:
+        raise SettingsError(f"{where}: {error}") from error
     cell = Cell(
         world=place.name,
         method=method.name,

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.worlds.built_in import WORLDS
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import SettingsError
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, built_in, cells_of, read_study_file
 from turngym.trainers.algorithm import FixedDepth
@@ -291,6 +293,7 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ('methods.grpo.student = "starts.warm"', "student: there is no 'warm'"),
         ('methods."a/b" = {}', "names a folder"),
         ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
+        ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
         ("evaluate.time = 3", "evaluate: there is no setting time"),
         ("evaluate.samples = 0", "evaluate: samples is 0"),
@@ -312,6 +315,23 @@ def test_what_cannot_be_meant_is_one_line(
     assert len(error.splitlines()) == 1
     assert said in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f"""title = "own"
+        [worlds.own]
+        env = "turngym/ALFWorld-v0"
+        panel = "alfworld-quickstart"
+        student = "{WORLDS["alfworld"].checkpoint("student")}"
+        [methods.grpo]
+        [methods.opd]
+        """
+    )
+    with pytest.raises(SettingsError, match="opd in own: opd distills from a teacher"):
+        cells_of(read_study_file(path), tmp_path / "out")
+    cells_of(read_study_file(path, ["methods.opd.teacher = 'folder'"]), tmp_path / "out")
 
 
 def test_a_study_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
