@@ -307,6 +307,12 @@ def load_checkpoint(
 
     The checkpoint and this run may have different numbers of processes. Raises CheckpointError where it does not fit
     this model or is damaged.
+
+    Args:
+        checkpoint: its folder.
+        model: gets the weights in place; it may be sharded.
+        optimizer: gets its moments in place.
+        critic: gets its weights and optimizer in place; None where the algorithm has none.
     """
     try:
         check_sums(checkpoint)

@@ -67,6 +67,15 @@ class ValueCritic:
     """Values of the states in which tokens were chosen. Its weights and optimizer belong to a run's checkpoints.
 
     `policy` must not be sharded yet. Of several `ranks` each computes its share of every batch.
+
+    Args:
+        policy: the student, whose states or whose copy the values are read from.
+        config: kind of critic, learning rate and clip of its loss.
+        micro_tokens: most tokens in one pass.
+        autocast: whether the trunk computes in bfloat16.
+        gradient_checkpointing: whether layers are recomputed in the backward pass.
+        seed: of the head's random weights.
+        ranks: the processes of the run.
     """
 
     def __init__(

@@ -160,6 +160,12 @@ def judge_episodes(
     """The episodes with votes on their turns, all asked for in one call, and the first error ("" if there was none).
 
     Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests.
+
+    Args:
+        episodes: failed ones are not judged.
+        judge: asked once, about all turns.
+        kind: asks for scores, hints, or both.
+        next_role: role in which the policy sees observations.
     """
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]

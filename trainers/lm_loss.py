@@ -75,6 +75,12 @@ class LmLoss:
 
     Step k always reads documents (k - 1) * documents ... k * documents - 1 of the endless repetition of the files, so
     a resumed run reads what it would have read. Documents are cut at `max_length` tokens.
+
+    Args:
+        config: the files, documents a step, and lambda.
+        encode: from a text to its ids.
+        micro_tokens: most tokens in one pass.
+        autocast: whether the model computes in bfloat16.
     """
 
     name = "lpt"

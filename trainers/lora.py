@@ -44,6 +44,12 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
     Whoever holds `model` (a rollout engine) runs the adapted weights. `base` names the model in the saved adapter;
     `seed` fixes the random half of the adapters, float32 whatever the model's precision is. Raises ModelError without
     peft, and for targets that the model lacks or that could not be merged exactly.
+
+    Args:
+        model: changed in place.
+        config: rank, alpha and the layers that get adapters.
+        base: name of the model in the saved adapter.
+        seed: of the adapters' random half.
     """
     try:
         import peft

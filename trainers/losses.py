@@ -337,6 +337,14 @@ def clipped_weight(
     its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
     A < 0. Arguments and errors as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
+
+    Args:
+        logp_N: log-probabilities [N] of the labels now, nats, with gradient.
+        behavior_logp_N: those [N] with which they were sampled, nats.
+        advantage_N: [N]; no gradient goes through it.
+        eps_low: the weight is at least 1 - eps_low.
+        eps_high: the weight is at most 1 + eps_high.
+        dual_clip: greatest weight where the advantage is negative; None: no such bound.
     """
     plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
     weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)

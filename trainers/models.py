@@ -40,6 +40,18 @@ def tiny_qwen3(
 
     `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input
     and output embeddings are tied.
+
+    Args:
+        vocab_size: V, rows of the tied embeddings.
+        width: of the hidden states.
+        layers: number of them.
+        heads: of the queries.
+        kv_heads: heads of keys and values; None: as many as `heads`.
+        mlp: width of the feed-forward layers; None: 2 x width.
+        max_length: positions that the model knows.
+        eos_id: id that ends a response, for the model's settings.
+        pad_id: id that pads rows, for the model's settings.
+        seed: of the weights.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -151,7 +163,14 @@ def hidden_states(
 
 
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:
-    """Hidden states [B, L, D] behind the last norm, the head's input."""
+    """Hidden states [B, L, D] behind the last norm, the head's input.
+
+    Args:
+        model: causal model, of which the head is not run.
+        ids_BL: input ids [B, L], int64, on the model's device.
+        positions_BL: positions [B, L]; None: 0, 1, 2, ... in every row.
+        line: which rows share a line of the batch; None: each has its own.
+    """
     more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if line is not None:
         more["line"] = line  # through every layer to `_attend_rows`
@@ -299,6 +318,12 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
     """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
 
     Raises ValueError for weights of another module.
+
+    Args:
+        module: changed in place.
+        weights: a whole state dict, by name.
+        optimizer: gets its moments, divided as the parameters are.
+        state: the optimizer's, with parameters by number.
     """
     if differing := sorted(weights.keys() ^ module.state_dict().keys()):
         raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")

@@ -64,6 +64,12 @@ def shared_ids(student: Any, teacher: Any, size: int, ends: tuple[int | None, in
     Tokens of one name that decode alike are the same, and so are ordinary tokens of one text (` go` is ` go` in a
     byte-level tokenizer and `▁go` in SentencePiece's). `ends` (student's, teacher's) end a response: they are the same
     by their role. Equal tokenizers give 0, 1, 2, ...
+
+    Args:
+        student: the student's tokenizer.
+        teacher: the teacher's tokenizer.
+        size: V, rows of the teacher's head.
+        ends: the ids with which the student and the teacher end a response; None where there is none.
     """
     mine, theirs = _names(student), _names(teacher)
     by_name = {token: number for number, token in mine.items()}
@@ -135,7 +141,14 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
 
 
 def split_alike(cut: Cut, student: Sequence[int], teacher: Sequence[int], shared: IntArray) -> list[Cut]:
-    """A span in single tokens if its two sides are the same ids (a character of several byte tokens), else as it is."""
+    """A span in single tokens if its two sides are the same ids (a character of several byte tokens), else as it is.
+
+    Args:
+        cut: where the span begins and ends in the student's ids, then in the teacher's.
+        student: all ids of the student.
+        teacher: all ids of the teacher.
+        shared: `shared_ids` of both tokenizers, int64 [V].
+    """
     s0, s1, t0, t1 = cut
     if list(student[s0:s1]) != [int(shared[number]) for number in teacher[t0:t1]]:
         return [cut]

@@ -89,6 +89,12 @@ def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: R
     """Returns the arguments of `gym.make` for evaluations of `run` on `panel`; `given` are those for training.
 
     The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
+
+    Args:
+        panel: its own arguments fix the tasks.
+        preset: name of a published set-up; None: none.
+        given: arguments for training; those that say how an agent is spoken to (`AGENT_FACING`) hold here, too.
+        run: its limit of turns, and whether that was asked for.
     """
     found = find_preset(preset, panel.env_id)
     shared = {name: value for name, value in given.items() if name in AGENT_FACING}

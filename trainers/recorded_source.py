@@ -61,6 +61,12 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
     """Raises TurngymError for episodes of environments other than `envs`, or of another preset than the run's.
 
     Sessions of the proxy are of no environment: they are taken as they are.
+
+    Args:
+        episodes: those of one file.
+        where: the file, for the error.
+        play: the preset of the run.
+        envs: ids of the run's environments.
     """
     strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
     for name, count in strange.most_common(1):

@@ -120,6 +120,12 @@ def run_training(
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
     The run's folder keeps `config` and `command`, from which the run can be repeated.
+
+    Args:
+        config: the settings of the run.
+        ranks: the processes that share the work.
+        progress: whether progress is shown; only rank 0 shows any.
+        command: the caller, as recorded in config.toml.
     """
     if ranks.size > 1:
         if config.rollouts.servers.engine != "local":

@@ -156,7 +156,15 @@ def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
 
 
 def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
-    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already."""
+    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already.
+
+    Args:
+        done: steps that the checkpoint has.
+        saved: fingerprint of the run that is gone on with.
+        current: fingerprint of this one.
+        fixed: why the number of steps may not change; empty where it may.
+        where: the checkpoint, for the error.
+    """
     old, new = saved.get(STEPS), current.get(STEPS)
     if old == new or old is None or new is None:
         return

@@ -264,7 +264,15 @@ class ReferenceRefresh:
 def reference_refresh(
     every: int, reference: Scorer | None, student: Any, ranks: Ranks, rate: float = 1.0
 ) -> ReferenceRefresh | None:
-    """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had."""
+    """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had.
+
+    Args:
+        every: steps between two refreshes; 0: the reference stays.
+        reference: what is refreshed.
+        student: the model whose weights it gets.
+        ranks: the processes of the run; only a single one can refresh.
+        rate: share of the student in the new reference, in (0, 1]; 1 copies it.
+    """
     if not every:
         return None
     if ranks.size > 1:

@@ -105,7 +105,16 @@ def step_row(
     plan: DepthPlan,
     state: DepthState,
 ) -> dict[str, Any]:
-    """Everything about a step but its times."""
+    """Everything about a step but its times.
+
+    Args:
+        episodes: all that were played, before any filter.
+        batch: what was trained on.
+        targets: what its tokens should have become.
+        done: losses and columns of all updates of the step.
+        plan: what was played, and whether it was a probe.
+        state: the depth controller's, after the step.
+    """
     turns = turn_row(batch, done.columns, done.weight_N, full_depth=plan.full_depth)
     return {
         "loss": float(np.mean([result.loss for result in done.results])),
@@ -211,7 +220,14 @@ def turn_row(
     batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64], *, full_depth: bool = False
 ) -> dict[str, list[Any]]:
     """Statistics by turn, as lists over turns; the divergence only where there is a teacher. `full_depth` as of
-    `turn_stats`."""
+    `turn_stats`.
+
+    Args:
+        batch: whose tokens are summed by turn.
+        columns: numbers per token [N] by name, as the forward pass measured them.
+        weight_N: share [N] of the loss that each token has.
+        full_depth: whether the episodes were played without a depth cap.
+    """
     row: dict[str, NDArray[Any]] = {
         "turn/loss_share": loss_share(columns["loss"], weight_N, batch),
         "turn/weight": sum_by_turn(weight_N, batch),

@@ -49,6 +49,14 @@ def open_teacher(
     The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
     its tokenizer; `scoring` is `scoring_of` the run. (None, None) for algorithms that need no teacher. A teacher that
     may have `other` ids than the student, and has, comes with None.
+
+    Args:
+        algorithm: whether it needs a teacher, and what it asks one for.
+        folder: of the teacher; with servers its vocabulary is read there.
+        servers: those that score, where they name any.
+        student: the model and its tokenizer, whose ids the teacher must share.
+        other: whether the teacher may have other ids.
+        scoring: `scoring_of` the run.
     """
     if not algorithm.needs_teacher:
         return None, None
@@ -78,6 +86,13 @@ def further_teachers(
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 
     Raises ConfigError for one without a run's teacher beside it, or that shares other ids with the student.
+
+    Args:
+        algorithm: must need a teacher where an environment names one.
+        further: the environments of `--also`.
+        student: the model and its tokenizer.
+        vocab_size: number of ids that the run's own teacher shares with the student.
+        scoring: `scoring_of` the run.
     """
     found: dict[str, Scorer] = {}
     for item in further:

@@ -76,6 +76,12 @@ def told_logprobs(batch: RolloutBatch, episodes: Sequence[Episode], scorers: Sco
 
     Raises TargetError as `score_turns` does.
     Source: [sdar]; docs/algorithms.md#told.
+
+    Args:
+        batch: whose labels are scored.
+        episodes: what `batch` was packed from; their turns hold the prompts with the text.
+        scorers: the student and the models that may read the text.
+        told: which of them reads it.
     """
     turns = told_turns(batch, episodes)
     student_N = label_logprobs(scorers.student, batch, "student")
@@ -224,6 +230,13 @@ def told_group(
     """The composition that these methods share.
 
     Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
+
+    Args:
+        config: group size, clip, KL to the reference.
+        context: what the run offers.
+        name: of the method, for records.
+        target_fn: from rewards and what was told to an advantage per token.
+        token_loss: what is done with that advantage.
     """
     return Algorithm(
         name=name,

@@ -295,7 +295,14 @@ def config_of(shape: ModelShape, *, max_length: int = 40_960) -> Any:
 
 
 def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: int = 0) -> nn.Module:
-    """A model of this shape with weights drawn on its own device, in evaluation mode: for measuring, not for use."""
+    """A model of this shape with weights drawn on its own device, in evaluation mode: for measuring, not for use.
+
+    Args:
+        shape: sizes of the model.
+        dtype: torch's type of the weights.
+        device: where they are drawn.
+        seed: of the weights; torch's own stream is left as it was.
+    """
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM
 
@@ -490,6 +497,13 @@ def activation_bytes(
     """Bytes of a forward pass over `tokens` until its backward pass.
 
     With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
+
+    Args:
+        shape: sizes of the model.
+        tokens: in one pass.
+        checkpointing: whether layers are recomputed in the backward pass.
+        precision: in which the layers compute.
+        lora_rank: rank of adapters; 0: all weights are trained.
     """
     layer = saved_bytes(shape, precision, lora_rank)
     kept = shape.layers * 4 * shape.width + layer if checkpointing else shape.layers * layer
@@ -522,6 +536,13 @@ def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
 
 def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: Workload) -> Estimate:
     """Memory and time of one training step on `gpus` equal chips; no teacher for algorithms that need none.
+
+    Args:
+        student: sizes of the model that learns.
+        teacher: sizes of its teacher; None: there is none.
+        chip: memory and speed of one GPU.
+        gpus: number of them.
+        work: what a step plays and trains on.
 
     Raises:
         TurngymError: `gpus` below 1.
@@ -686,6 +707,13 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
     With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A
     micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again (with LoRA
     the adapters' share alone).
+
+    Args:
+        student: sizes of the model that learns.
+        teacher: sizes of its teacher; None: there is none.
+        gpus: number of training processes, one GPU each.
+        work: what a step plays and trains on.
+        top_k: ids of a support, with their log-probabilities, that a teacher's answer has per token.
     """
     missing = 1 - 1 / gpus
     weights = 4.0 * student.parameters * missing

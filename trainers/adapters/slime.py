@@ -130,7 +130,14 @@ def generate_function(sessions: SessionPool, *, post: Post | None = None) -> Gen
 
 
 def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: bool = False) -> Any:
-    """Write an episode into a sample: tokens, length R of the response, mask [R], log-probabilities [R], reward."""
+    """Write an episode into a sample: tokens, length R of the response, mask [R], log-probabilities [R], reward.
+
+    Args:
+        sample: slime's, changed in place and returned.
+        episode: what was played for it.
+        weight_versions: of the server, one for each response.
+        aborted: whether slime broke the generation off; the sample then has no reward yet.
+    """
     trajectory, kinds = Trajectory.of(episode), type(sample.status)
     lists = trajectory.lists()
     sample.tokens = lists["prompt_ids"] + lists["response_ids"]

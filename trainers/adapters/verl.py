@@ -97,7 +97,14 @@ class TurngymAgentLoop:
 
 
 def server_params(base: dict[str, Any], request: GenerateRequest, room: int, engine: str) -> dict[str, Any]:
-    """verl's sampling parameters for one turn: at most `room` tokens, and where a response ends."""
+    """verl's sampling parameters for one turn: at most `room` tokens, and where a response ends.
+
+    Args:
+        base: sampling parameters as verl gives them.
+        request: our request for the turn.
+        room: tokens left in the response, over all turns.
+        engine: sglang, vllm, or another server, which gets no stop texts.
+    """
     sampling = request.sampling
     stops = dict.fromkeys((*(base.get("stop") or ()), *sampling.stop_text))
     # both servers cut off what matched a stop string unless told otherwise, each by another name

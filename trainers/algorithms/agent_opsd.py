@@ -40,6 +40,12 @@ def turn_factors(move_T: Float64N, sign: float, *, lam: float, eps: float) -> Fl
 
     z_t = (move_t - mean) / (std + 1e-6), the deviation that of the population; a single turn has 0.
     Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+
+    Args:
+        move_T: how far each turn [T] of one episode moved the belief in success.
+        sign: 1 where the episode did better than its group, -1 where worse, 0 where alike.
+        lam: share of the advantage that is directed, in [0, 1].
+        eps: most that a factor differs from 1 before it is mixed.
     """
     z_T = (move_T - move_T.mean()) / (move_T.std() + BELIEF_LEAST)
     return (1.0 - lam) + lam * np.clip(1.0 + eps * sign * z_T, 1.0 - eps, 1.0 + eps)

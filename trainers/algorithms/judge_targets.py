@@ -118,7 +118,14 @@ class HintTargets:
 def up_to_rejection(
     batch: RolloutBatch, episodes: Sequence[Episode], logp_N: NDArray[np.floating[Any]], below: float
 ) -> NDArray[np.bool_]:
-    """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`."""
+    """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`.
+
+    Args:
+        batch: whose responses are cut.
+        episodes: what `batch` was packed from.
+        logp_N: the teacher's log-probability [N] of each label, nats.
+        below: probability under which a token is rejected.
+    """
     kl_mask_N = np.ones(batch.tokens, np.bool_)
     for _, _, tokens in batch_turns(batch, episodes):
         rejected = np.flatnonzero(logp_N[tokens] < np.log(below))

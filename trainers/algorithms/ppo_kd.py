@@ -78,6 +78,12 @@ def build(
     Source: [kd-rewards] Algorithm 4; docs/algorithms.md#ppo-minillm.
     Differs from the paper: rewards by token, not one for the whole output; L_PT is a loss, since no gradient
     reaches it in the reward.
+
+    Args:
+        config: coefficients, clip and critic.
+        context: what the run offers, its depth and its teacher among it.
+        terms: further terms of the loss.
+        in_reward: text whose loss is taken from the reward, and its weight lambda; None: none is.
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)

@@ -155,7 +155,15 @@ class AdaptiveDepth:
         episodes: Sequence[Episode],
         kl_N: NDArray[np.floating],
     ) -> DepthState:
-        """The state after a step."""
+        """The state after a step.
+
+        Args:
+            state: the moving averages so far.
+            plan: only after a probe is anything learned.
+            batch: what was trained on.
+            episodes: not read; the batch knows the depths.
+            kl_N: the raw KL [N] to the teacher, nats.
+        """
         return self.update(state, plan, probe_stats(batch, kl_N))
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:

@@ -118,7 +118,14 @@ class SessionJudge:
 def make_session_judge(
     config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
 ) -> SessionJudge | None:
-    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one."""
+    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one.
+
+    Args:
+        config: names the judge, its votes and its parallel requests.
+        algorithm: what it asks of a judge, and where its hints stand.
+        renderer: tokenizes prompts with hints.
+        max_context: most ids of prompt and response together.
+    """
     kind = algorithm.judge
     if kind is None:
         return None

@@ -47,7 +47,17 @@ SESSIONS = "sessions.jsonl"
 
 
 class Training:
-    """One trainer on one proxy's sessions. What an earlier process left unused is taken in when it is made."""
+    """One trainer on one proxy's sessions. What an earlier process left unused is taken in when it is made.
+
+    Args:
+        service: the proxy, which hands over sessions that have ended.
+        serving: what answers, and gets the new weights.
+        judge: None for an algorithm that asks none.
+        algorithm: what is learned.
+        config: the options of the proxy.
+        step: last step that an earlier process finished; 0 for a new run.
+        resume: whether the run's folder is gone on with.
+    """
 
     trainer: Trainer
     """Set by `build`, before `start`."""

@@ -90,6 +90,13 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
 
     If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
     Raises TurngymError if the model cannot be served or adapted as the options say.
+
+    Args:
+        config: names what answers and how weights get there.
+        model: the student that learns.
+        tokenizer: the student's.
+        max_length: context limit in ids; None: the model's own.
+        batch: most requests that are generated together.
     """
     if not config.swap_wait >= 0:
         raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")

@@ -62,7 +62,14 @@ WINDOW = 0.3
 
 def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
     """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
-    mean over this last part of it."""
+    mean over this last part of it.
+
+    Args:
+        rows: records by method and seed.
+        baseline: method with which the others are compared.
+        measure: what a run costs by.
+        window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
+    """
     return _estimates(maps_at(rows, budgets(rows, measure), measure, window), baseline)
 
 
@@ -71,7 +78,14 @@ def maps_at(
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Method -> seed -> task -> mean success at the seed's limit, on straight lines between evaluations: the same cost
     for every method, however long its steps are. A run that needed less counts as it ended; one that has no evaluation
-    before the limit is left out."""
+    before the limit is left out.
+
+    Args:
+        rows: records by method and seed.
+        limit: the budget by seed, in the unit of `measure`.
+        measure: what a run costs by.
+        window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
+    """
     found: dict[str, dict[int, dict[str, float]]] = {}
     for name, seeds in rows.items():
         for seed, record in seeds.items():
