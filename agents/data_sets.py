@@ -174,7 +174,15 @@ def _install(name: str, known: DataSet, kept: Path, folder: Path) -> None:
 
 
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
-    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError."""
+    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError.
+
+    Args:
+        url: https or http.
+        target: the file; what was fetched so far lies beside it.
+        largest: most bytes that are accepted.
+        sha256: what the file must hash to; None: not checked.
+        progress: whether a bar is shown on standard error.
+    """
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):
         return

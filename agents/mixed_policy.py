@@ -22,7 +22,14 @@ COIN, ANSWER = 1, 2
 
 
 class TwoEngines:
-    """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1]."""
+    """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1].
+
+    Args:
+        student: plays the other part.
+        teacher: plays its share.
+        share: of the teacher, 0 to 1.
+        what: what is shared, for the error: turns or ids.
+    """
 
     def __init__(self, student: Engine, teacher: Engine, share: float, what: str) -> None:
         if not 0.0 <= share <= 1.0:
@@ -191,6 +198,13 @@ def guided_player(
     """A function from the teacher's share of the turns to the player that plays with it.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+
+    Args:
+        player: the student.
+        teacher: the model; None where it is not in this process.
+        tokenizer: the student's, whose ids the teacher shares.
+        slots: most requests that the teacher generates at a time.
+        play: where episodes are played.
     """
     what = "teacher and student share the turns of an episode"
     theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
@@ -203,6 +217,14 @@ def mixed_player(
     """The player of the episodes to train on: `player` itself, or mixed with the model `teacher` if `share` is above 0.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+
+    Args:
+        player: the student.
+        share: of the student's tokens that the teacher chooses, 0 to 1.
+        teacher: the model; None where it is not in this process.
+        tokenizer: the student's, whose ids the teacher shares.
+        slots: most requests that the teacher generates at a time.
+        play: where episodes are played.
     """
     if not share:
         return player

@@ -225,6 +225,17 @@ class ModelPlayer:
         `examples` stand as earlier messages in every prompt, `skills` after its first observation.
 
         Without `engine` the model itself plays, in this process, with weights and caches in `dtype` (None: its own).
+
+        Args:
+            model: of transformers; its settings name the limit of ids.
+            tokenizer: the model's.
+            settings: how the model was trained to be spoken to.
+            tool: of the environment.
+            slots: most requests generated at a time.
+            dtype: of weights and caches; None: the model's own.
+            engine: plays in the model's place: servers that have its weights.
+            examples: earlier messages of every prompt.
+            skills: stand after its first observation.
         """
         if engine is None:
             from turngym.agents.local_engine.engine import LocalEngine

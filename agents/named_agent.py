@@ -129,6 +129,12 @@ def as_opened(
     """The agent that Python code or a command names: a name, opened with `settings` (of `AgentOptions`), or an object.
 
     A `ModelAgent` brings its channel and temperature; any other object speaks as `channel` and `system` say.
+
+    Args:
+        agent: a name as on the command line, or an object.
+        settings: fields of `AgentOptions`.
+        probe: gives the environment, to be asked for its tool and players.
+        servers: those that play with a model's weights; None: this process.
     """
     options = AgentOptions.of(settings)
     if isinstance(agent, str):

@@ -73,6 +73,13 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
     """Makes a panel with its hash.
 
     Raises PanelError for a bad name, no tasks, repeated tasks, or tasks of another environment.
+
+    Args:
+        name: lower-case letters, digits, hyphens.
+        version: from 1.
+        env_id: Gymnasium id of the environment.
+        make_kwargs: arguments of gym.make that fix the tasks.
+        tasks: in the order in which they are played.
     """
     _check_fields(name, version, env_id, make_kwargs, tasks)
     # the name of its file, by which the panel must be found again
@@ -257,6 +264,12 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
 
     The tasks are taken in a row from epoch after epoch. Every epoch is a permutation of its own, which (seed, epoch)
     fixes, so a resumed run needs no saved position.
+
+    Args:
+        count: number of tasks.
+        seed: of the run.
+        step: training step, 1-based.
+        batch: tasks that a step takes.
     """
     places = range((step - 1) * batch, step * batch)
     epochs = {place // count for place in places}

@@ -51,6 +51,12 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
 
     An action that only letter case keeps from being possible is returned as the possible one; so is, leniently, one
     that only white space, invisible characters or its normal form keep from it.
+
+    Args:
+        response: the whole text of a turn.
+        channel: how actions are written; None for bare ones.
+        env: says which actions are possible.
+        reading: how much is forgiven at most.
     """
     parsed = _parsed(response, channel)
     if reading == "strict" or (parsed.action is not None and _fits(env, parsed.action)):

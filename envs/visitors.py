@@ -42,6 +42,12 @@ class Visitors(Generic[V]):
 
     `dismiss` ends what belongs to one who has to go; it is called without the lock, for it may wait for a turn that is
     being played.
+
+    Args:
+        most: visitors at a time; the least recent one has to go for another.
+        idle: seconds without a visit after which one has gone.
+        dismiss: ends what belongs to one who goes.
+        clock: seconds.
     """
 
     def __init__(

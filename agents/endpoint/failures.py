@@ -132,6 +132,12 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
     `body` is its JSON, if it has any, and `message` its text.
+
+    Args:
+        status: of HTTP.
+        message: text of the answer, for one without JSON.
+        body: the JSON that was read; None without any.
+        headers: of the answer; they may say when to ask again.
     """
     said = _Said([], [], [])
     said.read(body)

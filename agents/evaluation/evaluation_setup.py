@@ -74,7 +74,15 @@ class Prepared:
         scoring: Mapping[str, str],
         drawn: int | None = None,
     ) -> dict[str, list[str]]:
-        """What an evaluation on `panel` does otherwise than the original, as its records have it; None: a rollout."""
+        """What an evaluation on `panel` does otherwise than the original, as its records have it; None: a rollout.
+
+        Args:
+            panel: None: a rollout.
+            samples: episodes per task.
+            limit: number of the panel's tasks that are played; None: all.
+            scoring: how the environment scores, by its own words.
+            drawn: workers of the published harness; None: the panel's tasks are played.
+        """
         return departures(
             self.env,
             panel,
@@ -109,6 +117,16 @@ def prepare(
     """Open `agent` with `settings` for `env`; `given` overrides the preset, which overrides `base` (a panel's).
 
     Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
+
+    Args:
+        env: Gymnasium id.
+        agent: a name as on the command line, or an object.
+        settings: fields of `AgentOptions`; the preset fills in those that are not given.
+        preset: a published set-up of `env`; None: none.
+        base: arguments for gym.make that the preset overrides: those of a panel.
+        given: arguments for gym.make that override the preset.
+        workers: processes that play; auto takes several if they pay off.
+        servers: those that play with a model's weights; None: this process.
     """
     named = find_preset(preset, env)
     overrides = given if named is None else named.make(dict(given))
@@ -141,6 +159,15 @@ def keep_settings(
 
     `call` are the arguments of the function (None values are left out), `player` are fields of `AgentOptions`. An agent
     that is an object is written by its name, for readers only: no command can find it by that name.
+
+    Args:
+        path: the file, config.toml or NAME.config.toml.
+        call: arguments of the function; those that are None are left out.
+        agent: who plays.
+        player: fields of `AgentOptions`.
+        servers: those that play; None: the defaults are written.
+        workers: processes that play.
+        command: the caller, for readers.
     """
     named = agent.agent if isinstance(agent, OpenedAgent) else agent
     options = AgentOptions.of({**player, "agent": named if isinstance(named, str) else named.name})

@@ -97,6 +97,13 @@ def pack_result(
     `panel`, `data` and `env_kwargs` are as for `check_result`. Raises EvaluationError as `packed` does, and if the
     check fails. An evaluation whose plain settings change what scores is packed, too, though it is no result of its
     panel: a check and tables say so.
+
+    Args:
+        run: folder of an evaluation, or its trace.
+        out: the file that is written.
+        panel: as for `check_result`.
+        data: as for `check_result`.
+        env_kwargs: as for `check_result`.
     """
     result = packed(run)
     if problems := differences(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
@@ -155,7 +162,15 @@ def differences(
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:
-    """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's."""
+    """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's.
+
+    Args:
+        result: what was packed.
+        panel: its panel's manifest; None: the shipped panel of that name.
+        data: folder of the data; None: where the environment looks.
+        env_kwargs: arguments of gym.make that are no deviation.
+        other_rules: whether another scoring than the panel's is allowed.
+    """
     found = _seal(result)
     known = load_panel(panel) if panel is not None else shipped_panel(str(result.settings.get("panel")))
     found += _tasks(result, known)
@@ -321,6 +336,14 @@ def play_again(
     The same model with the same seed gives the same episodes, up to the rounding of another machine. `panel` and
     `env_kwargs` are as for `check_result`, `settings` are those of `evaluate`: what the file does not say, such as
     `device`.
+
+    Args:
+        result: what was recorded.
+        agent: a name as on the command line.
+        tasks: number of tasks, from the first; None: all.
+        panel: as for `check_result`.
+        env_kwargs: as for `check_result`.
+        settings: those of `evaluate` that the file does not say, such as the device.
     """
     own, given = result.settings, env_kwargs or {}
     played = load_panel(panel) if panel is not None else shipped_panel(str(own.get("panel")))
@@ -347,7 +370,16 @@ def evaluate_as(
     **settings: Any,
 ) -> EvalResult:
     """Lets `agent` play `panel` as another evaluation was played, by its `recorded` settings: preset, samples, seed,
-    temperature. `make` are arguments of gym.make; `tasks` and `settings` are as for `play_again`."""
+    temperature. `make` are arguments of gym.make; `tasks` and `settings` are as for `play_again`.
+
+    Args:
+        recorded: settings of the other evaluation.
+        agent: a name as on the command line.
+        panel: whose tasks are played.
+        make: arguments of gym.make.
+        tasks: number of tasks, from the first; None: as many as were recorded.
+        settings: further ones of `evaluate`.
+    """
     counts = [count for count in (tasks, recorded.get("limit")) if count is not None]
     heat = recorded.get("temperature")
     return evaluate(

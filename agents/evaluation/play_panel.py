@@ -95,6 +95,13 @@ def read_recorded(
 
     `samples`: how many of each task, by its id.
     With `errors_again`, episodes that ended in an error count as missing and are played again.
+
+    Args:
+        trace: the file; None or missing: nothing is recorded.
+        tasks: those of this evaluation.
+        samples: how many episodes of each task, by its id.
+        settings: of this evaluation, which the trace must share.
+        errors_again: whether episodes that ended in an error are played again.
     """
     recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
     problems = list[TraceProblem]()

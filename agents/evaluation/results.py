@@ -77,7 +77,14 @@ def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
 def results_json(
     settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Sequence[EpisodeOutcome]
 ) -> dict[str, Any]:
-    """The content of a results file without the rows of its episodes."""
+    """The content of a results file without the rows of its episodes.
+
+    Args:
+        settings: of the evaluation.
+        scores: of all episodes.
+        seconds: wall clock of the evaluation.
+        outcomes: of the episodes, whose tokens are counted.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -61,7 +61,14 @@ def stated(
     settings: Mapping[str, Any], panel: Panel, given: Mapping[str, Any] | None = None, preset: Preset | None = None
 ) -> Stated:
     """How `settings` deviate from `panel`, with a `preset` from both. What is `given` by who checks the result is no
-    deviation."""
+    deviation.
+
+    Args:
+        settings: of the evaluation.
+        panel: whose own arguments are the rule.
+        given: arguments of whoever checks the result.
+        preset: whose values are the rule, too.
+    """
     environment = env_class(panel.env_id)
     defaults = _defaults(environment)
     own = {**panel.make_kwargs, **made(settings)}

@@ -437,6 +437,12 @@ def hints(
     """Paragraphs about the answers of these episodes; [] where there is nothing to say.
 
     What `made`, the environment's arguments, has already is not recommended.
+
+    Args:
+        scores: of these episodes.
+        episodes: whose answers may be quoted.
+        channel: how the agent writes actions; None for bare ones.
+        made: arguments of the environment.
     """
     said = []
     if scores.cut_rate:

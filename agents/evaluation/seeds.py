@@ -75,6 +75,15 @@ def crossed_half(
 
     A + B counts the chance of a cell twice, so C is taken off once. A has few degrees of freedom, C has many: the more
     seeds there are, the larger the part of C within A that may be counted with the tasks' quantile.
+
+    Args:
+        between_seeds: A, variance of the mean between seeds.
+        degrees: f, degrees of freedom of A.
+        chance: C, variance of the mean by the chance of a cell.
+        between_tasks: B, variance of the mean between tasks.
+        t_tasks: t(n - 1), the quantile for tasks.
+        seeds: S.
+        tail: probability on either side.
     """
     known = chance * (seeds - 2) / (4 * (seeds - 1))
     apart = t_quantile(1 - tail, degrees) ** 2 * max(between_seeds - known, 0.0)
@@ -92,6 +101,12 @@ def over_seeds(
     this run only.
 
     Raises ScoreError without runs, or where they played different tasks.
+
+    Args:
+        runs: one for each seed, task -> mean over its samples.
+        low: least value that a mean can have.
+        high: greatest value.
+        clusters: task -> cluster; None: tasks are independent.
     """
     check_same_tasks(runs)
     tasks = sorted(runs[0])

@@ -97,7 +97,14 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
 
 
 def mean_bounds(values: Sequence[float], low: float, high: float, tail: float = TAIL) -> tuple[float, float]:
-    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side."""
+    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side.
+
+    Args:
+        values: independent ones.
+        low: least possible value.
+        high: greatest possible value.
+        tail: probability on either side.
+    """
     width = high - low
     above = upper_bound([(value - low) / width for value in values], tail)
     below = upper_bound([(high - value) / width for value in values], tail)
@@ -175,6 +182,12 @@ def paired_difference(
 
     It holds for these two runs and new tasks, with `clusters` (task -> cluster) for new clusters.
     Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
+
+    Args:
+        first: task -> mean over its samples, of one run.
+        second: of the other run, for the same tasks.
+        clusters: task -> cluster; None: tasks are independent.
+        tail: probability on either side.
     """
     check_same_tasks([first, second])
     tasks = sorted(first)

@@ -22,6 +22,12 @@ class RayWorkers:
     lost, the calls of its actors are answered with the cause of death.
 
     Raises MissingExtra if Ray is not installed, ExecutorError if there is no cluster at `address`.
+
+    Args:
+        count: number of actors, at least 1.
+        address: of the cluster; None: this machine.
+        cpus: that each actor reserves.
+        gpus: that each actor reserves.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:

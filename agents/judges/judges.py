@@ -174,6 +174,15 @@ def make_judge(
 
     `built_in` are those that need no model: `WORDS`, or `env_judges.ENV_JUDGES`. Raises TurngymError where there is
     none of that name.
+
+    Args:
+        options: the judge's name, and how it is asked.
+        kind: what it is asked: for scores, hints, or both.
+        built_in: judges that need no model.
+        make_env: makes the environment that judges by rules replay episodes in.
+        expert: the player that judges may ask.
+        seed: of a model's votes.
+        device: where a model that judges computes.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
     name, _, argument = options.judge.partition(":")

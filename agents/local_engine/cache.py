@@ -301,7 +301,15 @@ class RaggedCache(Cache):
     def write(
         self, layer: int, rows: Tensor, positions: Tensor, new_keys: Tensor, new_values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's."""
+        """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's.
+
+        Args:
+            layer: number of the layer.
+            rows: row of the table [...], int64, of each new column.
+            positions: position in its row [...], int64.
+            new_keys: [..., heads, dim].
+            new_values: [..., heads, dim].
+        """
         step = self.step
         assert step is not None
         if layer >= len(self._keys):

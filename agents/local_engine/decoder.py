@@ -447,6 +447,14 @@ def attention(
 
     The query heads that share a key head are put into one matrix, so that no key is copied for them. Rows in a group
     of `key_groups` read as many keys as it says; rows in none read no keys, and their results are zero.
+
+    Args:
+        queries: [B, Q, heads, D].
+        keys: [B, key heads, L, D].
+        values: [B, key heads, L, D].
+        mask: added to the scores; None: everything is seen.
+        scale: the scores are multiplied by it.
+        key_groups: rows with how many keys each of them reads.
     """
     rows, count, heads, width = queries.shape
     shared = keys.shape[1]

@@ -211,6 +211,13 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
 
     With `system` None the system message is the environment's instructions, and the channel's unless the renderer's
     template gives them. Raises EnvBackendError if the environment fails, TaskError if the task has another hash.
+
+    Args:
+        env: in an `ActionGuard`.
+        job: its task and seed.
+        number: of the conversation among those that are open.
+        system: the system message; None: the environment's instructions.
+        renderer: of a model that reads ids; None for agents of text.
     """
     guard = guard_of(env)
     start = time.perf_counter()
@@ -246,7 +253,15 @@ def _number(value: Any) -> Any:
 def failed_episode(
     job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
 ) -> Episode:
-    """The record of an episode that failed before its first observation (or whose turns were lost)."""
+    """The record of an episode that failed before its first observation (or whose turns were lost).
+
+    Args:
+        job: whose episode it is.
+        env_id: of the environment that failed.
+        error: what went wrong, for its record.
+        meta: what else the record says.
+        status: how it failed.
+    """
     return Episode(
         task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
         seed=job.seed,
@@ -358,6 +373,16 @@ class Rollout:
       do mistakes that turngym names (a TurngymError that is no EnvBackendError), such as an unknown task
 
     `on_episode` is called as each episode finishes, so that finished ones are kept when a run is interrupted.
+
+    Args:
+        make_env: makes one environment, in the agent's channel.
+        agent: answers all waiting conversations.
+        slots: most episodes at a time.
+        max_turns: depth cap of episodes whose job has none; None: no cap.
+        on_episode: called with each episode as it finishes.
+        system: the system message; None: the environment's instructions.
+        meta: what every episode's record says.
+        step_timeout: seconds for a step or reset of an environment.
     """
 
     def __init__(

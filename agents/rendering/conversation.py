@@ -210,6 +210,12 @@ class Memory:
         """The only user message of this turn, or None if the conversation goes on with `observation`.
 
         `task` is the environment's statement of the task, or the first observation if it has none.
+
+        Args:
+            task: the environment's statement of the task, or the first observation if it has none.
+            past: turns before this one.
+            observation: what waits for an answer.
+            admissible: possible actions; None for an environment with open ones.
         """
         if self.name == "all":
             return None
@@ -253,7 +259,16 @@ def chat_messages(
     observation: str,
     admissible: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text."""
+    """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text.
+
+    Args:
+        memory: what a prompt holds of the episode.
+        system: empty for none.
+        task: the environment's statement of the task, or the first observation if it has none.
+        past: turns before this one.
+        observation: what waits for an answer.
+        admissible: possible actions; None for an environment with open ones.
+    """
     opening = [{"role": "system", "content": system}] if system else []
     prompt = memory.prompt(task, past, observation, admissible)
     if prompt is not None:

@@ -177,7 +177,14 @@ class ChatRenderer:
             return self.template.render(history.messages)
 
     def restart(self, history: TokenHistory, system: str, observation: str, category: str = "") -> None:
-        """Open a segment whose prompt is a new conversation, without anything of the segments before."""
+        """Open a segment whose prompt is a new conversation, without anything of the segments before.
+
+        Args:
+            history: gets the new segment.
+            system: empty for none.
+            observation: the first one of the new conversation.
+            category: of the task, which says which examples and skills are shown.
+        """
         if self.skills is not None:
             observation = self.skills.added_to(observation, category)
         history.messages = self._opening(system, observation, of_category(self.examples, category))
@@ -304,6 +311,12 @@ def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequ
 
     A response ends at the first of the texts `stops`. A cut inside a stop text moves in front of it, since engines look
     for stop texts in what they drew themselves and would miss one that was begun for them.
+
+    Args:
+        renderer: whose template says how ids are read.
+        shown: the whole response.
+        count: ids of it that are begun.
+        stops: texts at which a response ends.
     """
     ids = shown.ids[:count]
     if any(stop in renderer.template.decode(ids) for stop in stops):

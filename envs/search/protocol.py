@@ -99,6 +99,12 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
 
     `search_r1`: `Doc 1(Title: "T") text` and a newline, `verl`: `Doc 1 (Title: T)`, the text on a new line and an empty
     line, `skyrl`: `Doc 1: "T"`, the text on a new line.
+
+    Args:
+        hits: passages, the best first.
+        doc_format: the paper whose form is used.
+        budget: most tokens of title and text of a document; None: no limit.
+        count: the tokens of a text; None: words are counted.
     """
     if not hits:
         return NOTHING

@@ -42,6 +42,12 @@ def read_products(
 
     `human` None: instructions come from `attributes` (synthetic goals), which must then hold every product.
     Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read.
+
+    Args:
+        items: records, as JSON has them.
+        attributes: asin -> its entry in the attributes file.
+        human: asin -> its instructions by people; None: synthetic goals.
+        source: name of the file, for errors.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -57,7 +63,15 @@ def read_products(
 def parse_product(
     item: Mapping[str, Any], asin: str, attributes: Mapping[str, Any], human: Mapping[str, Any] | None, where: str
 ) -> Product:
-    """Makes a product of one record. `where` begins the text of every ShopDataError."""
+    """Makes a product of one record. `where` begins the text of every ShopDataError.
+
+    Args:
+        item: the record.
+        asin: its id.
+        attributes: asin -> its entry in the attributes file.
+        human: asin -> its instructions by people; None: synthetic goals.
+        where: begins the text of every error.
+    """
     extra = attributes.get(asin)
     if extra is not None and not isinstance(extra, dict):
         raise ShopDataError(f"{where}: its entry in the attributes file is {cut_repr(extra)}, not an object")

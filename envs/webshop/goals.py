@@ -243,6 +243,12 @@ def make_splits(
     by product too); None: `generated` for generated shops, else `turnopd`.
 
     `part_of` tells a generated shop's split from an asin. Raises ShopDataError for a scheme that the shop cannot have.
+
+    Args:
+        goals: all of the shop, in their order.
+        profile: of the shop.
+        scheme: one of the four names; None: the shop's default.
+        part_of: from an asin to its split in a generated shop.
     """
     chosen = scheme or ("generated" if profile.generated else "turnopd")
     if chosen == "turnopd":

@@ -53,6 +53,12 @@ def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Prof
 
     A generated shop has no original: there the built-in list is what its scores are defined by.
     Raises ShopDataError for an unknown name, and for recorded nouns that were changed.
+
+    Args:
+        chosen: a tagger, or the name of one; None: the shop's default.
+        catalog: whose titles the recorded nouns are of.
+        profile: of the shop.
+        cache: folder of recorded nouns; None: the usual one.
     """
     if isinstance(chosen, NounTagger):
         return chosen

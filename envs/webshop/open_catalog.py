@@ -74,6 +74,13 @@ def load_catalog(
     """The products of a profile.
 
     Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
+
+    Args:
+        profile: of the shop.
+        data: folder of the original's files; None: where they are looked for.
+        storage: in memory or mapped from disk; auto decides by size.
+        cache: folder of mapped shops; None: the usual one.
+        progress: called as the catalog is built; None: nothing is shown.
     """
     checked_choice("storage", storage, get_args(Storage), ShopDataError)
     paths = () if profile.generated else find_files(profile, data)

@@ -78,7 +78,15 @@ class ProductFacts:
 def compute_reward(
     goal: Goal, bought: ProductFacts, price: float, options: Iterable[str], tagger: NounTagger
 ) -> Reward:
-    """The reward for buying `bought` at `price` dollars with the option values `options`."""
+    """The reward for buying `bought` at `price` dollars with the option values `options`.
+
+    Args:
+        goal: what was to be bought.
+        bought: the product that was.
+        price: dollars, with the chosen options.
+        options: the chosen values.
+        tagger: finds the nouns of titles.
+    """
     values = [processed(simplify_value(value)) for value in options]
     n_att = sum(bought.has_attribute(wanted) for wanted in goal.attributes)
     n_option = sum(any(matches(value, wanted) for value in values) for wanted in wanted_options(goal))
@@ -127,6 +135,13 @@ def best_purchase(
 
     Exact: which wanted options a choice meets is a set, and the best of all unions of one set per option is searched.
     Among equals, choices that are literally the wanted ones come first, then those that come first on the page.
+
+    Args:
+        goal: what is to be bought.
+        product: whose options are chosen.
+        facts: of the same product.
+        price: dollars.
+        tagger: finds the nouns of titles.
     """
     wanted = wanted_options(goal)
     literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}

@@ -125,7 +125,17 @@ def play(
     clickables: Mapping[str, Target],
     session: str = "",
 ) -> State | None:
-    """The state after one action; None if it changes nothing. As in the original, searches work on every page."""
+    """The state after one action; None if it changes nothing. As in the original, searches work on every page.
+
+    Args:
+        shop: where the goal is.
+        goal: what is to be bought.
+        quirks: which oddities of the original hold.
+        state: before the action.
+        parsed: verb and argument; None: no action was found.
+        clickables: what can be clicked on the page.
+        session: the original's id of the visit, for its links.
+    """
     if parsed is None:
         return None
     name, argument = parsed

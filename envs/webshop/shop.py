@@ -256,6 +256,12 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | N
 
     `split` None: that of the shop's default splits; `task_id` None: the profile and the goal's number. Row of the
     result tables: the product's department.
+
+    Args:
+        shop: where the goal is.
+        goal: what is to be bought.
+        split: None: that of the shop's default splits.
+        task_id: None: the profile and the goal's number.
     """
     product = shop.product(goal.asin)
     assert product is not None
