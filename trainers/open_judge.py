@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
-from turngym.agents.judges.hints import HintPrompts
-from turngym.agents.judges.judges import BothQuestions, is_plain, make_judge
-from turngym.agents.rendering.skills import Skills
-from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.agents.judges.hints import HintPrompts, refuse_control_tokens
+from turngym.agents.judges.judges import BothQuestions, make_judge
 from turngym.agents.rollout_sources import write_step
 from turngym.envs.base import TextEnv
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, Question, RolloutSource
 from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.retrieval.redaction import excerpt
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.run_config import ConfigError
@@ -78,12 +75,3 @@ def open_judge(
     if isinstance(judge, SkillsJudge):
         refuse_control_tokens(judge.skills, student.actor.renderer.template.encoder)
     return judge
-
-
-def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
-    """Raises TurngymError for a text that no prompt would hold."""
-    if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
-        raise TurngymError(
-            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's "
-            "tokenizer, or has control characters; no prompt would hold it"
-        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turngym.agents.demonstrations import Demonstrations
-from turngym.agents.judges.hints import HintedEnv, ToldEnv
+from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.playing.scripted import PlayerMix, named_player
@@ -15,7 +15,6 @@ from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, Ke
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutSource
 from turngym.trainers.algorithm import ExpertPlay
-from turngym.trainers.open_judge import refuse_control_tokens
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 
 

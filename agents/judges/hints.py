@@ -16,12 +16,14 @@ from turngym.agents.judges.judges import expert_hint, is_plain
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
 from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rendering.skills import HINT_HEAD
+from turngym.agents.rendering.skills import HINT_HEAD, Skills
+from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import AgentError
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.protocols import Position
 from turngym.envs.core.task import Verdict, task_number
 from turngym.envs.guard import guard_of
+from turngym.retrieval.redaction import excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,3 +217,12 @@ class ToldObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if rng.random() >= TOLD_SHARE:
             return observation, info
         return observation + HINT_HEAD + self._texts[int(rng.integers(len(self._texts)))], info
+
+
+def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
+    """Raises TurngymError for a text that no prompt would hold."""
+    if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
+        raise TurngymError(
+            f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's "
+            "tokenizer, or has control characters; no prompt would hold it"
+        )
