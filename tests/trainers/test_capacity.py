@@ -354,7 +354,7 @@ def test_no_gpu_and_unknown_chips_are_refused() -> None:
 def test_the_plan_says_what_a_step_takes_where_playing_and_learning_overlap() -> None:
     work = Workload(episodes=256, rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
     (said,) = [line for line in plan.notes(plan.PlanOptions(gpus=(8, 32, 256), work=work)) if "--staleness 1" in line]
-    # the table of docs/scale.md: of 32.2, 10.1 and 9.5 s the first, which is longer than the two others together; where
+    # of 32.2, 10.1 and 9.5 s (rollout, teacher, update) the first, which is longer than the two others together; where
     # the engine of the trainer plays, starting its operations takes at least 29.0 s
     assert said.endswith("8: 32.2 instead of 51.8, 32: 12.7 instead of 34.2, 256: 7.0 instead of 29.6.")
     slow_teacher = [line for line in plan.notes(plan.PlanOptions(gpus=(1,))) if "--staleness 1" in line]
