@@ -85,7 +85,7 @@ class LiveSource:
         ]
 
     def _prefixed(self, jobs: Sequence[Job], group: int, asked: PlayPlan) -> tuple[list[Job], dict[int, Plan]]:
-        """The first jobs of each group begin with their share of a demonstration; the plans by the jobs' places."""
+        """Returns the jobs, the first of each group with a part of a demonstration, and the plans by their places."""
         chosen = {
             place: ratio
             for place, job in enumerate(jobs)

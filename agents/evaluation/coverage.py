@@ -133,7 +133,7 @@ class Measured:
 
 
 def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[Measured]:
-    """Draws `repetitions` studies and counts, interval by interval. Those over seeds need two of them."""
+    """Yields what each kind of interval covers in `repetitions` drawn studies; kinds over seeds need two seeds."""
     rate, difference = study.truth()
     clusters = study.groups
     named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}

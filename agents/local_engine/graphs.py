@@ -56,7 +56,7 @@ class Fed:
     positions: Tensor
     """int64 [n]: their positions; 0 in an idle row."""
     write_rows: Tensor
-    """int64 [n]: the cache rows that take their keys. Another tensor where a row has come, gone or become idle."""
+    """int64 [n]: the cache rows that take their keys; a new tensor whenever a row has come, gone or become idle."""
     temperature: Tensor
     """float32 [n]; fixed as long as `write_rows` is the same tensor."""
     uniform: NDArray[np.float64]

@@ -63,7 +63,8 @@ class WebShopEnv(TextEnv):
     draws them.
 
     Args:
-        profile: `embedded`, `embedded-small` (generated, without data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`.
+        profile: `embedded`, `embedded-small` (generated, without data), `1k-synthetic`, `1k-human`, `full-synthetic`,
+            `full-human`.
         split: which goals are listed, `train` or `eval`; None is `train`, or `eval` in a shop too small for training
             goals (`1k-human`). Goals of other splits can be chosen by id.
         splits: `turnopd`, `products` (evaluation asks for products that training never asks for) or `papers` (real

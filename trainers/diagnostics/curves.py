@@ -181,7 +181,7 @@ SCALARS: tuple[str, ...] = (*SECONDS, "depth/cap", "depth/hbar", "depth/h_eff", 
 SCALARS += ("success", "turns_mean", "tokens", "kl_raw", "staleness_mean")
 DERIVED = ("alpha", "deep_weight")
 MOST = ("gap_max",)
-"""Statistics of which a bin has the greatest; of all others it has the mean."""
+"""Statistics of which a bin keeps the greatest value; of all others it keeps the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
