@@ -35,7 +35,16 @@ from turngym.scripts.result_table import write_table
 from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
-from turngym.trainers.study.records import MODELS, Records, made_by, make_record, read_record, to_json
+from turngym.trainers.study.records import (
+    DATA,
+    MODELS,
+    Records,
+    made_by,
+    make_record,
+    read_record,
+    to_json,
+    write_records,
+)
 
 Executor = Literal["local", "ray"]
 POLL = 2.0
@@ -133,28 +142,38 @@ def run_study(
         for cell in cells:
             if cell.world == place.name and cell.text is not None:
                 write_text(text_path(out, place.name, cell.text), cell.text, place.world)
+    made = made_by(command)
+
+    def keep_records() -> Records:
+        """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
+        records = Records(
+            title=study.title,
+            about=study.about,
+            baseline=study.baseline,
+            against={method.name: method.against for method in study.methods.values() if method.against},
+            tables=study.tables,
+            records=[read_record(cell.folder) for cell in cells if cell.finished and not cell.is_start],
+            made_by=[made],
+        )
+        if records.records:
+            (out / "tables").mkdir(parents=True, exist_ok=True)
+            write_records(records, out / "tables" / DATA)
+        return records
+
     if executor == "ray":
-        _run_on_ray(cells, parallel, ray_address, study)
+        _run_on_ray(cells, parallel, ray_address, study, keep_records)
     else:
-        run_cells(cells, parallel, ended=_average_weights if study.evaluate.average else None)
-    finished = [cell for cell in cells if cell.finished and not cell.is_start]
-    if not finished:
+        run_cells(cells, parallel, _average_weights if study.evaluate.average else None, keep_records)
+    records = keep_records()
+    if not records.records:
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
     if pack:
-        for cell in finished:
+        for cell in (cell for cell in cells if cell.finished and not cell.is_start):
             packed = out / "results" / f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
             if not packed.exists():
                 pack_result(last_trace(cell), packed)
         write_table(out / "results", out / "results-table", study.title)
-    return Records(
-        title=study.title,
-        about=study.about,
-        baseline=study.baseline,
-        against={method.name: method.against for method in study.methods.values() if method.against},
-        tables=study.tables,
-        records=[read_record(cell.folder) for cell in finished],
-        made_by=[made_by(command)],
-    )
+    return records
 
 
 def _folder(file: str | Path) -> Path:
@@ -211,15 +230,18 @@ def differences(one: object, two: object, above: str = "") -> list[tuple[str, ob
 
 
 def run_cells(
-    cells: Sequence[Job], parallel: int, poll: float = 0.5, ended: Callable[[Cell], None] | None = None
+    cells: Sequence[Job],
+    parallel: int,
+    ended: Callable[[Cell], None] | None = None,
+    recorded: Callable[[], object] | None = None,
 ) -> None:
     """Runs cells, `parallel` at a time. Each that ends writes its record, after `ended` was called with it.
 
     Args:
         cells: what is to be run, in order; a cell waits for those that it needs.
         parallel: cells at a time.
-        poll: seconds between looks at the processes.
         ended: is called with each cell that has ended.
+        recorded: is called after each record.
     """
 
     def finish(job: Job) -> None:
@@ -231,8 +253,10 @@ def run_cells(
                 before = job.needs.model if job.needs is not None else Path(str(job.settings["student"]))
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
             write_json(job.record, to_json(record))
+            if recorded is not None:
+                recorded()
 
-    Runner(jobs=cells, finish=finish, parallel=parallel, poll=poll).run()
+    Runner(jobs=cells, finish=finish, parallel=parallel).run()
 
 
 def _average_weights(cell: Cell) -> None:
@@ -247,8 +271,13 @@ def last_trace(cell: Cell) -> Path:
     return cell.folder / ("trace.jsonl" if cell.verb == "eval" else f"eval/step_{cell.steps:06d}.jsonl")
 
 
-def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study: Study) -> None:
-    """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others."""
+def _run_on_ray(
+    cells: Sequence[Cell], parallel: int, address: str | None, study: Study, recorded: Callable[[], object]
+) -> None:
+    """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others.
+
+    Calls `recorded` where cells have ended.
+    """
     import ray
 
     from turngym.agents.executor.worker_count import available_cores
@@ -271,6 +300,8 @@ def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study
                             ray.get(one)
                         except ray.exceptions.RayError as error:
                             failed.append(str(getattr(error, "cause", error)).strip().splitlines()[-1])
+                    if done:
+                        recorded()
     finally:
         if own:
             ray.shutdown()
@@ -279,4 +310,4 @@ def _run_on_ray(cells: Sequence[Cell], parallel: int, address: str | None, study
 
 
 def _cell_task(cell: Cell, average_too: bool) -> None:
-    run_cells([cell] if cell.needs is None else [cell.needs, cell], 1, ended=_average_weights if average_too else None)
+    run_cells([cell] if cell.needs is None else [cell.needs, cell], 1, _average_weights if average_too else None)

@@ -19,7 +19,7 @@ from turngym.scripts.jobs import Job
 from turngym.scripts.main import main
 from turngym.scripts.study import run
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
-from turngym.trainers.study.records import Cost
+from turngym.trainers.study.records import Cost, read_records
 
 FILE = """
 world = "alfworld"
@@ -122,6 +122,8 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     with pytest.raises(TurngymError, match=r"failed: alfworld/opd-seed0; the reason is at the end of .*opd-seed0.log"):
         run.run_study(path, out)
     assert sorted(launched) == ["alfworld/opd-seed1", "alfworld/turnopd-seed0", "alfworld/turnopd-seed1"]
+    # what is done can be looked at, though the study is not
+    assert sorted(f"{one.world}/{one.method}-seed{one.seed}" for one in read_records(out).records) == sorted(launched)
 
 
 def test_a_node_trains_a_cell_in_several_processes(tmp_path: Path) -> None:
