@@ -33,6 +33,8 @@ from turngym.retrieval.redaction import excerpt
 
 TAIL = 25
 """Lines of the server's output that an error shows."""
+KILLED = 10.0
+"""Seconds that a server which was killed may take to be gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,15 +101,20 @@ class ServerProcess:
         if self._child is None:
             return
         self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(seconds)
-        self.kill()
+        # whoever asks once more while this waits does not leave it behind
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(seconds)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Sends SIGKILL to the server and all that it started."""
         if self._child is not None:
             self._signal(signal.SIGKILL)
-            self._child.wait()
+            # one that the system holds (a driver, a disk that hangs) ends when it lets go
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(KILLED)
 
     def tail(self) -> str:
         """The last lines of the output, for an error message."""
@@ -350,6 +357,8 @@ class RunServer:
 
     def __exit__(self, *error: object) -> None:
         self._closed.set()
+        # first without the lock: whoever starts it again holds that for as long as a start takes
+        self._process.stop()
         with self._lock:
             self._process.stop()
 

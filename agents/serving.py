@@ -203,7 +203,8 @@ class DrainingServer:
             # a loop that ended by itself or by an error must also release the thread that waits for the wish
             self.stop()
             over.set()
-            sweeping.join()
+            # a disk that hangs keeps a daemon only
+            sweeping.join(LAST_SECONDS)
             self._server.task_dispatcher.shutdown(timeout=5)
 
     def stop(self) -> None:
@@ -235,7 +236,7 @@ class DrainingServer:
 
     def _end(self) -> None:
         """Wait for the wish to stop, then let the loop of waitress close what is idle until nothing is left."""
-        self._wishes.get()
+        self._wishes.get()  # ends: `run` itself wishes it at its end
         self._front.leave()
         self._in_loop(self._server.leave)
         until = time.monotonic() + self._drain

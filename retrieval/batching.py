@@ -150,7 +150,7 @@ class MicroBatcher:
                 while not self._queue:
                     if self._closed:
                         return []
-                    self._changed.wait()
+                    self._changed.wait()  # ends: `submit` and `close` say so; a daemon keeps no process
                 # wait for more queries if the last batch had several clients; never if one client alone asks
                 until = self._clock() + self._window
                 while self._queue and not self._complete() and (left := until - self._clock()) > 0:
@@ -265,7 +265,7 @@ class ProcessRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         if len(queries) < self._small:
             return self._here.search(queries, k)
-        child = self._free.get()
+        child = self._free.get()  # ends: whoever has one brings it back, after `patience` seconds at the latest
         try:
             if child is None:
                 child = self._replacement()
@@ -311,7 +311,7 @@ class _Child:
     def wait_until_ready(self, fingerprint: str) -> None:
         """Raises RetrievalError with the child's error, or if it opened another index."""
         try:
-            kind, value = self._pipe.recv()
+            kind, value = self._process.receive()
         except (EOFError, OSError) as error:
             raise RetrievalError(f"while it opened the index, the retriever's {self._death()}") from error
         if (kind, value) != ("ready", fingerprint):
@@ -324,7 +324,7 @@ class _Child:
             if not self._pipe.poll(patience):
                 self.end()
                 raise RetrieverUnavailable(f"the retriever gave no answer in {patience:g} s; its process was ended")
-            kind, value = self._pipe.recv()
+            kind, value = self._pipe.recv()  # ends: it has begun, and `PATIENCE` limits the rest
         except (EOFError, OSError) as error:
             raise RetrieverUnavailable(f"during a search, the retriever's {self._death()}") from error
         if kind == "found":
@@ -353,7 +353,7 @@ def _work(pipe: Connection, opener: Opener) -> None:
         return
     with suppress(EOFError, OSError):
         while True:
-            queries, k = pipe.recv()
+            queries, k = pipe.recv()  # ends: with the parent, whose end of the pipe closes
             pipe.send(_answer(retriever, queries, k))
     retriever.close()
 

@@ -13,6 +13,8 @@ import io
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import weakref
@@ -20,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -28,6 +31,10 @@ from turngym.retrieval.cores import environment_with_threads, use_threads
 
 GRACE = 3.0
 """Seconds that a child gets to end by itself."""
+PATIENCE = 120.0
+"""Seconds for which a pipe may take nothing of what is sent, or give nothing of an answer that has begun."""
+LOOK, STANDS = 1.0, 30.0
+"""Seconds between two looks at a child that owes an answer, and seconds for which it may be stopped (SIGSTOP)."""
 
 
 class ChildProcess:
@@ -38,6 +45,7 @@ class ChildProcess:
 
     Args:
         threads: how many threads torch, faiss, tokenizers and the others compute with in the child.
+        patience: seconds without a byte after which a send, or the rest of an answer, is given up with an OSError.
 
     Raises what pickling raises for arguments that cannot be sent, before anything is started.
     """
@@ -49,10 +57,12 @@ class ChildProcess:
         name: str,
         threads: int,
         ignored: Sequence[int] = (signal.SIGINT,),
+        patience: float = PATIENCE,
     ) -> None:
         work = dumps((target, args))
         self.name = name
         self.pipe, theirs = Pipe()
+        _give_up_after(self.pipe, patience)
         begin, ours = os.pipe()
         # multiprocessing's own command line, which an application that was frozen into one program understands, too
         command = spawn.get_command_line(pipe_handle=begin)
@@ -79,16 +89,32 @@ class ChildProcess:
         first = pickle.dumps(_preparation(name)) + pickle.dumps(_Begin(name, theirs.fileno(), threads, tuple(ignored)))
         # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
-        # a child that is dead already is noticed by whoever waits for its answer
-        with contextlib.suppress(OSError):
+        # a child that is dead already, or has got a part only, is noticed by whoever waits for its answer
+        try:
             with open(ours, "wb") as file:
                 file.write(first)
             self.pipe.send_bytes(work)
+        except BlockingIOError:
+            self._process.kill()
+        except OSError:
+            pass
         self._at_exit = weakref.finalize(self, _kill, self._process, os.getpid())
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def receive(self) -> Any:
+        """The child's next object, however long it computes.
+
+        Raises EOFError or OSError for a child that has died, or has been stopped for `STANDS` seconds; `death` says it.
+        """
+        stopped = 0.0
+        while not self.pipe.poll(LOOK):
+            stopped = stopped + LOOK if is_stopped(self.pid) else 0.0
+            if stopped >= STANDS:
+                raise TimeoutError(f"{self.name} has been stopped for {STANDS:g} s")
+        return self.pipe.recv()  # ends: it has begun, and `patience` limits the rest
 
     def end(self, grace: float = 0.0) -> None:
         """Close the pipe, which tells the child to end; kill it if it has not after `grace` seconds."""
@@ -103,14 +129,31 @@ class ChildProcess:
         return self._process.poll()
 
     def death(self) -> str:
-        """End a child whose pipe has broken; returns what ended it."""
+        """End a child whose pipe has broken, or that stands still; returns what ended it."""
         # the pipe breaks a moment before the exit status is known
         code = self.exit_status(GRACE)
         self.end()
-        if code is None or code >= 0:
+        if code is None:
+            return f"process {self.pid} stood still and was ended"
+        if code >= 0:
             return f"process {self.pid} ended with status {code}"
         name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
         return f"process {self.pid} was ended by {name}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, or a debugger, has stopped process `pid`; False where the system does not say."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _give_up_after(pipe: Connection, seconds: float) -> None:
+    """A process that was stopped takes nothing, and sends the half of an answer: no call on `pipe` waits for longer."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def dumps(content: Any) -> bytes:
@@ -151,7 +194,7 @@ class _Begin:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored)
         pipe = Connection(self.fileno)
         try:
-            work = pipe.recv_bytes()
+            work = pipe.recv_bytes()  # ends: with the parent, whose end of the pipe closes
         except (EOFError, OSError):
             return 0
         try:
@@ -169,4 +212,6 @@ def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
     """A process that was forked from the parent must leave its children alone."""
     if os.getpid() == parent and process.poll() is None:
         process.kill()
-        process.wait()
+        # one that the system holds (a disk that hangs) ends when it lets go
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)

@@ -113,7 +113,7 @@ def build_lock(folder: Path, error: type[RetrievalError] = RetrievalError) -> It
     """
     lock = FileLock(folder / "lock", timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire()
+        lock.acquire()  # ends: at once, with a time-out of 0
     except Timeout:
         raise error(f"another build is at work in {folder}; wait for it or stop it") from None
     except (OSError, NotImplementedError) as reason:

@@ -17,14 +17,15 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 
-from turngym.retrieval.child_process import ChildProcess
+from turngym.retrieval.child_process import ChildProcess, is_stopped
 
 GRACE = 20.0
 """Seconds beyond every limit: other threads, too, may hold the lock for a while (a checkpoint that is pickled)."""
 PERIOD = 0.25
 """Seconds between two looks of the watching process."""
+TELLING = 2.0
+"""Seconds that telling it may take."""
 
 
 class LockWatch:
@@ -50,11 +51,13 @@ class LockWatch:
         with LockWatch._lock:
             if LockWatch._child is None:
                 name = multiprocessing.current_process().name
-                LockWatch._child = ChildProcess(_watch, os.getpid(), name, name="turngym-watch", threads=1)
+                LockWatch._child = ChildProcess(
+                    _watch, os.getpid(), name, name="turngym-watch", threads=1, patience=TELLING
+                )
             try:
                 LockWatch._child.pipe.send_bytes(json.dumps([self._number, seconds, what]).encode())
             except OSError:
-                # somebody has ended it; the next call has another one
+                # somebody has ended it, or stopped it until its pipe was full; the next call has another one
                 LockWatch._child.end()
                 LockWatch._child = None
 
@@ -73,9 +76,9 @@ def _watch(pipe: Connection, pid: int, name: str) -> None:
     looked = time.monotonic()
     while True:
         try:
-            # between two looks whatever was said waits in the pipe, so that calls wake nobody
+            # between two looks whatever was said waits in the pipe, so that calls wake nobody; ends: with the parent
             while pipe.poll(None if not ends else 0.0):
-                number, seconds, what = json.loads(pipe.recv_bytes())
+                number, seconds, what = json.loads(pipe.recv_bytes())  # ends: something is there
                 ends.pop(number, None)
                 if seconds is not None:
                     ends[number] = time.monotonic() + seconds, what
@@ -84,19 +87,13 @@ def _watch(pipe: Connection, pid: int, name: str) -> None:
         time.sleep(PERIOD)
         now = time.monotonic()
         # time in which either of the two was stopped counts for nobody
-        lost = now - looked - PERIOD if now - looked > 4 * PERIOD else now - looked if _is_stopped(pid) else 0.0
+        lost = now - looked - PERIOD if now - looked > 4 * PERIOD else now - looked if is_stopped(pid) else 0.0
         looked = now
         ends = {number: (end + lost, what) for number, (end, what) in ends.items()}
         late = next((what for end, what in ends.values() if end < now), None)
         if late is not None and not pipe.poll(0.0):
             _end(pid, name, late)
             return
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
 
 
 def _end(pid: int, name: str, what: str) -> None:

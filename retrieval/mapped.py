@@ -209,7 +209,7 @@ def describe_file(path: Path) -> dict[str, int]:
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
     """`describe_file` by name, in sorted order."""
     order = sorted(names)
-    # crc32 releases the interpreter lock, so the files are read in parallel
+    # crc32 releases the interpreter lock, so the files are read in parallel; ends: files have an end
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(order, pool.map(lambda name: describe_file(folder / name), order), strict=True))
 

@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -24,6 +24,8 @@ from turngym.retrieval.redaction import Keys, excerpt, is_secret, remember_key
 
 T = TypeVar("T")
 
+LOOK = 5.0
+"""Seconds between two looks at the thread that runs a request."""
 SMALL_ANSWER = 16 << 20
 """Bytes: the limit for answers that say little, and what every other limit allows beside its tokens."""
 TOKEN_BYTES = 512
@@ -228,7 +230,10 @@ class LoopThread:
         """The result of `work`; its exception is raised here."""
         future = self.start(work)
         try:
-            return future.result()
+            while not wait([future], LOOK).done:
+                if not self._thread.is_alive():
+                    raise NotReached(f"the thread {self._thread.name} has ended")
+            return future.result()  # ends: it is done
         except BaseException:
             future.cancel()
             raise

@@ -166,9 +166,9 @@ class RetrievalService:
 
     def _landed(self, key: Key, flight: Future[Found]) -> None:
         with self._lock:
-            # an LRUCache of size 0 refuses every entry
+            # an LRUCache of size 0 refuses every entry; ends: it has landed
             if flight.exception() is None and self.settings.cache:
-                self._memory[key] = flight.result()
+                self._memory[key] = flight.result()  # ends: it has landed
             if self._flights.get(key) is flight:
                 del self._flights[key]
 

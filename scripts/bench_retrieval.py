@@ -120,9 +120,14 @@ async def load(
 
     async def one() -> None:
         ask = _Connection(url, topk)
-        for _ in range(warm):
-            await ask(next(queries))
-        await begin.wait()
+        try:
+            for _ in range(warm):
+                await asyncio.wait_for(ask(next(queries)), TIMEOUT)
+        except BaseException:
+            # the others would wait for this one
+            await begin.abort()
+            raise
+        await begin.wait()  # ends: the last one comes, or breaks it
         while time.perf_counter() < until[0]:
             query, began = next(queries), time.perf_counter()
             try:
@@ -138,7 +143,12 @@ async def load(
 
     workers = [asyncio.create_task(one()) for _ in range(clients)]
     try:
-        await begin.wait()
+        try:
+            await begin.wait()  # ends: the last one comes, or breaks it
+        except asyncio.BrokenBarrierError:
+            # raises why
+            await asyncio.gather(*workers)
+            raise
         began = time.perf_counter()
         until[0] = began + seconds
         await asyncio.gather(*workers)

@@ -27,7 +27,8 @@ class Server:
             if found := re.search(r"ready: (http://[^\s,]+)", line):
                 self.url = found[1]
                 return
-        raise TurngymError(f"{' '.join(command[1:4])} ended before it was ready, with status {self.process.wait()}")
+        status = self.process.wait()  # ends: its output has ended
+        raise TurngymError(f"{' '.join(command[1:4])} ended before it was ready, with status {status}")
 
     @property
     def cpu_seconds(self) -> float:

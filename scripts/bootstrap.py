@@ -52,6 +52,7 @@ def say(text: str) -> None:
 
 def run(*command: str, check: bool = True) -> int:
     say(" ".join(command))
+    # ends: with the command, which Ctrl-C reaches, too; so do those below
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if check and status:
         sys.exit(status)
@@ -143,6 +144,7 @@ def newest(arguments: list[str]) -> int:
     extras = "train,parquet,serve,endpoint,dense,dev"
     run(str(python), "-m", "pip", "install", "-q", "-U", *wanted, "-e", f".[{extras}]")
     listed = [str(python), "-m", "pip", "list", "--outdated", "--format=json"]
+    # ends: with pip's own limits
     behind = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
     for row in held_back(json.loads(behind or "[]"), (ROOT / "pyproject.toml").read_text(encoding="utf-8")):
         say(f"held back by pyproject.toml: {row}")
@@ -171,6 +173,7 @@ def pinned_torch() -> str:
 
 def site_packages(python: Path) -> Path:
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    # ends: it prints a line
     return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
 
 
@@ -193,6 +196,7 @@ def vllm(arguments: list[str]) -> int:
         say("the vLLM server did not install here: nothing was tested against it")
         return 0
     code = f"import importlib.metadata as m; print('\\n'.join(m.requires({VLLM.partition('==')[0]!r})))"
+    # ends: it prints some lines
     asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     wanted = [
         row

@@ -6,9 +6,11 @@ of which need others first. It locks each job that it runs, so that several proc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +28,8 @@ from turngym.retrieval.cores import SHARE, environment_with_threads
 
 METRICS = "metrics.jsonl"
 START = Path("eval", "step_000000.jsonl")
+SAVING = 600.0
+"""Seconds in which a run that was told to end saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +133,11 @@ class Runner:
                     self._watch(board)
                     board.update({job.name for job, *_ in self._running})
             except BaseException:
-                for _, process, held in self._running:
-                    stop(process, self.patience)
-                    held.close()
+                try:
+                    stop([process for _, process, _ in self._running], self.patience)
+                finally:
+                    for *_, held in self._running:
+                        held.close()
                 raise
         if self._failed:
             names = ", ".join(job.name for job in self._failed)
@@ -199,13 +205,28 @@ def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
 
-def stop(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Lets a run save and end. On a terminal Ctrl-C has reached it as well; elsewhere SIGTERM follows."""
+def stop(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
+    """Lets runs save and end. On a terminal Ctrl-C has reached them as well; elsewhere SIGTERM follows.
+
+    Those that were stopped are continued, so that they save, too; what does not end within `SAVING` seconds is killed.
+    """
     try:
-        process.wait(timeout=patience)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait()
+        _wait(processes, patience)
+        for process in processes:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)
+        _wait(processes, SAVING)
+    # at a second Ctrl-C, too
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
 
 
 def borrow_start(job: Job, jobs: Sequence[Job]) -> None:

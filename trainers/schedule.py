@@ -253,6 +253,7 @@ class AsyncRollout(RolloutSchedule):
         if any(batch.episodes is None or not batch.episodes.done() for batch in self._batches):
             # shutdown alone would wait for the batch in progress to be played to its end
             self.cancel()
+        # ends: a rollout that was canceled ends with its turn
         self._player.shutdown(wait=True, cancel_futures=True)
 
 

@@ -74,6 +74,7 @@ class PanelHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc, name-def
         system, prompt = self.resolve_prompt(data)
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages += [message_to_wire(message) for message in prompt]
+        # ends: verifiers' own limit of a rollout cancels it
         async with httpx.AsyncClient(timeout=None) as client:
             answer = await client.post(
                 f"{endpoint.rstrip('/')}/chat/completions",

@@ -209,6 +209,7 @@ class EndpointAgent:
         """The answers to all of `waiting`, once the last of them is there."""
         futures = self.submit(waiting)
         try:
+            # ends: each request has a deadline
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:
@@ -257,7 +258,7 @@ class EndpointAgent:
         finally:
             together.one_less(client.worked)
         if isinstance(result, EndpointError):
-            await together.known.wait()
+            await together.known.wait()  # ends: with the last of those that were asked together
             if not client.worked and isinstance(result, ContextOverflow):
                 hint = "The first prompt alone fills the context, or --max-context is too small"
                 raise EndpointError(f"{result}. {hint}")

@@ -135,7 +135,7 @@ def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         pipe.send(("ready", engine.max_length))
         while True:
-            what, value = pipe.recv()
+            what, value = pipe.recv()  # ends: with the parent, whose end of the pipe closes
             if what == "stream":
                 sender = _TokenSender(pipe)
                 try:
@@ -178,7 +178,7 @@ class _TokenSender:
             self._pipe.send(("drawn", self._drawn))
         self._drawn, self._sent_at = [], time.monotonic()
         while self._pipe.poll():
-            what, row = self._pipe.recv()
+            what, row = self._pipe.recv()  # ends: something is there
             assert what == "stop", f"{what} came while rows were being drawn"
             self._stopped.add(row)
 
@@ -301,7 +301,7 @@ class EngineProcess:
     def _receive(self) -> tuple[str, Any]:
         assert self._child is not None
         try:
-            kind, value = self._child.pipe.recv()
+            kind, value = self._child.receive()
         except (EOFError, OSError):
             self._died()
         return kind, value

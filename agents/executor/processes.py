@@ -266,7 +266,7 @@ class LocalWorkers:
         for ready in connection.wait(list(pending), timeout):
             worker = pending[ready]  # type: ignore[index]
             try:
-                good, value = self._children[worker].pipe.recv()
+                good, value = self._children[worker].pipe.recv()  # ends: it has begun, and `PATIENCE` limits the rest
             except (EOFError, OSError, pickle.UnpicklingError):
                 answers.append(Answer(worker=worker, died=self._death_reason(worker)))
                 continue
@@ -324,7 +324,7 @@ def serve(pipe: Any, threads: int) -> None:
     worker, folders = Worker(threads), set[Path]()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            method, args = pipe.recv()
+            method, args = pipe.recv()  # ends: with the parent, whose end of the pipe closes
             try:
                 # a path stands for a shared payload
                 folders |= {arg.parent for arg in args if isinstance(arg, Path)}

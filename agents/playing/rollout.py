@@ -579,7 +579,7 @@ class Rollout:
         replies = {}
         for number, took in seconds.items():
             runners[number].timings["generate"] += took
-            # raises what the agent raised
+            # raises what the agent raised; ends: it has arrived
             replies[number] = self._asked.pop(number).result()
         return replies
 

@@ -164,7 +164,7 @@ class _Batch:
         self._lock = threading.Lock()
         # released when all calls are done
         self._over = threading.Lock()
-        self._over.acquire()
+        self._over.acquire()  # ends: nobody else knows it yet
 
     def over(self, end: float) -> bool:
         """Whether all calls are done by `end` (time.monotonic)."""
@@ -195,6 +195,7 @@ def _start_thread() -> SimpleQueue[_Batch | None]:
     queue: SimpleQueue[_Batch | None] = SimpleQueue()
 
     def serve() -> None:
+        # ends: `close`, or whoever finalizes the owner, puts None
         while (batch := queue.get()) is not None and batch.make_calls():
             # a thread that waits keeps no environment alive
             del batch

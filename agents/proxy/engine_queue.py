@@ -249,6 +249,7 @@ class EngineQueue:
         """The next batch; None when closed and nothing waits."""
         with self._changed:
             while True:
+                # ends: `submit`, `release`, `resume` and `close` say so; a daemon keeps no process
                 self._changed.wait_for(lambda: not self._pauses and bool(self._queue or self._released or self._closed))
                 if not self._queue and not self._released:
                     return None

@@ -11,8 +11,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
-import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -119,7 +117,7 @@ class _Process:
         try:
             child.pipe.send_bytes(work)
             if child.pipe.poll(SECONDS):
-                return child.pipe.recv_bytes(4 * LONGEST + 1)
+                return child.pipe.recv_bytes(4 * LONGEST + 1)  # ends: it has begun, and `patience` limits the rest
             raise _Ended(f"did not render a conversation within {SECONDS:g} s")
         except BlockingIOError:
             self._end()
@@ -158,15 +156,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _start() -> ChildProcess:
-    child = ChildProcess(_serve, name="turngym-template", threads=1)
-    # a process that was stopped takes nothing and sends the half of an answer
-    with socket.socket(fileno=os.dup(child.pipe.fileno())) as end:
-        limit = struct.pack("ll", int(SECONDS), int(SECONDS % 1 * 1e6))
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, option, limit)
+    child = ChildProcess(_serve, name="turngym-template", threads=1, patience=SECONDS)
     try:
         if child.pipe.poll(START_SECONDS):
-            child.pipe.recv_bytes(1)
+            child.pipe.recv_bytes(1)  # ends: something is there
             return child
     except (EOFError, OSError):
         pass
@@ -188,7 +181,7 @@ def _serve(pipe: Connection) -> None:
     pipe.send_bytes(b"")
     while True:
         try:
-            work = pipe.recv_bytes()
+            work = pipe.recv_bytes()  # ends: with the parent, whose end of the pipe closes
         except (EOFError, OSError):
             return
         source, messages, arguments, seconds, memory, longest = pickle.loads(work)

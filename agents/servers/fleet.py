@@ -339,7 +339,7 @@ class Fleet:
                 await self.abort(rid)
                 done, _ = await asyncio.wait({task}, timeout=GRACE)
             if done:
-                return task.result()
+                return task.result()  # ends: it is done
         except asyncio.CancelledError:
             # the caller is gone, so the server must not continue to generate
             await asyncio.shield(self.abort(rid))

@@ -266,16 +266,18 @@ class BroadcastSync:
 
     def _send(self, bucket: Sequence[Named], version: str | None) -> None:
         call = self._kind.bucket(bucket, self._name, version)
+        # ends: an administrative call has a limit
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.fleet.call_all, call)
             # a server that refuses says so at once; one that accepts answers only after the broadcast
             wait([answer], PATIENCE)
             if answer.done():
-                answer.result()
+                answer.result()  # ends: it is done
             # polled below, since wait() would not notice a server that fails meanwhile
             sent = [self._group.send(tensor) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
             while not all(done() for done in sent):
+                # ends: it is asked where it is done
                 if (answer.done() and answer.exception() is not None) or time.monotonic() > end:
                     break
                 time.sleep(POLL)
@@ -304,7 +306,7 @@ class BroadcastSync:
         port, ranks = free_port(), [server.ranks for server in self.fleet.servers]
         offsets = [1 + sum(ranks[:number]) for number in range(len(ranks))]
         world = 1 + sum(ranks)
-        # all at the same time, since each call blocks until every member has joined
+        # all at the same time, since each call blocks until every member has joined; ends: each has a limit
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
             mine = pool.submit(self._kind, self.address, port, world, self._name, self.timeout)
             theirs = [

@@ -83,12 +83,12 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
             raise TurngymError(f"{target} cannot be written: {why} ({path}); choose another place") from error
         try:
             try:
-                lock.acquire()
+                lock.acquire()  # ends: at once, with a time-out of 0
             except (OSError, NotImplementedError) as error:
                 if isinstance(error, Timeout):
                     raise
                 lock = marker_lock(path, error, timeout=0)
-                lock.acquire()
+                lock.acquire()  # ends: at once
         except Timeout:
             raise FolderInUseError(
                 f"{target} is in use by {_holder(path)}: wait until it has ended, or choose another place"

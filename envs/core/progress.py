@@ -19,6 +19,8 @@ from turngym.envs.core.episode import Episode
 
 FIRST_LINE, LINE_EVERY = 30.0, 60.0
 """Seconds before the first line of a log, and between lines."""
+LAST_LINE = 2.0
+"""Seconds that the line under way gets at the end."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,8 @@ class LogLines:
 
     def __exit__(self, *error: Any) -> None:
         self._closing.set()
-        self._thread.join()
+        # a terminal that takes nothing (Ctrl-S) keeps nobody
+        self._thread.join(LAST_LINE)
 
     def _run(self) -> None:
         wait = FIRST_LINE

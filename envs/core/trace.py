@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import warnings
 import zlib
 from array import array
@@ -30,7 +31,13 @@ from turngym.retrieval.redaction import brief, without_keys
 
 SCHEMA = 1
 """Version of the line format. A reader refuses newer ones."""
+LOCKED, LOOK = 60.0, 0.002
+"""Seconds for which another writer may hold the lock on a trace, and seconds between two tries."""
 _TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category", "cluster")
+
+
+class _Held(Exception):
+    """Another writer does not let go of a trace."""
 
 
 class TraceError(TurngymError):
@@ -408,15 +415,26 @@ class TraceEpisodes(Sequence[Episode]):
 
 @contextmanager
 def _write_lock(file: IO[bytes]) -> Iterator[None]:
-    """Waits until no other writer has the lock on `file`, and holds it."""
+    """Waits until no other writer has the lock on `file`, and holds it. Raises OSError after `LOCKED` seconds: whoever
+    has it stands still, for a line takes milliseconds."""
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX)
+        end = time.monotonic() + LOCKED
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise _Held from None
+                time.sleep(LOOK)
+    except _Held:
+        raise TimeoutError(f"another process has held its lock for {LOCKED:g} s") from None
     # not a POSIX system, or a file system without locks; `locked_file` warns of that
     except (ImportError, OSError):
         path = Path(file.name)
-        with SoftFileLock(path.with_name(f".{path.name}.held")):
+        with SoftFileLock(path.with_name(f".{path.name}.held"), timeout=LOCKED):
             yield
         return
     try:

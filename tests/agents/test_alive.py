@@ -19,10 +19,13 @@ import pytest
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
-from turngym.envs.core import room
+from turngym.envs.core import room, trace
+from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.line_file import LineFile
+from turngym.envs.core.task import Task
 from turngym.retrieval import supervised
 from turngym.retrieval.supervised import SupervisedThread, failures_of_threads
+from turngym.scripts import jobs as study_jobs
 
 
 class Full:
@@ -198,6 +201,67 @@ def test_sessions_that_could_not_be_ended_are_ended_later(make_bench: Callable[.
     ends = [record for record in iter_records(service.recorder.path.parent) if record["kind"] == "end"]  # type: ignore[index]
     assert sorted(record["session"][-4:] for record in ends) == sorted({record["session"][-4:] for record in ends})
     assert len(ends) == 2
+
+
+TASK = Task(env_id="e", task_id="t", sha256="0" * 64, split="x", category="x")
+
+
+def test_a_trace_whose_lock_another_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "LOCKED", 0.3)
+    path = tmp_path / "t.jsonl"
+    episode = Episode(
+        task=TASK,
+        turns=(),
+        segments=(),
+        seed=1,
+        sample=0,
+        group=0,
+        status=Status.TRUNCATED_DEPTH,
+        success=False,
+        episode_return=0.0,
+    )
+    code = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(); sys.stdin.read()"
+    with trace.TraceWriter(path) as writer:
+        writer.write(episode)
+        words = [sys.executable, "-c", code, str(path)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            with pytest.raises(
+                trace.TraceError, match=r"cannot be written: another process has held its lock for 0\.3"
+            ):
+                writer.write(episode)
+            threading.Timer(0.1, other.kill).start()
+            monkeypatch.setattr(trace, "LOCKED", 30.0)
+            writer.write(episode)
+    assert len(list(trace.iter_trace(path))) == 2
+
+
+SAVES = """
+import signal, sys, time
+def save(*_):
+    open(sys.argv[1], "w").write("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save if sys.argv[2] == "saves" else lambda *_: None)
+print(flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def test_runs_of_a_study_save_though_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_jobs, "SAVING", 1.5)
+    runs = []
+    for name in ("saves", "stays"):
+        words = [sys.executable, "-c", SAVES, str(tmp_path / name), name]
+        runs.append(subprocess.Popen(words, stdout=subprocess.PIPE))
+        assert runs[-1].stdout is not None
+        runs[-1].stdout.readline()
+    os.kill(runs[0].pid, signal.SIGSTOP)
+    study_jobs.stop(runs, 0.2)
+    assert [run.wait(10) for run in runs] == [0, -signal.SIGKILL]
+    assert (tmp_path / "saves").read_text() == "saved"
+    for run in runs:
+        run.communicate()
 
 
 CODE = """

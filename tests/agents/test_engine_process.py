@@ -29,6 +29,7 @@ from turngym.agents.executor.engine_process import (  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest  # noqa: E402
+from turngym.retrieval import child_process  # noqa: E402
 from turngym.trainers.models import tiny_qwen3  # noqa: E402
 
 
@@ -117,6 +118,16 @@ def test_a_process_that_dies_is_started_again_with_the_weights_of_now(engine: En
     assert {one.policy_version for one in found} == {10}
     assert found[0].ids.tolist() == LocalEngine(engine.model).generate(REQUESTS)[0].ids.tolist()
     assert engine.starts == 2
+
+
+@pytest.mark.long
+def test_a_process_that_was_stopped_is_started_again(engine: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "STANDS", 1.0)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    with pytest.raises(EngineError, match="stood still and was ended; ask again"):
+        engine.generate(REQUESTS)
+    assert len(engine.generate(REQUESTS)) == 3
 
 
 def test_closing_ends_the_process_and_gives_the_memory_back(engine: EngineProcess) -> None:

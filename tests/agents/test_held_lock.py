@@ -160,6 +160,14 @@ def test_another_watch_follows_one_that_was_ended() -> None:
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
+def test_a_watch_that_was_stopped_keeps_no_step() -> None:
+    body = "watch.TELLING = 0.5; calls.call(int); import os; first = watch.LockWatch._child; os.kill(first.pid, 19)\n"
+    body += "for _ in range(20000):\n    calls.call(int)\n    if watch.LockWatch._child is not first: break\n"
+    body += "print(watch.LockWatch._child is not first, os.path.exists(f'/proc/{first.pid}'))"
+    done = calm(body)
+    assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
+
+
 def test_a_forked_process_is_watched_by_its_own() -> None:
     body = "import os; calls.call(int); first = watch.LockWatch._child.pid\n"
     body += "if os.fork():\n    print(os.waitstatus_to_exitcode(os.wait()[1]), calls.call(int).value)\n"

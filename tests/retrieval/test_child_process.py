@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from turngym.retrieval import child_process
 from turngym.retrieval.child_process import ChildProcess
 from turngym.retrieval.cores import threads_each
 
@@ -30,7 +32,7 @@ def doubled(pipe, mine):
     pipe.send(["doubled", type(mine).__name__, 2 * mine.value])
 
 child = ChildProcess(doubled, Mine(21), name="child", threads=1)
-print(child.pipe.recv(), flush=True)
+print(child.receive(), flush=True)
 child.end(5.0)
 """
 NOTEBOOK = "import __main__\n__main__.__dict__.pop('__file__', None)\n__main__.__spec__ = None\n" + PROGRAM
@@ -119,9 +121,7 @@ def test_what_cannot_be_sent_is_said_before_anything_is_started(monkeypatch: pyt
 def test_what_cannot_be_read_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "here_only.py").write_text("def work(pipe):\n    pass\n")
     program = "import here_only, sys\nsys.path.pop(0)\n" + PROGRAM.replace("doubled, Mine(21)", "here_only.work")
-    (tmp_path / "program.py").write_text(
-        program.replace("print(child.pipe.recv(), flush=True)", "print(child.death())")
-    )
+    (tmp_path / "program.py").write_text(program.replace("print(child.receive(), flush=True)", "print(child.death())"))
     done = run("program.py", cwd=tmp_path)
     assert done.stderr == "child cannot read what it was sent: ModuleNotFoundError: No module named 'here_only'\n"
     assert done.stdout.endswith("ended with status 1\n")
@@ -136,6 +136,59 @@ def test_a_child_ends_with_a_program_that_forgets_it(tmp_path: Path) -> None:
         time.sleep(0.05)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def late(pipe: Connection, seconds: float) -> None:
+    time.sleep(seconds)
+    pipe.send("late")
+
+
+def half(pipe: Connection) -> None:
+    os.write(pipe.fileno(), b"\0\0\1\0half of an answer")
+    time.sleep(99)
+
+
+def test_a_child_that_computes_is_waited_for_and_one_that_was_stopped_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "LOOK", 0.1)
+    monkeypatch.setattr(child_process, "STANDS", 0.5)
+    monkeypatch.setattr(child_process, "GRACE", 0.1)
+    child = ChildProcess(late, 2.0, name="child", threads=1)
+    assert child.receive() == "late"
+    with pytest.raises(EOFError):
+        child.receive()
+    child.end(5.0)
+    # a stop that is shorter counts for nothing
+    child = ChildProcess(late, 2.0, name="child", threads=1)
+    time.sleep(1.0)
+    os.kill(child.pid, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (child.pid, signal.SIGCONT)).start()
+    assert child.receive() == "late"
+    child.end(5.0)
+    child = ChildProcess(late, 99.0, name="child", threads=1)
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=r"child has been stopped for 0\.5 s"):
+        child.receive()
+    assert child.death() == f"process {child.pid} stood still and was ended"
+    assert not child_process.is_stopped(child.pid)
+
+
+def test_no_send_and_no_half_of_an_answer_is_waited_for() -> None:
+    child = ChildProcess(half, name="child", threads=1, patience=0.5)
+    with pytest.raises(BlockingIOError):
+        child.receive()
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(BlockingIOError):
+        child.pipe.send_bytes(bytes(2**22))
+    child.end()
+    # more than a pipe holds, for a child that is stopped at once
+    program = "from turngym.retrieval import child_process as c\nimport os, signal, time\n"
+    program += "popen = c.subprocess.Popen\n"
+    program += "def stopped(*a, **k):\n    p = popen(*a, **k)\n    p.send_signal(signal.SIGSTOP)\n    return p\n"
+    program += "c.subprocess.Popen = stopped\n"
+    program += (
+        "child = c.ChildProcess(print, bytes(2**22), name='child', threads=1, patience=0.5)\nprint(child.death())"
+    )
+    assert run("-c", program).stdout.endswith("was ended by SIGKILL\n")
 
 
 COMMANDS = {

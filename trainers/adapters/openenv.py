@@ -171,12 +171,13 @@ class MakesRoom:
         self._open.append(socket)
 
         async def heard() -> Any:
+            # ends: below, after `idle` seconds at the latest
             message, gone = asyncio.ensure_future(receive()), asyncio.ensure_future(socket.gone.wait())
             try:
                 await asyncio.wait((message, gone), timeout=self._idle, return_when=asyncio.FIRST_COMPLETED)
                 if message.done():
                     socket.used = time.monotonic()
-                    return message.result()
+                    return message.result()  # ends: it is done
             finally:
                 gone.cancel()
                 message.cancel()
@@ -196,6 +197,7 @@ class MakesRoom:
             oldest.gone.set()
             # its place is free when its environment is closed
             with contextlib.suppress(TimeoutError):
+                # ends: 10 s later
                 await asyncio.wait_for(oldest.over.wait(), 10.0)
 
 

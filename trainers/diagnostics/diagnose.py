@@ -193,6 +193,7 @@ def diagnose(
         time.add(row)
         for item in replays.values():
             item.add(row)
+    # ends: they compute
     found, line, over = turns.result(), time.result(), steps.result()
     return Diagnosis(
         shape=shape,

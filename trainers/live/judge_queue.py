@@ -308,7 +308,7 @@ class TurnJudging:
                         self._asking.add(job.place)
                     return due
                 wait = min((job.due for job in self._jobs), default=None)
-                # a clock that a test moves says nothing when it is moved: look again after a moment
+                # ends: `put` and `close` say so. A clock that a test moves says nothing: look again after a moment
                 self._changed.wait(None if wait is None else min(max(wait - now, 0.0), 0.5))
         return None
 

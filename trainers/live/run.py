@@ -160,6 +160,7 @@ class Training:
             self._judging.close()
         self.source.close()
         if self._thread is not None:
+            # ends: a step computes; what it waits for (engine, servers, judge, disk) has limits or was closed above
             self._thread.join()
         self._trace.close()
 

@@ -168,6 +168,7 @@ class SessionBuffer:
         most, turns = request.episodes, 0
         taken: list[Episode] = []
         with self._changed:
+            # ends: sessions come, or `close` says so
             self._changed.wait_for(
                 lambda: self._closed or self._ready_turns >= self._batch_turns or len(self._ready) >= most
             )
