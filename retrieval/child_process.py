@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 
 from turngym.retrieval.cores import environment_with_threads, use_threads
+from turngym.retrieval.redaction import redacted, redacted_traceback, redacted_tracebacks, remember_key, remembered_keys
 
 GRACE = 3.0
 """Seconds that a child gets to end by itself."""
@@ -86,7 +87,9 @@ class ChildProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(begin)
         # how the child finds modules, then what runs there
-        first = pickle.dumps(_preparation(name)) + pickle.dumps(_Begin(name, theirs.fileno(), threads, tuple(ignored)))
+        first = pickle.dumps(_preparation(name)) + pickle.dumps(
+            _Begin(name, theirs.fileno(), threads, tuple(ignored), remembered_keys())
+        )
         # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
         # a child that is dead already, or has got a part only, is noticed by whoever waits for its answer
@@ -184,6 +187,8 @@ class _Begin:
     fileno: int
     threads: int
     ignored: tuple[int, ...]
+    keys: frozenset[str]
+    """What neither process may say, by its value."""
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.close(parent_sentinel)
@@ -192,6 +197,16 @@ class _Begin:
         for number in self.ignored:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored)
+        for key in self.keys:
+            remember_key(key)
+        with redacted_tracebacks():
+            try:
+                return self._work()
+            except Exception as error:
+                sys.stderr.write(f"{self.name}:\n{redacted_traceback(error)}")
+                return 1
+
+    def _work(self) -> int:
         pipe = Connection(self.fileno)
         try:
             work = pipe.recv_bytes()  # ends: with the parent, whose end of the pipe closes
@@ -200,7 +215,8 @@ class _Begin:
         try:
             target, args = pickle.loads(work)
         except Exception as error:
-            print(f"{self.name} cannot read what it was sent: {type(error).__name__}: {error}", file=sys.stderr)
+            said = redacted(f"{type(error).__name__}: {error}")
+            print(f"{self.name} cannot read what it was sent: {said}", file=sys.stderr)
             return 1
         # it may have imported torch
         use_threads(self.threads)

@@ -12,7 +12,10 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -88,6 +91,11 @@ def remember_key(value: str) -> None:
     """From now on `value` is in no message and no record of this process. Shorter than `SHORT_KEY` it may be a word."""
     if SHORT_KEY <= len(value) <= LONGEST_KEY:
         _remembered.add(value)
+
+
+def remembered_keys() -> frozenset[str]:
+    """What `remember_key` has noted, for another process of ours."""
+    return frozenset(_remembered)
 
 
 def without_keys(text: str) -> str:
@@ -195,3 +203,38 @@ def excerpt(value: object, limit: int, *, end: bool = False) -> str:
 def brief(value: object, limit: int) -> str:
     """`value` as Python writes it, as an `excerpt`."""
     return excerpt(_written(value, repr), limit)
+
+
+# --- Bugs of ours
+
+
+def redacted_traceback(error: BaseException) -> str:
+    """What Python says of an exception that nobody has caught: its text, and its causes', may hold anything."""
+    return redacted("".join(traceback.format_exception(error)))
+
+
+@contextlib.contextmanager
+def redacted_tracebacks() -> Iterator[None]:
+    """Inside, no exception that ends the process, a thread of it or a finalizer is written with a key in it."""
+
+    def write(what: str, error: BaseException | None) -> None:
+        # a standard error that is closed or full must not be what ends a thread
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(what if error is None else f"{what}{redacted_traceback(error)}")
+            sys.stderr.flush()
+
+    def of_thread(given: Any) -> None:
+        if given.exc_type is not SystemExit:
+            name = "a thread" if given.thread is None else given.thread.name
+            write(f"Exception in thread {redacted(name)}:\n", given.exc_value)
+
+    def of_finalizer(given: Any) -> None:
+        write(f"{redacted(given.err_msg or 'Exception ignored in')}: {brief(given.object, 200)}\n", given.exc_value)
+
+    before = sys.excepthook, threading.excepthook, sys.unraisablehook
+    sys.excepthook = lambda kind, error, trace: write("", error)
+    threading.excepthook, sys.unraisablehook = of_thread, of_finalizer
+    try:
+        yield
+    finally:
+        sys.excepthook, threading.excepthook, sys.unraisablehook = before

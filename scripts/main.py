@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import turngym
 from turngym.envs.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.envs.core.secrets import refuse_credentials
-from turngym.retrieval.redaction import redacted, without_keys
+from turngym.retrieval.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -201,7 +201,7 @@ def plain_terminal() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
     write_any_path()
-    with plain_terminal(), warnings.catch_warnings():
+    with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
         try:
             try:
@@ -212,6 +212,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever read our output has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
+        # a bug of ours: everything that is meant to be said is one line above
+        except Exception as error:
+            sys.stderr.write(redacted_traceback(error))
+            return 1
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:

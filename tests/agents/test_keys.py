@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -226,3 +228,58 @@ def test_a_place_on_the_disk_is_no_key(tmp_path: Path, monkeypatch: pytest.Monke
     key = "/" + KEY
     monkeypatch.setenv("SSH_KEY", key)
     assert key not in redacted(f"sent {key}")
+
+
+VERB = """
+import sys, threading, warnings
+from turngym.retrieval.child_process import ChildProcess
+from turngym.retrieval.redaction import remember_key
+
+key = "sk-" + "Zr4".join("q7W2e9R4t1")
+remember_key(key)
+
+
+class Finalized:
+    def __del__(self):
+        raise ValueError(f"finalizer: {key}")
+
+
+def fails(what="thread"):
+    try:
+        raise KeyError(key)
+    except KeyError as error:
+        raise ValueError(f"{what}: {key} http://me:hidden@host/") from error
+
+
+def in_child(pipe, key):
+    threading.Thread(target=lambda: 1 / len(key[:0]) if key else 0, name=key).start()
+    raise ValueError(f"child: {key}")
+
+
+def main(argv):
+    thread = threading.Thread(target=fails, name="worker")
+    thread.start()
+    thread.join()
+    Finalized()
+    child = ChildProcess(in_child, key, name="child", threads=1)
+    print(child.exit_status(60.0))
+    child.end()
+    fails("verb")
+"""
+
+
+def test_a_bug_of_ours_shows_no_key(tmp_path: Path) -> None:
+    """Python's own words for an exception of the command, a thread, a finalizer and another process."""
+    (tmp_path / "verb.py").write_text(VERB)
+    code = "import sys; from turngym.scripts import main; main.VERBS['bug'] = 'verb'; sys.exit(main.main(['bug']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
+    for said in ("thread: *** http://***@host/", "finalizer: ***", "child: ***", "verb: ***", "ZeroDivisionError"):
+        assert said in done.stderr
+    assert "Zr4" not in done.stderr
+    assert "hidden" not in done.stderr
+    assert (
+        done.stderr.count("Traceback") == 7
+    )  # three with a cause of their own, two of the child, one of the finalizer
