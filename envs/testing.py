@@ -26,6 +26,7 @@ from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.core.task import Verdict, plain_id
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.retrieval.redaction import brief
+from turngym.retrieval.user_files import json_of
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},
@@ -127,7 +128,7 @@ class EnvContract:
             info = guard.describe()
             future = [*self.play(guard, before, 8), guard.reset()]
             for place, env in (("the same object", guard), ("a new object", self.guard())):
-                env.set_state(json.loads(state))
+                env.set_state(json_of(state))
                 assert json.dumps(env.get_state()) == state, f"restored in {place}, the snapshot is another one"
                 assert env.describe() == info, f"restored in {place}, the state is another one"
                 again = [*self.play(env, before, 8), env.reset()]

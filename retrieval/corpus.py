@@ -21,6 +21,7 @@ from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, seal
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_rows, show, text_problem
 from turngym.retrieval.sequences import LazySequence
+from turngym.retrieval.user_files import json_file
 
 _HEAD = struct.Struct("<II")
 """Begins a stored record: bytes of the id and of the title. The text is the rest of the record."""
@@ -84,11 +85,11 @@ class PassageStore(LazySequence[Passage], Closes):
         """Opens what `PassageWriter` finished. Raises RetrievalError if the folder holds no complete store."""
         folder = Path(folder)
         try:
-            head = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
+            head = json_file(folder / "passages.json", RetrievalError)
             check_manifest(head)
             self.sha256: str = head["sha256"]
             self._blobs = BlobStore(folder / "passages")
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RetrievalError(f"{folder}: no complete passage store ({error}); build the index again") from error
         if len(self._blobs) != head["count"]:
             raise RetrievalError(

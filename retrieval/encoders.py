@@ -31,7 +31,7 @@ from turngym.retrieval.hub import model_folder
 from turngym.retrieval.mapped import map_array
 from turngym.retrieval.named_module import import_named
 from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.retrieval.user_files import json_file, library_path, user_path
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")
@@ -188,9 +188,9 @@ class HashingEncoder:
         """Reads what `save` wrote. Raises RetrievalError for missing or damaged files."""
         folder = Path(folder)
         try:
-            head = json.loads((folder / "hashing.json").read_text(encoding="utf-8"))
+            head = json_file(folder / "hashing.json", RetrievalError)
             encoder = cls(np.array(map_array(folder / "counts.npy")), int(head["passages"]), dim=int(head["dim"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RetrievalError(f"{folder}: no usable hashing encoder ({error}); build the index again") from error
         if encoder.fingerprint != head.get("fingerprint"):
             raise RetrievalError(

@@ -40,6 +40,7 @@ from turngym.retrieval.encoders import (
 )
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
 from turngym.retrieval.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.retrieval.user_files import json_file
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -116,7 +117,7 @@ def read_manifest(folder: str | Path) -> IndexManifest:
             f"{folder}: no {MANIFEST} in it, so it is no finished index; `turngym index build` makes one"
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json_file(path, IndexFolderError)
         if raw["format"] != FORMAT:
             raise IndexFolderError(
                 f"{path}: index format {raw['format']!r}, this version of turngym reads {FORMAT}; build the index again"
@@ -132,7 +133,7 @@ def read_manifest(folder: str | Path) -> IndexManifest:
             faiss=FaissRecord(**raw["faiss"]) if raw["faiss"] else None,
             files={name: {key: record[key] for key in ("bytes", "crc32")} for name, record in raw["files"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
 
 
@@ -436,7 +437,11 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
         scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
         os.replace(scratch, state)
         return
-    then, now = json.loads(state.read_text(encoding="utf-8")), json.loads(json.dumps(wanted))
+    try:
+        then: dict[str, Any] = dict(json_file(state, IndexFolderError))
+    except (ValueError, TypeError) as error:
+        raise IndexFolderError(f"{state}: damaged ({error}); --restart throws the unfinished build away") from error
+    now = json.loads(json.dumps(wanted))
     differ = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if differ:
         changes = ", ".join(f"{key} {then.get(key)!r} then, {wanted.get(key)!r} now" for key in differ)

@@ -37,6 +37,7 @@ from turngym.retrieval.mapped import (
     sealed,
 )
 from turngym.retrieval.sequences import LazySequence
+from turngym.retrieval.user_files import json_file
 
 VERSION = 1
 """Version of the files on disk."""
@@ -211,8 +212,8 @@ def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> 
 def is_index(folder: Path) -> bool:
     """Whether a folder was written by this package (it may be damaged or old)."""
     try:
-        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, LookupError, TypeError):
+        return bool(json_file(folder / MANIFEST, RetrievalError)["format"] == FORMAT)
+    except (RetrievalError, ValueError, LookupError, TypeError):
         return False
 
 
@@ -224,11 +225,11 @@ def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[st
     """
     path = folder / MANIFEST
     try:
-        manifest: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        there = "an index folder has one" if folder.is_dir() else "there is no such folder"
-        raise RetrievalError(f"{folder}: no {MANIFEST}: {there}") from None
-    except (OSError, ValueError) as error:
+        if not path.is_file():
+            there = "an index folder has one" if folder.is_dir() else "there is no such folder"
+            raise RetrievalError(f"{folder}: no {MANIFEST}: {there}")
+        manifest: Any = json_file(path, RetrievalError)
+    except ValueError as error:
         raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RetrievalError(f"{path}: not the manifest of a BM25 index (format {FORMAT!r})")

@@ -84,10 +84,13 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
     """
     path = Path(path)
     try:
+        # a pipe is no file, either: it would be waited for
+        if not path.is_file():
+            raise BlobError(f"{path}: there is no such file; the index is incomplete: build it again")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise BlobError(f"{path}: there is no such file; the index is incomplete: build it again") from None
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except OSError as error:
+        raise BlobError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, SyntaxError) as error:
         raise BlobError(f"{path}: damaged array ({error}); build the index again") from error
     if dtype is not None and array.dtype != np.dtype(dtype):
         raise BlobError(f"{path}: holds {array.dtype}, but {np.dtype(dtype)} is needed; build the index again")
@@ -155,6 +158,8 @@ class BlobStore(LazySequence[bytes], Closes):
         self._checks: np.ndarray | None = map_array(sums, np.uint32) if sums.exists() else None
         if self._checks is not None and len(self._checks) != self._count:
             raise BlobError(f"{sums}: {len(self._checks)} checksums of {self._count} records; build the index again")
+        if not data.is_file():
+            raise BlobError(f"{data}: there is no such file; the index is incomplete: build it again")
         try:
             size = data.stat().st_size
             if size != self._offsets[-1]:
@@ -163,7 +168,7 @@ class BlobStore(LazySequence[bytes], Closes):
                 # an empty file cannot be mapped
                 self._data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
-            raise BlobError(f"{data}: cannot be read ({error}); the index is incomplete: build it again") from error
+            raise BlobError(f"{data} cannot be read: {error.strerror or error}") from error
 
     def __len__(self) -> int:
         return self._count

@@ -177,6 +177,9 @@ class _Opened:
         self.path, self.error = path, error
         self._read = 0
         self._most: int | None = None
+        # a pipe would be waited for, a device has no end
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise error(f"{path} is no file")
         try:
             file: IO[bytes] = path.open("rb")
             start = file.read(6)

@@ -7,11 +7,13 @@ surrogates (`surrogateescape`), as the system gave them.
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 OTHER = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -79,6 +81,38 @@ def read_text(path: str | os.PathLike[str], error: type[Exception], *, raw: str 
     if raw and data.startswith(raw.encode()):
         return data.decode("utf-8", "surrogateescape")
     return "".join(_lines(data.splitlines(keepends=True), path, error))
+
+
+LARGEST_JSON = 2**28
+"""Bytes of a file of JSON that is read whole."""
+
+
+def json_of(text: str | bytes) -> Any:
+    """The JSON value of a stranger's text. Raises ValueError, for one that is nested too deep, too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def json_file(path: str | os.PathLike[str], error: type[Exception]) -> Any:
+    """The JSON value of a file that a program has written, in a folder that may come from a stranger.
+
+    Raises `error` for a file that cannot be read, and says why (a pipe, in which nobody writes, and a device are no
+    files), ValueError for a file that is not there, is no JSON in UTF-8, or has more than `LARGEST_JSON` bytes.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise error(f"{path} is no file")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_JSON + 1)
+    except FileNotFoundError:
+        raise ValueError(f"there is no {Path(path).name}") from None
+    except OSError as reason:
+        raise error(f"{path} cannot be read: {reason.strerror}") from reason
+    if len(data) > LARGEST_JSON:
+        raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
+    return json_of(data.decode("utf-8"))
 
 
 def text_lines(path: str | os.PathLike[str], error: type[Exception]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
+from turngym.retrieval.user_files import json_of
 from turngym.scripts.trace_prompt import Decode, Prompts
 
 # What the page shows of an episode, and the page with the episodes in it.
@@ -306,7 +307,7 @@ def _facts(line: bytes) -> tuple[Any, ...] | None:
         return _parsed(line)
     try:
         check_checksum(line)
-        task = json.loads(head[1])
+        task = json_of(head[1])
     except ValueError:
         return None
     # inside strings quotes are escaped, so these bytes are always a turn

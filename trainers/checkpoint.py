@@ -31,6 +31,7 @@ from torch import nn
 from turngym.agents.models import load_model
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.files import check_sums, write_sums
+from turngym.retrieval.user_files import json_file
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, save_model, trained
@@ -288,8 +289,8 @@ def latest_model(run: Path) -> Path:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        state = json_file(checkpoint / "state.json", CheckpointError)
+    except ValueError as error:
         raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{checkpoint} is damaged: state.json holds no object")

@@ -22,7 +22,7 @@ from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.room import at_once
 from turngym.envs.core.tables import written_whole
 from turngym.retrieval.redaction import without_keys
-from turngym.retrieval.user_files import library_path
+from turngym.retrieval.user_files import json_of, library_path
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
@@ -301,7 +301,7 @@ class MetricsLog:
         path = self.folder / TRACKED
         begun = (self.folder / FILE).exists()
         if self.others:
-            self._tracked = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
             # of a run and not of its folder, in which there may have been another one
             self._tracked.setdefault("id", secrets.token_hex(8))
             self._note()
@@ -378,7 +378,7 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
 def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
     """Reads as `read_metrics` does, one row at a time: long runs write more than one wants in memory."""
     path = Path(run) / FILE
-    if not path.exists():
+    if not path.is_file():
         raise TurngymError(f"no {FILE} in {run}: not a training run")
     bad: tuple[int, ValueError] | None = None
     # bytes: a line that was torn inside a character is skipped like any other torn one
@@ -387,7 +387,7 @@ def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
             if bad is not None:
                 raise TurngymError(f"{path}, line {bad[0]} is no JSON: {bad[1]}") from bad[1]
             try:
-                row = json.loads(line.decode("utf-8"))  # of bytes, json would guess an encoding
+                row = json_of(line.decode("utf-8"))  # of bytes, json would guess an encoding
             except ValueError as error:
                 bad = number, error
             else:

@@ -15,7 +15,7 @@ from turngym.agents.models import hub_folder
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.retrieval.user_files import user_path
+from turngym.retrieval.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.run_config import ConfigError
@@ -100,7 +100,7 @@ def with_teacher_folder(text: str) -> str:
 def json_or_text(text: str) -> Any:
     """The value that `text` writes in JSON, or `text` itself where it is none."""
     try:
-        return json.loads(text)
+        return json_of(text)
     except ValueError:
         return text
 

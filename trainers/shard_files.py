@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from turngym.retrieval.redaction import brief
+from turngym.retrieval.user_files import json_of
 
 LIST = "tensors.json"
 LARGEST = 1 << 28
@@ -73,7 +74,7 @@ class ShardReader(dcp.FileSystemReader):
             raise ValueError(f"there is no {LIST}; a list in pickle (.metadata) is not read, for it may hold code")
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{LIST} has {file.stat().st_size:,} bytes, at most {LARGEST:,} are read")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json_of(file.read_text(encoding="utf-8"))
         tensors: dict[str, STORAGE_TYPES] = {name: _tensor(name, one) for name, one in found["tensors"].items()}
         places: dict[MetadataIndex, _StorageInfo] = {}
         for name, offset, path, start, length in found["places"]:

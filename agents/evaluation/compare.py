@@ -6,7 +6,6 @@ change the game and not the player (`decisive`). `rescore` makes the whole resul
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +40,7 @@ from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import shipped_panel
-from turngym.retrieval.user_files import user_path
+from turngym.retrieval.user_files import json_file, user_path
 
 OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "prompts", "origin", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
@@ -365,8 +364,8 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
 
 def _read_results(path: Path) -> RecordedEvaluation:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        table = json_file(path, EvaluationError)
+    except ValueError as error:
         raise EvaluationError(f"{path} cannot be read as a results file: {error}") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise EvaluationError(f"{path} has no format {FORMAT!r}: name the trace that it was made from")

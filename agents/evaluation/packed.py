@@ -35,6 +35,7 @@ from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.user_files import json_file, json_of
 
 MOST_NAMED = 1000
 """So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""
@@ -58,7 +59,10 @@ def packed(run: str | Path) -> PackedResult:
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
     written = Path(run) / "results.json"
-    about = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else _of_training(trace_of(run))
+    try:
+        about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
+    except ValueError as error:
+        raise EvaluationError(f"{written} is no JSON: {error}") from error
     model = about.get("fingerprint")
     return PackedResult(
         settings={**result.settings, **({} if model is None else {"model": model})},
@@ -80,7 +84,7 @@ def _of_training(trace: Path) -> dict[str, Any]:
     about, model = config["provenance"], run / "checkpoints" / trace.stem / "model"
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
-        found["fingerprint"] = model_fingerprint(model, probe(config["env"], json.loads(config["env_kwargs"])))
+        found["fingerprint"] = model_fingerprint(model, probe(config["env"], json_of(config["env_kwargs"])))
     return found
 
 

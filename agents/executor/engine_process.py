@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from turngym.agents.executor.errors import picklable
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
+from turngym.envs.core.errors import not_written
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 from turngym.retrieval.child_process import GRACE, ChildProcess
 
@@ -98,16 +99,18 @@ def _map(model: Any, path: Path, size: int, *, keep: bool) -> None:
 def _new_file(size: int) -> Path:
     # at most half of what is free is taken, since a full memory disk kills every process that writes to it
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
-    number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
+    what = f"the weights, {size / 1e6:.1f} MB,"
+    try:
+        number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
+    except OSError as error:
+        raise EngineError(not_written(what, MEMORY if roomy else Path(tempfile.gettempdir()), error)) from error
     try:
         # a file with holes would be made, and the process killed (SIGBUS) where a page of it finds no room
         _reserve(number, max(size, 1))
     except OSError as error:
         Path(name).unlink()
-        raise EngineError(
-            f"there is no room for the weights, {size / 1e6:.1f} MB, in {MEMORY} (of which twice as much must be free) "
-            f"nor in {Path(name).parent}: {error.strerror}; make room, or set TMPDIR to a folder that has it"
-        ) from error
+        more = "" if roomy else f" ({MEMORY} would need twice as much)"
+        raise EngineError(not_written(what, Path(name).parent, error) + more) from error
     finally:
         os.close(number)
     return Path(name)

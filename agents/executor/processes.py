@@ -29,7 +29,7 @@ from turngym.agents.executor.errors import ExecutorError, UnsendableError, pickl
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import TurngymError, not_written
 from turngym.retrieval.child_process import GRACE, ChildProcess
 from turngym.retrieval.cores import threads_each, use_threads
 
@@ -284,11 +284,11 @@ class LocalWorkers:
             path.write_bytes(payload)
         except OSError as error:
             # half of it would take the room of the next one
-            if place.is_file():
-                place.unlink()
+            with contextlib.suppress(OSError):
+                if place.is_file():
+                    place.unlink()
             raise ExecutorError(
-                f"there is no room for what workers are given, {len(payload) / 1e6:.1f} MB, in {place.parent}: "
-                f"{error.strerror}; make room, or set TMPDIR to a folder that has it"
+                not_written(f"what workers are given, {len(payload) / 1e6:.1f} MB,", place.parent, error)
             ) from error
         return path
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.envs.core.errors import ModelError
-from turngym.retrieval.user_files import library_path
+from turngym.retrieval.user_files import json_file, library_path
 
 # torch is imported where weights are touched: hashes and names of adapters are read without it
 if TYPE_CHECKING:
@@ -135,10 +135,9 @@ def merge_adapter(model: Any, folder: Path) -> None:
 def adapter_config(folder: Path) -> dict[str, Any]:
     """The adapter's settings, as peft wrote them. Raises ModelError for a file that is not an adapter's."""
     try:
-        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{folder / ADAPTER} cannot be read: {first}") from error
+        config = json_file(folder / ADAPTER, ModelError)
+    except ValueError as error:
+        raise ModelError(f"{folder / ADAPTER} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{folder / ADAPTER} holds no object")
     return config

@@ -24,6 +24,7 @@ from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.trace import add_checksum, check_checksum
 from turngym.envs.tool_calls import STYLES, THINK
+from turngym.retrieval.user_files import json_of
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -352,7 +353,7 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
 def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
     try:
         check_checksum(line)
-        record = json.loads(line)
+        record = json_of(line)
         known = {"v": int, "kind": str} | ({} if record["v"] > SCHEMA else {"n": int})
         if not all(isinstance(record[name], kind) for name, kind in known.items()):
             raise ValueError("its version, kind or number is not one")

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.retrieval.user_files import json_of
+
 MARK = "\ufdd0"
 """Begins a hidden character. Unicode reserves this code point for such uses; one in a content is hidden itself."""
 HIDDEN = re.compile("\ufdd0([\ue000-\ue10f])([\ue200-\uf1ff])")
@@ -324,7 +326,7 @@ class TextEncoder:
         """The tokenizer's model, its control tokens under names that no text has."""
         from tokenizers import Tokenizer
 
-        whole = json.loads(self._backend.to_str())
+        whole = json_of(self._backend.to_str())
         model, gone = whole["model"], {text: START + text for text in self._spelled}
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.user_files import json_file
 
 
 class ServerError(TurngymError):
@@ -445,8 +445,8 @@ class WeightGroup(Protocol):
 def model_config(folder: str) -> Mapping[str, Any]:
     """The model's config.json; empty if it cannot be read from here."""
     try:
-        found = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json_file(Path(folder) / "config.json", ServerError)
+    except (ServerError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -23,6 +23,7 @@ from turngym.agents.servers.canary import Canary, CanaryError
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import Busy, Call, ServerError, SyncError, WeightGroup
+from turngym.envs.core.errors import is_disk_full
 from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
 
 # torch is imported where a broadcast needs it: evaluation on servers works without it
@@ -150,8 +151,9 @@ class DiskSync:
             part.rename(path)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
+            why = "no room left on the disk, make room" if is_disk_full(error) else error.strerror or str(error)
             raise SyncError(
-                f"cannot write the weights for the servers to {path}: {error}; make room and resume the run"
+                f"cannot write the weights for the servers to {path}: {why}; then resume the run"
             ) from error
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)

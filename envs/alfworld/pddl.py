@@ -22,6 +22,7 @@ from typing import Any
 
 from turngym.envs.core.errors import TaskError
 from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.user_files import json_of
 
 Indices = tuple[int, ...]
 
@@ -441,7 +442,7 @@ def split_task(grammar: str) -> tuple[str, str]:
     if match is None:
         raise ValueError("key 'grammar' has no \"Your task is to: ...\" sentence")
     try:
-        task = json.loads(f'"{match.group(1)}"')
+        task = json_of(f'"{match.group(1)}"')
         task.encode("utf-8")
     # half a surrogate pair is a ValueError, too
     except ValueError as error:
@@ -542,7 +543,7 @@ def _value(tokens: Iterator[tuple[str, str]], field: str) -> str:
 def _json_rules(block: str) -> Rules:
     lines = (line for line in block.split("\n") if not line.lstrip().startswith("#"))
     try:
-        rules = json.loads("\n".join(lines))
+        rules = json_of("\n".join(lines))
     # a number of thousands of digits is a ValueError, too
     except ValueError as error:
         raise ValueError(f"key 'grammar': a block of rules is not JSON: {error}") from error

@@ -107,6 +107,14 @@ def full_disk(
         ) from error
 
 
+def not_written(what: str, folder: Path, error: OSError) -> str:
+    """Why `what` could not be written into a `folder` for temporary files, and what helps: room only where none is."""
+    why = error.strerror or str(error)
+    if is_disk_full(error):
+        return f"there is no room for {what} in {folder}: {why}; make room, or set TMPDIR to a folder that has it"
+    return f"{what} cannot be written in {folder}: {why}; set TMPDIR to a folder that can be written"
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether `error`, or an error that caused it, says that a disk or a quota is full."""
     cause: BaseException | None = error

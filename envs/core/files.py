@@ -27,6 +27,7 @@ from turngym.envs.core.tables import written_whole
 from turngym.envs.core.trace import add_checksum, check_checksum
 from turngym.retrieval.mapped import changed_files, describe_files, files_under
 from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.user_files import json_of
 
 LOCK = ".turngym.lock"
 """The lock file of a folder; the lock of a file NAME is `.NAME.lock` beside it. It is deleted when the writer ends."""
@@ -131,7 +132,7 @@ def _this_process() -> dict[str, Any]:
 def _holder(path: Path) -> str:
     """The process that wrote the lock file `path`, for an error message."""
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = json_of(path.read_text(encoding="utf-8"))
         short = excerpt(" ".join(str(holder["command"]).split()), 157)
         return f"process {holder['pid']} on {holder['host']} since {holder['start']} ({short})"
     except (OSError, ValueError, LookupError, TypeError):
@@ -187,7 +188,7 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
     try:
         line = path.read_bytes()
         check_checksum(line)
-        files: Any = json.loads(line)["files"]
+        files: Any = json_of(line)["files"]
         return {name: (int(size), int(checksum)) for name, (size, checksum) in files.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ChangedFileError(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Origin, TopK
 from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.retrieval.user_files import json_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,7 @@ def joined(score: str | None, hint: str | None) -> str | None:
 def separate(vote: str) -> tuple[str | None, str | None]:
     """Splits a `joined` vote into the answers about score and hint; (None, None) for any other text."""
     try:
-        answers = json.loads(vote)
+        answers = json_of(vote)
     except ValueError:
         return None, None
     if not isinstance(answers, dict):

@@ -28,6 +28,7 @@ from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.task import Task, Verdict
 from turngym.retrieval.core import Closes
 from turngym.retrieval.redaction import brief, without_keys
+from turngym.retrieval.user_files import json_of
 
 SCHEMA = 1
 """Version of the line format. A reader refuses newer ones."""
@@ -90,7 +91,7 @@ def episode_from_json(line: str) -> Episode:
     Raises TraceError for a newer schema; ValueError, KeyError or TypeError for damage, such as another checksum.
     """
     check_checksum(line.encode("utf-8", "surrogatepass"))
-    record = json.loads(line)
+    record = json_of(line)
     if not isinstance(record, Mapping) or "schema" not in record:
         raise ValueError('not an episode: there is no "schema"')
     version = record["schema"]

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turngym.envs.core.errors import TaskError, checked_choice
+from turngym.retrieval.user_files import json_of
 
 LIKE_PUBLIC = ("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like")
 FAMILIES = (*LIKE_PUBLIC, "chain")
@@ -277,7 +278,7 @@ def english() -> frozenset[str]:
 @cache
 def _table(name: str) -> dict[str, Any]:
     text = (files("turngym.envs.search") / "data" / f"{name}.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
+    table: dict[str, Any] = json_of(text)
     return table
 
 

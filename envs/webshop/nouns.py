@@ -29,6 +29,7 @@ from turngym.envs.webshop.products import Profile, ShopDataError, find_profile
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.mapped import changed_files, check_manifest, describe_files, map_array, sealed
 from turngym.retrieval.redaction import brief
+from turngym.retrieval.user_files import json_file
 
 BUILTIN = "builtin"
 SPACY_MODEL = "en_core_web_sm"
@@ -152,7 +153,7 @@ class NounTable:
     def __init__(self, folder: Path) -> None:
         """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
         try:
-            manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+            manifest = json_file(folder / MANIFEST, ShopDataError)
             if manifest["format"] != FORMAT:
                 raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
             check_manifest(manifest)
@@ -162,7 +163,7 @@ class NounTable:
             self.keys = map_array(folder / "keys.npy", np.uint64)
             self._ends = map_array(folder / "ends.npy", np.int64)
             self._spans = map_array(folder / "spans.npy", np.uint16)
-        except (OSError, ValueError, KeyError, TypeError, RetrievalError) as error:
+        except (ValueError, KeyError, TypeError, RetrievalError) as error:
             raise ShopDataError(
                 f"the nouns in {folder} cannot be used: {error}; delete that folder, and `turngym index nouns` finds "
                 "them again"

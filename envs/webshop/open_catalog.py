@@ -52,6 +52,7 @@ from turngym.retrieval.mapped import (
     sealed,
 )
 from turngym.retrieval.rows import path_stamp, read_array, read_object
+from turngym.retrieval.user_files import json_file, json_of
 
 FORMAT = 1
 Progress = Callable[[str, int], None]
@@ -124,7 +125,7 @@ def file_hash(path: Path, cache: Path) -> str:
     key = content_hash({"path": str(path.resolve()), "stamp": path_stamp(path)})
     known = cache / "hashes" / f"{key}.json"
     with suppress(OSError, ValueError):
-        digest = json.loads(known.read_text("utf-8"))
+        digest = json_of(known.read_text("utf-8"))
         if isinstance(digest, str) and len(digest) == 64:
             return digest
     with path.open("rb") as file:
@@ -178,7 +179,7 @@ class StagedEntries(Mapping[str, Any]):
         row = self._table.row(asin)
         if row is None:
             raise KeyError(asin)
-        return json.loads(self._entries[row])
+        return json_of(self._entries[row])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -260,7 +261,7 @@ class MappedCatalog(Catalog):
         """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
         self.folder = folder
         try:
-            manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+            manifest = json_file(folder / "manifest.json", ShopDataError)
             if manifest["format"] != FORMAT:
                 raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
             check_manifest(manifest)
@@ -274,7 +275,7 @@ class MappedCatalog(Catalog):
             columns = {f.name: map_array(folder / f"goal_{f.name}.npy") for f in dataclasses.fields(GoalEntries)}
             self.entries = GoalEntries(**columns)
             self.order: np.ndarray | None = map_array(folder / "goal_order.npy", np.int64)
-        except (OSError, ValueError, KeyError, TypeError, RetrievalError) as error:
+        except (ValueError, KeyError, TypeError, RetrievalError) as error:
             raise self._unusable(str(error)) from error
         if not len(self._records) == len(self.pricing) == manifest["products"]:
             raise self._unusable(

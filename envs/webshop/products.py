@@ -18,7 +18,7 @@ import numpy as np
 
 from turngym.envs.core.errors import TurngymError, checked_choice
 from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import user_path
+from turngym.retrieval.user_files import json_of, user_path
 
 
 class ShopDataError(TurngymError):
@@ -93,7 +93,7 @@ def encode_product(product: Product) -> bytes:
 
 def decode_product(record: bytes) -> Product:
     """The inverse of `encode_product`."""
-    *values, options, orders = json.loads(record.decode("utf-8", "surrogatepass"))
+    *values, options, orders = json_of(record.decode("utf-8", "surrogatepass"))
     plain: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in zip(_PLAIN, values, strict=True)
     }

@@ -148,6 +148,14 @@ def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert [path for path in small.rglob("*") if path.is_file()] == []
+        # another failure is not called one of room
+        workers.close()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+        with pytest.raises(
+            ExecutorError, match=r"given, 0.1 MB, cannot be written in .*: No such file or directory; set"
+        ):
+            workers.share(b"x" * 100_000)
+        monkeypatch.setattr(tempfile, "tempdir", str(small))
         assert workers.share(b"x" * 100_000).read_bytes() == b"x" * 100_000
     finally:
         workers.close()

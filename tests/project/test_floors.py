@@ -164,6 +164,42 @@ def test_no_text_is_cut_for_a_message_before_it_is_redacted() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def unbounded_json(tree: ast.AST) -> Iterator[int]:
+    """Lines of a `json.loads` that says "RecursionError" to whoever nests deep enough."""
+    guarded = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try | ast.With)
+        and "RecursionError"
+        in " ".join(
+            ast.unparse(one)
+            for one in ([h.type for h in node.handlers if h.type] if isinstance(node, ast.Try) else node.items)
+        )
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.loads", "json.load") and node not in guarded:
+            given = ast.unparse(node.args[0])
+            # what this process has written, and data that comes along
+            if not given.startswith(("json.dumps(", "result.lines()", "pipe.", "_data_file(")) and "data" not in given:
+                yield node.lineno
+
+
+def test_json_of_strangers_is_read_where_nesting_is_no_surprise() -> None:
+    """`turngym.retrieval.user_files.json_of` and `json_file` say ValueError; a stranger's file is no traceback."""
+    assert list(unbounded_json(ast.parse("json.loads(text)"))) == [1]
+    assert not list(unbounded_json(ast.parse("try: json.loads(text)\nexcept (ValueError, RecursionError): pass")))
+    assert list(unbounded_json(ast.parse("try: json.loads(text)\nexcept ValueError: pass"))) == [1]
+    wrong = [
+        f"{path.relative_to(ROOT)}, line {line}"
+        for module, path in import_graph.modules().items()
+        if not module.startswith(("turngym.scripts.boot", "turngym.scripts.bench"))
+        for line in unbounded_json(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_module_imports_itself_around_corners() -> None:
     """Late and type-checking imports count: a circle that hides in a function is still one."""
     found = import_graph.circles(import_graph.graph())

@@ -23,6 +23,7 @@ from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_whole
+from turngym.retrieval.user_files import json_file
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
 if TYPE_CHECKING:
@@ -275,7 +276,10 @@ def from_json(values: Mapping[str, Any], where: str) -> Record:
 
 def read_record(path: Path) -> Record:
     """The record of a cell's folder."""
-    return from_json(json.loads((path / RECORD).read_text(encoding="utf-8")), str(path / RECORD))
+    try:
+        return from_json(json_file(path / RECORD, TurngymError), str(path / RECORD))
+    except ValueError as error:
+        raise TurngymError(f"{path / RECORD}: not a study's record ({error})") from error
 
 
 # All records of a study in one file.
