@@ -96,6 +96,7 @@ def test(arguments: list[str]) -> int:
     """Lint, types, documentation, and the tests that prove behavior in minutes."""
     set_up_tests()
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
+    # ends: with the two commands
     with ThreadPoolExecutor(2) as both:  # types and the site take half a minute each, on one core
         statuses = list(both.map(lambda tool: run(str(PYTHON), "-m", *tool, check=False), TOOLS))
     failures = [tool for tool, status in zip(TOOLS, statuses, strict=True) if status]

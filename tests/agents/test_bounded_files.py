@@ -12,7 +12,7 @@ import pytest
 from turngym.agents.evaluation.compare import _read_results
 from turngym.agents.local_engine.lora_weights import adapter_config
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
-from turngym.agents.servers.client import model_config
+from turngym.agents.servers.server_connection import model_config
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import separate
 from turngym.envs.core.trace import TraceProblem, iter_trace
