@@ -54,10 +54,10 @@ BODIES = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_the_largest_body_is_refused_at_once(kind: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(JsonError):
         strict_json(BODIES[kind])
-    assert time.monotonic() - begun < SOON
+    assert time.process_time() - begun < SOON
 
 
 PIECES = [
@@ -83,9 +83,9 @@ PIECES += [" ", "\n", "a=", "sk-", "key=", "://u:p", "token ", "[", "{", ",", "<
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("before", ["", '"', '"key":"', "://", '\\"token\\": \\"'])
 def test_no_text_makes_the_redactor_slow(piece: str, before: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     redacted("." + before + piece * (200_000 // len(piece)) + "!")
-    assert time.monotonic() - begun < SOON
+    assert time.process_time() - begun < SOON
 
 
 TOOL = ToolSpec(name="act", description="d", argument="action", argument_description="d", examples=("look",))
@@ -103,11 +103,11 @@ def test_no_answer_makes_a_channel_slow(channel: str) -> None:
         "<|channel|>",
         "<action>",
     ]
-    begun = time.monotonic()
+    begun = time.process_time()
     for start in ["", *starts]:
         for piece in (" ", "\n", "<", "{", "[", '"', "\\", "a", "(", "<think>", "call:", "</", "to=", "a.", ", "):
             read.parse(start + piece * (20_000 // len(piece)) + "!")
-    assert time.monotonic() - begun < 4 * SOON
+    assert time.process_time() - begun < 4 * SOON
 
 
 def request(**fields: Any) -> Any:

@@ -205,11 +205,11 @@ def test_a_key_is_found_as_json_and_addresses_write_it(monkeypatch: pytest.Monke
 
 
 def test_it_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     for text in ("x" * 20_000_000, KEY[:-1] * 500_000, '{"a": ' * 3_000_000, "://a@" * 4_000_000):
         excerpt(text, 500)
         excerpt(text.encode(), 500, end=True)
-    assert time.perf_counter() - begun < 8.0
+    assert time.process_time() - begun < 8.0
 
 
 def test_a_client_remembers_the_key_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:

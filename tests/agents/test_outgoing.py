@@ -37,7 +37,7 @@ def test_every_request_ends(call: str, mischief: str) -> None:
         peak = tracemalloc.get_traced_memory()[1] >> 20
         tracemalloc.stop()
         # a loose bound: without the limits the slow ones take a minute, or for ever
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 30.0
         assert peak < MOST
         assert (hostile.asked > 0, hostile.elsewhere) == (True, 0)
     loop.close()

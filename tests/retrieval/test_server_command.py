@@ -69,7 +69,7 @@ def test_a_server_that_is_killed_is_not_an_empty_result(server: subprocess.Popen
     for says in ("3 attempts", "3 attempts", "not asked: it failed 2 times in a row"):
         with pytest.raises(RetrieverUnavailable, match=says):
             retriever.search(["Faust"], 1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert len(retriever.search(["Hamlet"], 1)[0]) == 1  # what was had is kept
     retriever.close()
 
