@@ -65,7 +65,7 @@ def test_thoughts_come_in_several_fields() -> None:
     ],
 )
 def test_what_is_no_completion(bad: Any) -> None:
-    with pytest.raises(UnreadableAnswer, match="the answer"):
+    with pytest.raises(UnreadableAnswer):
         read_answer(bad)
 
 
@@ -101,13 +101,13 @@ def test_endings_that_nobody_knows() -> None:
     for word in (None, "vibes", 7, {"reason": "stop"}):
         found = read_answer(body({"content": "x"}, finish_reason=word))
         assert (found.finish, found.ending) == ("stop", repr(word))
-        with pytest.raises(UnreadableAnswer, match="the answer broke off"):
+        with pytest.raises(UnreadableAnswer):
             read_answer(body({"content": ""}, finish_reason=word))
     for full in (
         body({"content": ""}, finish_reason="model_context_window_exceeded"),
         {**body({"content": None}, finish_reason="length"), "usage": {"prompt_tokens": 9, "completion_tokens": 0}},
     ):
-        with pytest.raises(UnreadableAnswer, match="the context is full") as caught:
+        with pytest.raises(UnreadableAnswer) as caught:
             read_answer(full)
         assert caught.value.full
     cut = body({"content": "Go"}, finish_reason="model_context_window_exceeded")
@@ -150,7 +150,7 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     for _ in range(500):
         deep = [deep]
     for bad in ({"content": "x", "blob": deep}, {"content": "", "tool_calls": [{"id": "a", "blob": deep}]}):
-        with pytest.raises(UnreadableAnswer, match="nested too deep"):
+        with pytest.raises(UnreadableAnswer):
             read_answer(body(bad))
 
 

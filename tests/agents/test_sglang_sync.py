@@ -296,7 +296,7 @@ def test_a_transfer_that_fails_half_way_leaves_weights_that_nobody_uses(servers:
         assert server.weights.endswith("-incomplete")
     fleet.repair = None
     policy = ServerPolicy(fleet, vocabulary=fake.VOCABULARY)
-    with pytest.raises(PartialFailure, match="incomplete"):
+    with pytest.raises(PartialFailure):
         policy.generate([ask()])
     for server in servers:
         server.orders.pop(0)

@@ -54,7 +54,7 @@ def test_a_valid_action_is_not_penalized() -> None:
 def test_a_terminated_guard_needs_a_reset() -> None:
     guard = toy(on_invalid="terminate")
     assert "not possible" in guard.step("fly")[0]
-    with pytest.raises(ResetNeeded, match="outside an episode"):
+    with pytest.raises(ResetNeeded):
         guard.step("go right")
     guard.reset(options={"task": "corridor/3"})
     assert guard.step("go right")[4]["turn"] == 1

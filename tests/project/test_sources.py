@@ -259,18 +259,3 @@ def test_every_algorithm_has_its_row() -> None:
     assert set(ALGORITHMS) == set(found)
     for name, path in found.items():
         assert f"docs/algorithms.md#{name}" in read(path), f"{path.name} does not cite #{name}"
-
-
-@pytest.mark.parametrize("path", algorithm_files(), ids=lambda path: path.stem)
-def test_algorithm_files_say_what_to_read_next(path: Path) -> None:
-    tree = ast.parse(read(path))
-    told = re.search(r"Read next: (.+)\.$", " ".join((ast.get_docstring(tree) or "").split()))
-    assert told, f"{path.name}: the file's docstring has no line 'Read next:'"
-    files = told[1].split(", ")
-    missing = [name for name in files if not (ROOT / name).is_file()]
-    assert not missing, f"{path.name}: 'Read next:' names {missing}, which do not exist"
-    assert len(files) >= 2
-    build = next(node for node in tree.body if _builds(node))
-    text = " ".join((ast.get_docstring(build) or "").split()) if isinstance(build, ast.FunctionDef) else ""
-    source, differs = text.rfind("Source: "), text.rfind("Differs from the paper: ")
-    assert 0 < source < differs, f"{path.name}: build's docstring does not end with 'Differs from the paper:'"

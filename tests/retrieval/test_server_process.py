@@ -73,7 +73,7 @@ def test_batches_go_to_a_child_and_a_dead_one_is_replaced(start: Any) -> None:
     finally:
         retriever.close()
         retriever.close()
-    with pytest.raises(RetrieverUnavailable, match=r"ended|closed"):
+    with pytest.raises(RetrieverUnavailable):
         retriever.search(BATCH, 1)
 
 

@@ -77,7 +77,7 @@ def test_one_search_however_many_ask(echo: Any, make: Callable[..., RetrievalSer
 def test_failures_are_not_remembered(echo: Any, make: Callable[..., RetrievalService], error: Exception) -> None:
     service = make()
     echo.failures = [error]
-    with pytest.raises(RetrieverUnavailable, match="disk") as caught:
+    with pytest.raises(RetrieverUnavailable) as caught:
         service.search(["a"], 1)
     assert (caught.value.__cause__ or caught.value) is error
     assert ids(service.search(["a"], 1)) == [["a#0"]]
@@ -124,7 +124,7 @@ def test_close_closes_the_retriever(echo: Any, make: Callable[..., RetrievalServ
     assert echo.closed == 1
     assert service.health()["status"] == "stopping"
     assert ids(service.search(["a"], 1)) == [["a#0"]]
-    with pytest.raises(RetrieverUnavailable, match="stopping"):
+    with pytest.raises(RetrieverUnavailable):
         service.search(["new"], 1)
 
 

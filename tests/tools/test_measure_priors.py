@@ -52,7 +52,7 @@ def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_folder_without_games_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"give the folder that holds train/"):
+    with pytest.raises(FileNotFoundError):
         measure(tmp_path)
 
 

@@ -91,5 +91,5 @@ def test_a_demonstration_that_is_not_admissible_is_dropped_and_counted(group: li
     own = [replace(e, turns=tuple(replace(t, verdict=Verdict.MALFORMED) for t in e.turns)) for e in group[1:]]
     assert pack(own).tokens == 9
     every = replace(group[0], turns=tuple(replace(t, verdict=Verdict.MALFORMED) for t in group[0].turns))
-    with pytest.raises(BatchError, match="nothing to train on"):
+    with pytest.raises(BatchError):
         pack([every], origins=("demonstration",))

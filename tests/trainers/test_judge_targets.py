@@ -137,7 +137,7 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
-    with pytest.raises(TargetError, match="need a teacher or the frozen initial policy"):
+    with pytest.raises(TargetError, match=r"\bteacher\b"):
         HintTargets(own=None)(batch, hinted, Scorers(student=student))
 
     class Silent(Table):
@@ -150,7 +150,7 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
 
     with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Holed()))
-    with pytest.raises(TargetError, match="needs a student, and none was given"):
+    with pytest.raises(TargetError, match=r"\bstudent\b"):
         HintTargets(own=None)(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
     with pytest.raises(TargetError, match="answered 2 rows; 3 were asked"):
         HintTargets(own=None)(batch, hinted, Scorers(student=student, teacher=Silent()))

@@ -777,7 +777,7 @@ def test_what_the_teacher_does_not_read_is_not_compared(scorers: Any) -> None:
     reading.reader = replace(reading.reader, max_context=3)
     with pytest.raises(TargetError, match="finds none of the student's responses"):
         reading(pack(played), played, scorers)
-    with pytest.raises(TargetError, match="no teacher was given"):
+    with pytest.raises(TargetError, match=r"\bteacher\b"):
         reading(pack(played), played, Scorers(student=scorers.student))
 
 

@@ -231,13 +231,13 @@ def test_which_tokens_share_a_ratio(ragged: list[Episode], make_episode: Make) -
 
 def test_models_that_are_missing_are_named(ragged: list[Episode]) -> None:
     batch, alone = pack(ragged), Scorers(student=Slope(0.0))
-    with pytest.raises(TargetError, match=r"needs a teacher, and none was given"):
+    with pytest.raises(TargetError, match=r"\bteacher\b"):
         SampledAdvantage()(batch, ragged, alone)
-    with pytest.raises(TargetError, match=r"needs a student, and none was given"):
+    with pytest.raises(TargetError, match=r"\bstudent\b"):
         SampledAdvantage()(batch, ragged, Scorers(student=None, teacher=Slope(0.0)))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match=r"needs a reference \(the frozen initial policy\), and none"):
         WithReference(target_fn=NoTargets())(batch, ragged, alone)
-    with pytest.raises(TargetError, match="compares the student with a teacher, and no teacher"):
+    with pytest.raises(TargetError, match=r"\bteacher\b"):
         TeacherTopK()(batch, ragged, alone)
 
 

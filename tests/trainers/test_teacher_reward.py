@@ -194,12 +194,12 @@ def test_when_rollouts_may_be_mixed() -> None:
 def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:
     pair = one_group(make_episode)
     batch = pack(pair)
-    with pytest.raises(TargetError, match="needs a critic"):
+    with pytest.raises(TargetError, match=r"\bcritic\b"):
         CriticAdvantage(reward=None)(batch, pair, Scorers(student=Slope(0.0)))
-    with pytest.raises(TargetError, match="needs a teacher, and none"):
+    with pytest.raises(TargetError, match=r"\bteacher\b"):
         TeacherReward()(batch, Scorers(student=Slope(0.0)))
     nobody: Any = None
-    with pytest.raises(TargetError, match="needs a student, and none"):
+    with pytest.raises(TargetError, match=r"\bstudent\b"):
         TeacherReward(student_entropy=True)(batch, Scorers(student=nobody, teacher=Slope(-0.1)))
     advantage = np.zeros(batch.tokens, np.float32)
     for role, scorers in (("teacher", Scorers(student=Slope(0.0))), ("student", Scorers(student=nobody))):
@@ -207,7 +207,7 @@ def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[.
             MixtureWeighted(target_fn=lambda *_: Targets(advantage_N=advantage), share=0.2)(batch, pair, scorers)
     with pytest.raises(TargetError, match="answered 4 positions; 5 were asked"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
-    with pytest.raises(TargetError, match="must be finite"):
+    with pytest.raises(TargetError, match=r"\bfinite\b"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(float("nan"))))
 
 

@@ -78,7 +78,7 @@ def test_sft_imitates_an_endpoint(model: Path, trace: Path, tmp_path: Path) -> N
     (row,) = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
     assert (row["episodes"], row["episodes_failed"]) == (4, 0)
     assert row["tokens"] == sum(turn.response_length for episode in found for turn in episode.turns) > 100
-    with pytest.raises(BatchError, match="no response tokens of origin policy"):
+    with pytest.raises(BatchError):
         build_trainer(train.parse([*words[:5], str(tmp_path / "b"), *words[6:], "--sft.train-on", "policy"])).train()
 
 
