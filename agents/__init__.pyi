@@ -21,7 +21,7 @@ from .playing.agent import Agent as Agent
 from .playing.agent import Conversation as Conversation
 from .playing.agent import Reply as Reply
 from .playing.agent import ResponseWriter as ResponseWriter
-from .playing.environments import env_maker as env_maker
+from .playing.env_maker import env_maker as env_maker
 from .playing.episode_session import EpisodeSession as EpisodeSession
 from .playing.episode_session import SessionPool as SessionPool
 from .playing.rollout import Job as Job

@@ -19,7 +19,7 @@ import numpy as np
 
 from turngym.agents.agent_options import AgentOptions
 from turngym.agents.named_agent import OpenedAgent, open_agent
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin
 from turngym.agents.playing.timed_calls import attempt
 from turngym.envs.core.episode import Episode, Status

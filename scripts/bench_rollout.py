@@ -426,7 +426,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import load_policy
-    from turngym.agents.playing.environments import env_maker, probe
+    from turngym.agents.playing.env_maker import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import renderer_of
     from turngym.agents.servers.open_servers import eval_policy

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import gymnasium as gym
 import tyro
 
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games

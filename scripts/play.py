@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from turngym.agents.playing.environments import EnvOptions, env_maker
+from turngym.agents.playing.env_maker import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
 from turngym.envs.core.episode import Episode, Status

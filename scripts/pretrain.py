@@ -14,7 +14,7 @@ import tyro
 
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.evaluation.scores import Scores, score, success_table
-from turngym.agents.playing.environments import probe
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe

@@ -17,7 +17,7 @@ import tyro
 from turngym.agents.agent_options import AgentOptions, settings_of
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.playing.environments import EnvOptions
+from turngym.agents.playing.env_maker import EnvOptions
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.tables import print_table

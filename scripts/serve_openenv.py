@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.playing.environments import EnvOptions
+from turngym.agents.playing.env_maker import EnvOptions
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer

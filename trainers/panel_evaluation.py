@@ -11,7 +11,7 @@ from turngym.agents.evaluation.evaluation_setup import SAMPLES
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel, eval_note
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.panels import Panel, assert_disjoint, load_panel

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from turngym.agents.models import hub_folder
-from turngym.agents.playing.environments import registered_turns
+from turngym.agents.playing.env_maker import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward

@@ -21,7 +21,7 @@ from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.agent import system_message
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe

@@ -15,7 +15,7 @@ from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import TurngymError

@@ -16,7 +16,7 @@ from turngym.agents.evaluation.original import departures
 from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.named_agent import OpenedAgent, as_opened
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.servers.server_options import PolicyServer

@@ -26,7 +26,7 @@ from turngym.agents.evaluation.rules import panel_of, played_with, stated
 from turngym.agents.evaluation.scores import APPROXIMATE, SAMPLING, EvaluationError, Scores, score
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import FILE, loaded_versions

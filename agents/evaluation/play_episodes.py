@@ -20,7 +20,7 @@ from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.server_options import PolicyServer

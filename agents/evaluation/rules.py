@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.playing.environments import env_class
+from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.envs.base import TextEnv
 from turngym.envs.core.errors import TurngymError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
-from turngym.agents.playing.environments import probe
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import find_preset
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import EvalPoint

@@ -24,8 +24,9 @@ from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation, R
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
-from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn, loop_end
+from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
 from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
+from turngym.envs.core.loops import loop_end
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings

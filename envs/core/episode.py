@@ -9,8 +9,7 @@ history was rewritten. Agents that have no token ids leave `segments` empty.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -65,10 +64,6 @@ SHORT = "short_turns"
 """Key in `meta` for the depth cap of an episode that had a smaller one than its step (TurnOPD's partial probes)."""
 LENIENT = "read_leniently"
 """Key of `meta`: in how many turns only a lenient reading found the action (`turngym.envs.reading`)."""
-
-
-LOOP = 3
-"""An episode loops once it gives the same action to the same observation for the third time: twice may be chance."""
 
 
 class EpisodeError(TurngymError):
@@ -314,15 +309,3 @@ def next_state(episode: Episode, turn: Turn) -> str | None:
     if turn.index + 1 < episode.depth:
         return episode.turns[turn.index + 1].observation
     return episode.final_observation or None
-
-
-def loop_end(turns: Sequence[Turn]) -> int | None:
-    """How many turns there are up to the one that closes a loop, which gives an observation the same action for the
-    `LOOP`-th time; None where none does. Turns without an action count as one action."""
-    seen: Counter[tuple[str, str | None]] = Counter()
-    for turn in turns:
-        answer = turn.observation, turn.action
-        seen[answer] += 1
-        if seen[answer] == LOOP:
-            return turn.index + 1
-    return None

@@ -21,7 +21,7 @@ class PlayPlan:
     short_turns: int | None = None
     """The depth cap of the short episodes; None: no episode is short."""
     leave_loops: int = 0
-    """Number of the step's last episodes that end where they begin to loop (`envs.core.episode.loop_end`)."""
+    """Number of the step's last episodes that end where they begin to loop (`envs.core.loops.loop_end`)."""
     demonstration_turns: int | None = None
     """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
     prefix_ratios: tuple[tuple[float, ...], ...] = ()

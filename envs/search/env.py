@@ -12,9 +12,9 @@ from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, req
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
-from turngym.envs.search import players, protocol
+from turngym.envs.search import players, turn_protocol
+from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
 from turngym.envs.search.players import Scene
-from turngym.envs.search.protocol import Count, DocFormat, render
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.sources import PROMPT, asked, open_source
@@ -35,7 +35,7 @@ _STATE = [[[str, str]], _TEXT, [str], [str], [[str, str, str, (int, float)]], _T
 class SearchEnv(TextEnv):
     """Search-R1's protocol: `<search>query</search>` brings passages, `<answer>text</answer>` ends the episode.
 
-    An action may be the bare tags or a whole response: what acts is read by Search-R1's rule (`protocol.canonical`).
+    An action may be the bare tags or a whole response: Search-R1's rule reads what acts (`turn_protocol.canonical`).
     Reward comes with the answer. Success is exact match with an accepted answer (containment with `reward="sub_em"`).
 
     Args:
@@ -68,7 +68,7 @@ class SearchEnv(TextEnv):
         argument="query",
         argument_description="What to look for, in a few words.",
         examples=("<search>capital of Portugal</search>", "<answer>Lisbon</answer>"),
-        tags=protocol.VERBS,
+        tags=turn_protocol.VERBS,
     )
     instructions: ClassVar[str] = INSTRUCTIONS
     players: ClassVar[tuple[str, ...]] = ("single-shot", "reading")
@@ -168,7 +168,7 @@ class SearchEnv(TextEnv):
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]
         """The published text, or one that names the tool if agents search by calling it."""
-        return protocol.invalid_call(self.tool, self.may_search) if self._calls else protocol.INVALID
+        return turn_protocol.invalid_call(self.tool, self.may_search) if self._calls else turn_protocol.INVALID
 
     @property
     def statement(self) -> str:
@@ -182,18 +182,18 @@ class SearchEnv(TextEnv):
         return self._max_searches is None or len(self._queries) < self._max_searches
 
     def canonical(self, action: str) -> str:
-        return protocol.canonical(action)
+        return turn_protocol.canonical(action)
 
     def check(self, action: str) -> str | None:
-        read = protocol.read_action(action)
+        read = turn_protocol.read_action(action)
         if read is None:
             return f"{quote(action)} holds no {' and no '.join(self.tool.templates)}"
         verb, text = read
-        if verb == protocol.SEARCH and not self.may_search:
+        if verb == turn_protocol.SEARCH and not self.may_search:
             used_up = self._max_searches is not None and len(self._queries) >= self._max_searches
             why = f"no search is left after {len(self._queries)}" if used_up else "the last turn cannot search"
             return f"{why}; only <answer>answer</answer> is possible"
-        if verb == protocol.SEARCH and not text:
+        if verb == turn_protocol.SEARCH and not text:
             return "the query is empty"
         return None
 
@@ -217,9 +217,9 @@ class SearchEnv(TextEnv):
     def expert_action(self) -> str | None:
         """The gold chain, one hop per turn (the question where none is known), then the first accepted answer."""
         chain = players.chain_of(self.question)
-        left = (query for query in map(protocol.harmless, chain) if query.strip() not in self._queries)
+        left = (query for query in map(harmless, chain) if query.strip() not in self._queries)
         query = next(left, None) if self.may_search else None
-        return protocol.answer(self.question.golden_answers[0]) if query is None else protocol.search(query)
+        return turn_protocol.answer(self.question.golden_answers[0]) if query is None else turn_protocol.search(query)
 
     def make_player(self, name: str) -> Player:
         """`single-shot`: searches the question once and answers with a span of what comes back;
@@ -251,13 +251,13 @@ class SearchEnv(TextEnv):
         return self.statement
 
     def _apply(self, action: str) -> Outcome:
-        response = action if self._pending is None else protocol.written(self._pending, action)
+        response = action if self._pending is None else turn_protocol.written(self._pending, action)
         # before the search, which may fail: the step that repeats it must not find this response unanswered
         self._pending = None
         if self.check(action) is not None:
             return Outcome(observation=self._refused(response), verdict=Verdict.INADMISSIBLE)
-        verb, text = protocol.read_action(action) or ("", "")
-        if verb == protocol.ANSWER:
+        verb, text = turn_protocol.read_action(action) or ("", "")
+        if verb == turn_protocol.ANSWER:
             self._log.append((response, ""))
             self._answer = text
             whole = "".join(response + observation for response, observation in self._log)
@@ -268,7 +268,7 @@ class SearchEnv(TextEnv):
         # before anything is changed, so that a failed search leaves the state as it was
         hits = self.searcher.search(self.question, text, self._topk)
         repeated = text in self._queries
-        observation = protocol.information(render(hits, self._layout, self._doc_tokens, self._count))
+        observation = turn_protocol.information(render(hits, self._layout, self._doc_tokens, self._count))
         self._queries.append(text)
         self._seen.update(hit.passage.id for hit in hits)
         self._hits = hits

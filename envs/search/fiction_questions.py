@@ -27,8 +27,9 @@ from turngym.envs.search.fiction import (
     relations,
 )
 from turngym.envs.search.fiction_text import Draft, Teller, Writer
-from turngym.envs.search.protocol import INVALID, NOTHING
+from turngym.envs.search.passage_text import NOTHING
 from turngym.envs.search.questions import Question
+from turngym.envs.search.turn_protocol import INVALID
 from turngym.retrieval.core import Passage
 
 Chain = tuple[Fact, ...]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turngym.envs.search import protocol
+from turngym.envs.search import turn_protocol
+from turngym.envs.search.passage_text import harmless
 from turngym.envs.search.questions import Question, normalize
 from turngym.retrieval.core import Hit, Passage
 
@@ -46,8 +47,8 @@ def single_shot(scene: Scene) -> str:
     """One search for the question as it stands, one answer taken from what it brings."""
     question = scene.question.question
     if not scene.queries and scene.may_search:
-        return protocol.search(protocol.harmless(question))
-    return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in scene.hits])))
+        return turn_protocol.search(harmless(question))
+    return turn_protocol.answer(harmless(extract(question, [hit.passage for hit in scene.hits])))
 
 
 class ReadingPlayer:
@@ -72,15 +73,15 @@ class ReadingPlayer:
     def act(self) -> str | None:
         """The next search, or the answer."""
         scene = self._look()
-        chain = [protocol.harmless(query) for query in chain_of(scene.question)]
+        chain = [harmless(query) for query in chain_of(scene.question)]
         left = [query for query in chain if query.strip() not in scene.queries]
         allowed = left if self._again else left[: len(left) - len(chain) + 1]
         if allowed and scene.may_search:
-            return protocol.search(allowed[0])
+            return turn_protocol.search(allowed[0])
         if not left:
-            return protocol.answer(scene.question.golden_answers[0])
+            return turn_protocol.answer(scene.question.golden_answers[0])
         found = extract(scene.question.question, [hit.passage for hit in scene.hits])
-        return protocol.answer(protocol.harmless(found))
+        return turn_protocol.answer(harmless(found))
 
 
 def chain_of(question: Question) -> Sequence[str]:
@@ -121,8 +122,8 @@ def sample_action(scene: Scene, rng: np.random.Generator) -> str:
     """A search for a few random words of question and passages (7 in 10), or a random name of theirs as answer."""
     texts = _texts(scene)
     if scene.may_search and rng.random() < 0.7:
-        return protocol.search(protocol.harmless(_some_words(texts, rng)))
-    return protocol.answer(protocol.harmless(_some_name(texts, rng) or "yes"))
+        return turn_protocol.search(harmless(_some_words(texts, rng)))
+    return turn_protocol.answer(harmless(_some_name(texts, rng) or "yes"))
 
 
 def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str | None:
@@ -134,15 +135,15 @@ def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str | None:
         return None
     kind = int(rng.integers(8))
     if kind == 0:
-        return protocol.search("")
+        return turn_protocol.search("")
     if kind == 1 and scene.queries:
-        return protocol.search(scene.queries[int(rng.integers(len(scene.queries)))])
+        return turn_protocol.search(scene.queries[int(rng.integers(len(scene.queries)))])
     texts = _texts(scene)
     if kind == 2:
         query = scene.question.question
     else:
         query = (_some_name(texts, rng) if kind < 7 else "") or _some_words(texts, rng)
-    return protocol.search(protocol.harmless(query))
+    return turn_protocol.search(harmless(query))
 
 
 def _texts(scene: Scene) -> list[str]:

@@ -19,7 +19,7 @@ from turngym.envs.core.tables import written_whole
 from turngym.envs.search.fiction import preset
 from turngym.envs.search.fiction_questions import generate_fictions
 from turngym.envs.search.parquet_rows import arrow_modules
-from turngym.envs.search.protocol import harmless
+from turngym.envs.search.passage_text import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.retrieval.core import Passage, RetrievalError

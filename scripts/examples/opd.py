@@ -30,7 +30,7 @@ from turngym.agents import (
     load_policy,
     load_world,
 )
-from turngym.agents.playing.environments import probe
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.playing.rollout import Rollout
 from turngym.envs import Sampling, make_channel
 from turngym.trainers import RolloutBatch, pack, save_model

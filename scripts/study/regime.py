@@ -21,8 +21,8 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.envs.core.episode import loop_end
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.loops import loop_end
 from turngym.envs.core.settings import Count, Length, Needs, Seed
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_episodes

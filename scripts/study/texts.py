@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.worlds.worlds import EmbeddedWorld

@@ -143,7 +143,7 @@ def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
-    from turngym.agents.playing.environments import EnvOptions
+    from turngym.agents.playing.env_maker import EnvOptions
     from turngym.scripts.serve_openenv import ServeOpenEnv, open_sessions
 
     world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", env_kwargs='{"config": "small"}')

@@ -15,7 +15,7 @@ import pytest
 import turngym.agents as door
 from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
 from turngym.agents.named_agent import as_opened
-from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.scripted import named_player
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import Episode

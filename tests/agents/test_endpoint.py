@@ -28,7 +28,7 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Memory
 from turngym.envs.channels import make_channel

@@ -15,7 +15,7 @@ from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import Answer, LocalWorkers, Worker
-from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.envs.core.episode import Episode, Status

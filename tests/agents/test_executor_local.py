@@ -16,7 +16,7 @@ from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import Answer, LocalWorkers
-from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TaskError
@@ -75,7 +75,7 @@ from dataclasses import replace
 from lamps_env import LampsEnv
 from turngym.agents import open_workers
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.envs import ActionGuard, register

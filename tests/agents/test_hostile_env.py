@@ -15,7 +15,7 @@ from hostile_env import BEGINS, FAILING, STEPS
 
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.playing.rollout import FAILURES, FailureWatch, Job, failed_episode, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MakeExpert

@@ -27,7 +27,7 @@ from turngym.agents.local_engine.engine import (  # noqa: E402
 from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
-from turngym.agents.playing.environments import probe  # noqa: E402
+from turngym.agents.playing.env_maker import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.envs.core.rollout_request import RolloutRequest  # noqa: E402

@@ -17,7 +17,7 @@ from turngym.agents.endpoint.endpoint_client import EndpointOptions
 from turngym.agents.evaluation.training_evaluation import eval_note
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
-from turngym.agents.playing.environments import probe
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import AgentError, TurngymError

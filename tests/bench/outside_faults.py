@@ -13,7 +13,7 @@ from tally import Tally
 
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.retrieval.outgoing import LoopThread

@@ -14,7 +14,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.guard import ActionGuard
-from turngym.envs.search.protocol import INVALID
+from turngym.envs.search.turn_protocol import INVALID
 from turngym.envs.tool_calls import STYLES
 
 

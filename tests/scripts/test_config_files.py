@@ -11,7 +11,7 @@ import pytest
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.agent_options import AgentOptions
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.playing.environments import EnvOptions
+from turngym.agents.playing.env_maker import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import TurngymError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.envs.panels import load_panel

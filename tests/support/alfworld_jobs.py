@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.envs.core.episode import Episode

@@ -9,7 +9,7 @@ from typing import Any
 from proxy_http import ServedProxy
 from servers import until
 
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.proxy.proxy_settings import ProxySettings
 from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.run import build

@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, loop_end
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.loops import loop_end
 from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.batch import RolloutBatch

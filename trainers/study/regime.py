@@ -17,7 +17,7 @@ class Measured:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Intervals of `depth.SIGNS`, as far as there are steps enough."""
     looping: float | None = None
-    """Share of the episodes that loop (`envs.core.episode.loop_end`); None where the episodes were not kept."""
+    """Share of the episodes that loop (`envs.core.loops.loop_end`); None where the episodes were not kept."""
 
 
 def regime_table(found: Mapping[str, Mapping[str, Measured]]) -> Table:

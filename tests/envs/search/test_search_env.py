@@ -19,7 +19,7 @@ from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.search.env import SearchEnv
-from turngym.envs.search.protocol import INVALID
+from turngym.envs.search.turn_protocol import INVALID
 from turngym.envs.testing import EnvContract
 from turngym.retrieval.core import Hit
 

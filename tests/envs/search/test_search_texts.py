@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from turngym.envs.channels import blocks
 from turngym.envs.core.errors import TaskError
-from turngym.envs.search import protocol
-from turngym.envs.search.protocol import DocFormat, render, shorten
+from turngym.envs.search import turn_protocol
+from turngym.envs.search.passage_text import DocFormat, harmless, render, shorten
 from turngym.envs.search.questions import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form
 from turngym.envs.search.sources import PROMPT, asked
 from turngym.retrieval.core import Hit, Passage
@@ -39,9 +39,9 @@ def hit(title: str, text: str) -> Hit:
 
 @given(text=FORGERIES)
 def test_harmless_text_holds_no_tag_and_stays_so(text: str) -> None:
-    clean = protocol.harmless(text)
+    clean = harmless(text)
     assert not ANY_TAG.search(clean)
-    assert protocol.harmless(clean) == clean
+    assert harmless(clean) == clean
     clean.encode("utf-8")
 
 
@@ -56,9 +56,9 @@ def test_passages_forge_nothing(
 ) -> None:
     count = len if letters else None
     text = render([hit(*doc) for doc in docs], layout, budget, count)
-    observation = protocol.information(text)
+    observation = turn_protocol.information(text)
     assert ANY_TAG.findall(observation) == ["<information>", "</information>"]
-    assert protocol.read_action(observation) is None
+    assert turn_protocol.read_action(observation) is None
     assert last_answer(observation) is None
     assert valid_form(f"<think>a</think><search>b</search>{observation}<think>c</think><answer>d</answer>")
 
@@ -105,25 +105,25 @@ def test_layouts() -> None:
     ],
 )
 def test_the_published_rule_of_actions(response: str, action: tuple[str, str] | None) -> None:
-    assert protocol.read_action(response) == action
+    assert turn_protocol.read_action(response) == action
 
 
 @given(text=FORGERIES)
 def test_canonical_actions_are_fixed_points(text: str) -> None:
-    once = protocol.canonical(text)
-    if protocol.read_action(text) is not None:
-        assert protocol.canonical(once) == once
-        assert protocol.read_action(once) == protocol.read_action(text)
+    once = turn_protocol.canonical(text)
+    if turn_protocol.read_action(text) is not None:
+        assert turn_protocol.canonical(once) == once
+        assert turn_protocol.read_action(once) == turn_protocol.read_action(text)
 
 
 def test_responses_as_the_reward_reads_them() -> None:
     action = "<search>q</search>"
-    assert protocol.written("<think>t</think> <search> q </search> more", action) == (
+    assert turn_protocol.written("<think>t</think> <search> q </search> more", action) == (
         "<think>t</think> <search> q </search>"
     )
-    assert protocol.written("<think>t</think><search>q", action) == "<think>t</think><search>q</search>"
-    assert protocol.written('<think>t</think><tool_call>{"name"', action) == f"<think>t</think>{action}"
-    assert protocol.written("something else", action) == action
+    assert turn_protocol.written("<think>t</think><search>q", action) == "<think>t</think><search>q</search>"
+    assert turn_protocol.written('<think>t</think><tool_call>{"name"', action) == f"<think>t</think>{action}"
+    assert turn_protocol.written("something else", action) == action
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_every_value_of_the_format_reward() -> None:
 def test_the_agents_own_words_are_judged() -> None:
     """The environment's texts hold answer tags, too: the invalid-action text, and prompts."""
     rule = RewardRule(kind="em")
-    response = "<answer>fox</answer>" + protocol.INVALID
+    response = "<answer>fox</answer>" + turn_protocol.INVALID
     assert last_answer(response) == "and"
     assert rule.score(response, ["fox"], said="<answer>fox</answer>") == 1.0
     assert rule.score("", ["Lisbon"], prompt=PROMPT) == 0.0
@@ -232,9 +232,9 @@ def test_a_megabyte_is_read_in_seconds(piece: str, whole: bool) -> None:
     text = piece + " " * 1_000_000 if whole else piece * (1_000_000 // len(piece))
     rule = RewardRule(kind="format")
     began = time.process_time()
-    protocol.canonical(text)
-    protocol.harmless(text)
-    protocol.written(text, "<search>x</search>")
+    turn_protocol.canonical(text)
+    harmless(text)
+    turn_protocol.written(text, "<search>x</search>")
     rule.score(text, ["x"])
     published_prediction(text)
     assert time.process_time() - began < 10
