@@ -30,6 +30,7 @@ from turngym.envs.core.needed import check_needed
 from turngym.envs.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
 from turngym.retrieval.cores import POOLS
 from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.supervised import say
 
 TAIL = 25
 """Lines of the server's output that an error shows."""
@@ -379,7 +380,7 @@ class RunServer:
             with self._lock:
                 if self._process.ended() is not None and not self._closed.is_set():
                     left -= 1
-                    print(f"note: the server ended by itself; {self._process.tail()}", file=sys.stderr, flush=True)
+                    say(f"note: the server ended by itself; {self._process.tail()}")
                     # what cannot be started ends the run at its next request, which says that nobody answers
                     with contextlib.suppress(ServerError):
                         self._start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from turngym.retrieval.redaction import excerpt
 
@@ -16,6 +17,15 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 CALM = 60.0
 """Seconds after which a failure is a new one."""
 _THREADS: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
+
+
+def say(text: str, to: TextIO | None = None) -> None:
+    """A line on standard error, or on `to`, for whoever reads it, from what goes on.
+
+    A log on a disk that is full, or a reader that has gone, must not end the thread that says something.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr if to is None else to, flush=True)
 
 
 class SupervisedThread(threading.Thread):
@@ -49,7 +59,7 @@ class SupervisedThread(threading.Thread):
         self.error = excerpt(f"{type(error).__name__}: {error}", 500)
         if self.error != self._said:
             self._said = self.error
-            print(f"{self.name}: {self.error}; it goes on", file=sys.stderr, flush=True)
+            say(f"{self.name}: {self.error}; it goes on")
 
 
 def failures_of_threads() -> dict[str, Any]:

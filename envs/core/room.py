@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from turngym.envs.core.errors import is_disk_full
+from turngym.retrieval.supervised import say
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class RoomToWrite:
                     raise
                 if not said:
                     said = True
-                    print(f"no room: {error}; it is tried again until there is", file=sys.stderr, flush=True)
+                    say(f"no room: {error}; it is tried again until there is")
             self.waiting += 1
             self._closed.wait(wait)
             self.waiting -= 1

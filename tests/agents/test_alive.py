@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
@@ -185,6 +186,64 @@ def test_a_background_thread_goes_on(
     assert failures_of_threads()["test-thread"]["failures"] == 2
     # said once, and not for every try
     assert capsys.readouterr().err.count("test-thread: ") == 1
+
+
+FULL_LOG = """
+import errno, sys, threading
+from turngym.envs.core import room
+from turngym.retrieval import supervised
+supervised.FIRST_WAIT = room.FIRST_WAIT = 0.01
+calls, done = [], threading.Event()
+def work():
+    calls.append(1)
+    if len(calls) < 3: raise OSError(errno.ENOSPC, f"No space left, {len(calls)}")
+    done.set()
+supervised.SupervisedThread(work, "test").start()
+if not done.wait(20): sys.exit(3)
+del calls[:]
+room.RoomToWrite()(work)
+supervised.say("a step", sys.stdout)
+import os
+os._exit(7)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_thread_goes_on_where_nothing_can_be_said() -> None:
+    """Its log may lie on the very disk that is full."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", FULL_LOG], stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 7
+
+
+def test_a_server_that_is_started_again_keeps_nobody_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = object.__new__(model_server.RunServer)
+    command = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(99)"]
+    own._process = model_server.ServerProcess(command=command, url="http://127.0.0.1:9", log=tmp_path / "log")
+    own._lock, own._closed = threading.Lock(), threading.Event()
+    starting = threading.Event()
+
+    def start() -> None:
+        own._process.start()
+        starting.set()
+        own._process.wait_ready(900.0)
+
+    monkeypatch.setattr(own, "_start", start)
+    monkeypatch.setattr(model_server.ServerProcess, "ended", lambda self: self._child.poll() if self._child else 1)
+    watch = threading.Thread(target=own._watch, daemon=True)
+    watch.start()
+    assert starting.wait(20)
+    os.killpg(own._process.pid, signal.SIGSTOP)
+    stop = model_server.ServerProcess.stop
+    monkeypatch.setattr(model_server.ServerProcess, "stop", lambda self: stop(self, 0.5))
+    begun = time.monotonic()
+    own.__exit__()
+    assert time.monotonic() - begun < 15
+    watch.join(10)
+    assert not watch.is_alive()
+    assert own._process.ended() in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_sessions_that_could_not_be_ended_are_ended_later(make_bench: Callable[..., Any]) -> None:

@@ -7,8 +7,8 @@ while the student learns.
 
 from __future__ import annotations
 
+import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.room import RoomToWrite
 from turngym.envs.core.trace import TraceWriter, iter_trace
+from turngym.retrieval.redaction import redacted_traceback
+from turngym.retrieval.supervised import say
 from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -176,13 +178,13 @@ class Training:
         try:
             self.trainer.train(resume=self.resume)
             self.finished = True
-            print("all training steps are done; serving goes on", flush=True)
+            say("all training steps are done; serving goes on", sys.stdout)
         except KeyboardInterrupt:
             pass  # `stop` was called; everything is saved
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             if not isinstance(error, TurngymError):
-                traceback.print_exc()
+                say(redacted_traceback(error))
             on_failure()
         finally:
             # whatever ended training, serving goes on: the engine must not stay paused for a step that never comes
@@ -212,7 +214,7 @@ class LineProgress(Progress):
         texts = (
             f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in known.items()
         )
-        print(f"step {row['step']}: {', '.join(texts)}", flush=True)
+        say(f"step {row['step']}: {', '.join(texts)}", sys.stdout)
 
 
 def build(
