@@ -260,6 +260,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = load_world("alfworld")
     settings = {name: value for name, value in world.settings().items() if name != "max_turns"}

@@ -233,7 +233,7 @@ def test_width_and_detectable_difference_by_hand() -> None:
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize(
-    "seed", [0.0, 0.0008, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0.0002, 0.004))]
+    "seed", [0.0008, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0.0, 0.0002, 0.004))]
 )
 def test_more_never_needs_a_larger_difference(seed: float, paired: bool) -> None:
     known = replace(spread(seed=seed, task=0.005, both=0.002, sample=0.45), paired=paired)

@@ -41,12 +41,12 @@ HOSTILE = [
     pytest.param(POWER, "took too much time", id="power"),
     pytest.param(DOUBLING, "took too much memory", id="doubling"),
     pytest.param("{%- set s = 'a' * MANY -%}", "took too much memory", id="text"),
-    pytest.param("{%- set s = [1] * MANY -%}", "took too much memory", id="list"),
-    pytest.param("{%- set s = 'a'|center(MANY) -%}", "took too much memory", id="center"),
-    pytest.param("{%- set s = 'a'.ljust(MANY) -%}", "took too much memory", id="method"),
-    pytest.param("{%- set s = lipsum(n=MANY) -%}", "took too much (time|memory)", id="lipsum"),
+    pytest.param("{%- set s = [1] * MANY -%}", "took too much memory", id="list", marks=pytest.mark.long),
+    pytest.param("{%- set s = 'a'|center(MANY) -%}", "took too much memory", id="center", marks=pytest.mark.long),
+    pytest.param("{%- set s = 'a'.ljust(MANY) -%}", "took too much memory", id="method", marks=pytest.mark.long),
+    pytest.param("{%- set s = lipsum(n=MANY) -%}", "took too much (time|memory)", id="lipsum", marks=pytest.mark.long),
     pytest.param("{{- 'a' * 40000 -}}", "made too long a text", id="constant"),
-    pytest.param(WRITING, "made too long a text", id="writing"),
+    pytest.param(WRITING, "made too long a text", id="writing", marks=pytest.mark.long),
 ]
 COMPILED = "{%- set x = 7 ** (3 ** 21) -%}"
 WHAT_IS_ALLOWED = "; one conversation may take 1 s of processor time, 100 MiB and 30,000 characters$"

@@ -12,7 +12,7 @@ from turngym.agents.worlds import WORLDS
 
 FILES = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("*.result.xz"))
 QUICK = [f"{world}-{player}" for world in ("alfworld", "webshop", "search") for player in ("student", "random")]
-QUICK += ["search-chains-random", "search-loops-turnopd-seed0"]
+QUICK += ["search-loops-tcod-seed4"]
 
 
 def name_of(path: Path) -> str:

@@ -99,7 +99,7 @@ def test_some_wanted_features_can_be_read_on_one_sub_page_only():
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("price_seed", [0, 1])
+@pytest.mark.parametrize("price_seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_every_goal_is_met_by_one_purchase_and_no_other(profile: str, price_seed: int):
     """Among all products with all their option choices, whatever their type: stricter than the reward."""
     shop = shop_of(profile, price_seed)
