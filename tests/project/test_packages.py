@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -47,6 +50,26 @@ def test_the_list_equals_the_folders() -> None:
     listed = project()["tool"]["setuptools"]["packages"]
     assert len(listed) == len(set(listed))
     assert set(listed) == set(package_folders())
+
+
+@pytest.mark.parametrize("folder", ["tools", "bench", "gpu"])
+def test_programs_that_no_test_imports_import_what_there_is(folder: str) -> None:
+    wanted = [
+        (path.name, node.module, name.name)
+        for path in sorted((ROOT / "tests" / folder).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turngym")
+        for name in node.names
+    ]
+    assert wanted
+    assert not [one for one in wanted if not there_is(str(one[1]), one[2])]
+
+
+def there_is(module: str, name: str) -> bool:
+    """Whether `from module import name` finds something: a name in it, or a module below it."""
+    found = importlib.import_module(module)
+    below = hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}") is not None
+    return below or hasattr(found, name)
 
 
 def test_no_module_lives_outside_a_package() -> None:

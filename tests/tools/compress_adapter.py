@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from turngym.agents.models import ADAPTER, ADAPTER_WEIGHTS, load_model
+from turngym.agents.local_engine.lora_weights import ADAPTER, ADAPTER_WEIGHTS
+from turngym.agents.models import load_model
 from turngym.agents.rendering.chat_settings import FILE as CHAT_FILE
 
 BASE_NAME = "models/smollm2"
