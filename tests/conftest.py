@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,8 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure() -> None:
     """A shell that starts pytest in the background lets it ignore Ctrl-C, which tests of interruption send.
 
-    No test asks the hub of models; those of a stand-in on this machine say so themselves.
+    No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example takes
+    says how busy the machine is, and fails no test.
     """
+    settings.register_profile("turngym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("turngym")
     os.environ["TURNGYM_OFFLINE"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
