@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure() -> None:
     """A shell that starts pytest in the background lets it ignore Ctrl-C, which tests of interruption send.
 
-    No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example takes
-    says how busy the machine is, and fails no test.
+    No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example
+    takes says how busy the machine is, and fails no test.
     """
     settings.register_profile("turngym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turngym")

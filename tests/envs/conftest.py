@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from turngym.envs.base import Outcome, TextEnv
 from turngym.envs.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.registration import register
-
-# a busy machine is no failure: examples have no time limit
-settings.register_profile("turngym", deadline=None)
-settings.load_profile("turngym")
 
 TOY_ID = "turngym-test/Toy-v0"
 OPEN_ID = "turngym-test/Open-v0"
