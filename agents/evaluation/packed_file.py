@@ -97,6 +97,9 @@ def read_result(path: str | Path) -> PackedResult:
     """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
     try:
         unpack = lzma.LZMADecompressor(memlimit=UNPACKER_BYTES)
+        # a pipe is waited for, and a device has no end and no size
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("it is no file")
         if (size := Path(path).stat().st_size) > MOST_BYTES:
             raise ValueError(f"it has {size:,} bytes; at most {MOST_BYTES:,} are read")
         lines = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).split(b"\n")
