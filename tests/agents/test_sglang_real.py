@@ -20,7 +20,8 @@ import pytest
 import sglang_fake as fake
 import sglang_schema as schemas
 import torch
-from sglang_server import PYTHON, START, served_policy
+from sglang_server import PYTHON, START, require, served_policy
+from stopped import ends_though_stopped
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turngym.agents.local_engine.model import CausalModel
@@ -321,3 +322,24 @@ def test_a_server_that_dies_in_mid_run_comes_back_with_the_weights_of_the_run(
         np.testing.assert_array_equal(one.segments[0], other.segments[0])
         assert {turn.policy_version for turn in other.turns} == {5}
     assert same_numbers(fleet, model) < 1e-4
+
+
+@pytest.mark.parametrize("command", ["train", "serve"])
+def test_a_server_that_was_stopped_keeps_nobody_from_ending(command: str, folder: Path, tmp_path: Path) -> None:
+    python, metrics = require("sglang"), tmp_path / "run" / "metrics.jsonl"
+    argv = ["-m", "turngym.scripts"]
+    if command == "train":
+        argv += ["train", "grpo", "--student", str(folder), "--out", "run", "--steps", "500", "--episodes", "8"]
+        argv += ["--env", "turngym/ALFWorld-v0", "--split", "generated", "--max-turns", "3", "--max-new-tokens", "16"]
+        argv += ["--engine", "sglang", "--engine-python", python, "--threads", "1", "--no-tensorboard"]
+    else:
+        argv += ["serve", "policy", str(folder), "--engine", "sglang", "--python", python, "--device", "cpu"]
+        argv += ["--port", str(free_port("127.0.0.1")), "--threads", "1", "--cache-tokens", "16384"]
+        argv += ["--log", "server.log", "--wait", str(START)]
+
+    def working() -> bool:
+        if command == "train":
+            return metrics.exists() and metrics.stat().st_size > 0
+        return "ready: " in (tmp_path / "log").read_text()
+
+    assert ends_though_stopped(argv, tmp_path, working, start=START)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from stopped import ends_though_stopped
 
 from turngym.agents.servers.weights import free_port
-from turngym.scripts.bench_server import children
 
 pytestmark = pytest.mark.long
 STUDENT = Path(__file__).parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
-PATIENCE = 60.0
-"""Seconds to the end after each of two signals; a drain has 20 or 30."""
 CORPUS = '{"id": "1", "title": "Lisbon", "text": "Lisbon is the capital of Portugal."}\n'
 SERVED = ("--port", "PORT")
 HOUSEHOLD = ("--env", "turngym/ALFWorld-v0", "--split", "generated", "--threads", "1", "--no-tensorboard")
@@ -55,37 +48,8 @@ def test_it_ends(name: str, tmp_path: Path) -> None:
     argv = ["-m", "turngym.scripts", *(port if word == "PORT" else word for word in COMMANDS[name])]
     if name == "ranks":
         argv = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, *argv]
-    with (tmp_path / "log").open("w") as log:
-        child = subprocess.Popen([sys.executable, *argv], cwd=tmp_path, stdout=log, stderr=log)
-    stopped = list[int]()
-    try:
-        # it plays, or answers
-        end = time.monotonic() + 120
-        while time.monotonic() < end and not _working(name, tmp_path):
-            assert child.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.2)
-        stopped = list(children(child.pid))
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        for _ in range(2):
-            child.send_signal(signal.SIGTERM)
-            try:
-                child.wait(PATIENCE)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        assert child.poll() is not None, (tmp_path / "log").read_text()
-        # torchrun ends by an exception of its own
-        assert name == "ranks" or "Traceback" not in (tmp_path / "log").read_text()
-        time.sleep(2.0)
-        # no child is left behind, stopped or not
-        assert [pid for pid in stopped if Path(f"/proc/{pid}").exists()] == []
-    finally:
-        for pid in stopped:
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
-        child.kill()
-        child.wait()
+    # torchrun ends by an exception of its own
+    ends_though_stopped(argv, tmp_path, lambda: _working(name, tmp_path), traceback=name == "ranks")
 
 
 def _working(name: str, folder: Path) -> bool:
