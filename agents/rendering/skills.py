@@ -155,7 +155,9 @@ def read_skills(named: str) -> Skills:
 
 
 def _text(named: str, folder: Path, file: object) -> str:
-    if not isinstance(file, str) or not file or Path(file).name != file:
+    # what stands in it goes into prompts, and to whoever answers them: a link must not lead out of the folder, either
+    inside = isinstance(file, str) and bool(file) and (folder / file).resolve().parent == folder.resolve()
+    if not isinstance(file, str) or not inside or Path(file).name != file:
         raise AgentError(f"skills {named}: {file!r} is no file of the folder; valid: a name such as heat.txt")
     path = folder / file
     if not path.is_file():

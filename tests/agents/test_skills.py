@@ -44,6 +44,18 @@ def test_a_task_is_told_what_is_always_told_then_its_category_then_its_words(tmp
     assert skills.added_to("a pan", "cool") == f"a pan{HINT_HEAD}look around\nno idea here"
 
 
+def test_a_link_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "key.txt").write_text("the words of somebody else")
+    place = tmp_path / "skills"
+    place.mkdir()
+    (place / "own.txt").write_text("look around the house")
+    (place / "link.txt").symlink_to("own.txt")
+    assert read_skills(str(folder(place, 'always = "link.txt"\n'))).text("any", "thing") == "look around the house"
+    (place / "out.txt").symlink_to(tmp_path / "key.txt")
+    with pytest.raises(TurngymError, match=r"'out\.txt' is no file of the folder"):
+        read_skills(str(folder(place, 'always = "out.txt"\n')))
+
+
 def test_what_is_always_told_is_enough_alone_and_not_beside_a_mapping(tmp_path: Path) -> None:
     alone = Skills(name="s", always="look around", category={}, keyword={})
     assert alone.text("any", "thing") == "look around"
