@@ -35,16 +35,20 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
       An action that was read although the response has not the channel's form (`Parsed.reason`) is played
     - `terminate`: the reason, and the episode ends; reward 0
 
-    After `max_turns` turns of the agent the episode is truncated (None: no limit). `info["turn"]` counts the agent's
-    turns, `info["env_steps"]` the actions that reached the environment.
+    `info["turn"]` counts the agent's turns, `info["env_steps"]` the actions that reached the environment. With another
+    `reading` than `strict`, `info["reading"]` says by which reading the action was found, None before the first turn.
 
-    With `show_admissible`, every observation that waits for an answer ends with the list of possible actions, one a
-    line; refusals then do not list them again. Environments with open actions have no such list.
-
-    `invalid_cost` is taken from the reward of every turn whose response is malformed.
-
-    `reading` says how much a response is forgiven (`turngym.envs.reading`). With another one than `strict`, `info` has
-    the key `reading`: by which one the action was found, None before the first turn.
+    Args:
+        env: a TextEnv, or a wrapper around one.
+        on_invalid: what happens after an invalid action; see above.
+        channel: how responses are written, or the name of the channel; None: they are bare actions.
+        max_turns: turns of the agent after which the episode is truncated; None: no limit.
+        penalty: reward of an invalid action with `penalize`; the other policies ignore it.
+        list_admissible: whether refusals of `reject` and `penalize` list all possible actions.
+        show_admissible: whether every observation that waits for an answer ends with the list of possible actions, one
+            a line; refusals then do not list them again. Environments with open actions have no such list.
+        reading: how much a response is forgiven (`turngym.envs.reading`).
+        invalid_cost: taken from the reward of every turn whose response is malformed; 0 or more.
     """
 
     def __init__(

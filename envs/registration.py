@@ -61,10 +61,21 @@ def make_env(
     tool_argument: str | None = None,
     **options: Any,
 ) -> ActionGuard:
-    """Makes one environment inside its guard; `ActionGuard` explains the settings, `options` go to the class.
+    """Makes one environment inside its guard.
 
-    `on_invalid=None` takes the class's own policy, by default `reject`. `tool_name` and `tool_argument` rename the tool
-    for agents.
+    Args:
+        env_class: the class, or its place (`my_package.guess:GuessEnv`).
+        max_turns: turns of the agent after which the episode is truncated; None: no limit.
+        on_invalid: what happens after an invalid action; None: the class's own policy, by default `reject`.
+        channel: as for `ActionGuard`, like the next five.
+        penalty: reward of an invalid action with `penalize`.
+        list_admissible: whether refusals list all possible actions.
+        show_admissible: whether every observation ends with them.
+        reading: how much a response is forgiven.
+        invalid_cost: taken from the reward of every malformed response.
+        tool_name: name of the tool that agents see; None: the class's own.
+        tool_argument: name of the tool's argument that agents see; None: the class's own.
+        options: arguments of the class.
     """
     found = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)

@@ -40,14 +40,12 @@ log = logging.getLogger(__name__)
 class Visitors(Generic[V]):
     """What belongs to each visitor, by the id in the cookie; bounded in number and idle time. Safe across threads.
 
-    `dismiss` ends what belongs to one who has to go; it is called without the lock, for it may wait for a turn that is
-    being played.
-
     Args:
-        most: visitors at a time; the least recent one has to go for another.
-        idle: seconds without a visit after which one has gone.
-        dismiss: ends what belongs to one who goes.
-        clock: seconds.
+        most: visitors at a time; a further one takes the place of the one away longest.
+        idle: seconds without a request after which a visitor is dropped, at the next request of anybody.
+        dismiss: ends what belonged to a visitor who was dropped; it is called without the lock, for it may wait for a
+            turn that is being played.
+        clock: the time in seconds; only differences count.
     """
 
     def __init__(

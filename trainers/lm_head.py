@@ -74,10 +74,18 @@ class ByWeight(torch.autograd.Function):
 
     The tail is of all ids but those behind the first of `ids`, which is the label. Multiplies in the precision of
     `hidden`, whatever autocast says; differentiable once, in its first three arguments.
+
+    Args:
+        hidden: last hidden states, [N, d].
+        weight: of the head, [V, d].
+        bias: [V]; None: the head has none.
+        ids: ids whose log-probabilities are wanted, int64 [N, J].
+        work: the temperature, the size of the chunks, and which results are computed.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_N: Tensor, weight: Tensor, bias: Tensor | None, ids_NJ: Tensor, work: HeadWork) -> Any:
+        """Called by `apply`, whose arguments the class lists; the signature is that of torch.autograd.Function."""
         # a single chunk is what fits anyway: its logits stay, and need not be computed twice
         keep, parts = len(hidden_N) <= work.chunk and any(ctx.needs_input_grad), []
         with torch.autocast(hidden_N.device.type, enabled=False):
@@ -100,6 +108,7 @@ class ByWeight(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None, tail_slope_N: Tensor | None) -> Any:
+        """Called by autograd with a gradient for each output of `forward`, None for one that nothing depends on."""
         hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, kept = ctx.saved_tensors
         columns = slope_NJ, entropy_N, entropy_slope_N, tail_N, tail_slope_N
         work, (needs_hidden, needs_weight, needs_bias, *_) = ctx.work, ctx.needs_input_grad

@@ -253,6 +253,12 @@ class Pieces:
 
         First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
         begins or ends within a character.
+
+        Args:
+            span: a stretch of a response whose text both tokenizers end at the same place.
+            index: which of the span's student tokens, from 0.
+            label: the student's id of that token.
+            said: the teacher's tokens of the span, with their log-probabilities and likeliest ids.
         """
         mine, theirs = span.ends
         start, end = mine[index - 1] if index else 0, mine[index]
@@ -635,9 +641,17 @@ class KnownPlaces:
 def of_other_vocabulary(
     algorithm: Algorithm, distill: DistillConfig, *, student: ChatRenderer, reader: TextEpisodes, sizes: tuple[int, int]
 ) -> Algorithm:
-    """`algorithm` with a teacher whose vocabulary is another one; arguments as of `OtherVocabulary`.
+    """`algorithm` with a teacher whose vocabulary is another one.
 
-    Raises ConfigError where that cannot be had.
+    Raises ConfigError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
+    support `student`.
+
+    Args:
+        algorithm: its target function and token loss are wrapped.
+        distill: only `support` is read.
+        student: the student's renderer.
+        reader: writes episodes as the teacher's ids.
+        sizes: rows of the LM heads (student's, teacher's).
     """
     if algorithm.teacher_mix or algorithm.guide is not None or algorithm.judge in HINTING:
         raise ConfigError(

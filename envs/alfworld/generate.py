@@ -164,7 +164,14 @@ def parse_task_id(task_id: str) -> tuple[str, Part, int]:
 
 
 def attempt_rng(config: GeneratorConfig, part: str, number: int, attempt: int) -> np.random.Generator:
-    """The random stream of one attempt; parts cannot share one."""
+    """The random stream of one attempt; parts cannot share one.
+
+    Args:
+        config: only its name and version are part of the seed.
+        part: `train` or `eval`.
+        number: of the game within its part, from 0.
+        attempt: how many houses were rejected for this game before, from 0.
+    """
     text = f"turngym alfworld {config.name} {config.version} {part} {number} {attempt}"
     # hash() of a str differs between processes
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
@@ -218,7 +225,14 @@ def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tu
 
 
 def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: Draw) -> list[str]:
-    """The receptacle types of the house, sorted; what the task needs is among them."""
+    """The receptacle types of the house, sorted, one entry per receptacle; what the task needs is among them.
+
+    Args:
+        config: `receptacle_caps` None draws the layout of a real room; else `receptacles` bounds their number.
+        priors: counts of the real games.
+        row: the task: its room, and which receptacle types it needs.
+        draw: where random choices come from; it is advanced.
+    """
     needed = {row.destination} if row.task != LOOK else set()
     needed.update(TREATMENT.get(row.task, ())[:1])
     if config.receptacle_caps is None:
@@ -253,7 +267,16 @@ def _real_layout(config: GeneratorConfig, priors: Priors, room: str, needed: Col
 def place_receptacles(
     config: GeneratorConfig, priors: Priors, room: str, types: list[str], draw: Draw
 ) -> tuple[Receptacle, ...]:
-    """Give each receptacle a location; some share one, as the measured groups do."""
+    """Gives each receptacle a location, some a shared one as in the real games, and decides which can be opened.
+
+    Args:
+        config: `shared` scales how many groups share a location; `mixed_openable` draws for each receptacle whether it
+            opens, instead of taking what is more frequent for its type.
+        priors: counts of the real games.
+        room: type of the room, which decides the groups.
+        types: receptacle types, one entry per receptacle; the result has their order.
+        draw: where random choices come from; it is advanced.
+    """
     location = list(range(len(types)))
     free = set(location)
     for group, rate in priors.shared[room]:

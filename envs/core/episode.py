@@ -240,8 +240,13 @@ def wrong_numbers(
 ) -> str | None:
     """What is wrong with sampled ids and their log-probabilities; None if nothing is.
 
-    Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0. Where not all are `known`, NaN
-    stands for those of ids that another model chose.
+    Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0.
+
+    Args:
+        ids: sampled ids, [n].
+        logprobs: their log-probabilities, [n]; None: only the ids are checked.
+        vocabulary: number of ids; without it, all that int32 holds from 0 on are valid.
+        known: False: a log-probability may be NaN, which stands for an id that another model chose.
     """
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):

@@ -46,7 +46,14 @@ def checked_int(
 ) -> int:
     """Returns `value` as an int of at least `least`; NumPy's integers are accepted, bools are not.
 
-    Raises `error` otherwise. `none` says in its text what None would mean, where None is allowed.
+    Raises `error` otherwise, also for None: where None is allowed, the caller takes it out before.
+
+    Args:
+        name: of the setting, for the error's text.
+        value: what the caller of the caller gave.
+        least: smallest valid value.
+        none: what None means, for the error's text, such as "no limit"; empty where None is not allowed.
+        error: class of the error.
     """
     otherwise = f", or None for {none}" if none else ""
     # True is an Integral
@@ -59,7 +66,14 @@ def checked_int(
 
 
 def checked_choice(name: str, value: object, choices: Iterable[T], error: type[TurngymError] = TurngymError) -> T:
-    """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does."""
+    """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does.
+
+    Args:
+        name: of the setting, for the error's text.
+        value: what was given.
+        choices: all valid values, in the order in which the error lists them.
+        error: class of the error.
+    """
     known = list(choices)
     for choice in known:
         if choice == value:
@@ -93,7 +107,13 @@ def full_disk(
 ) -> Iterator[None]:
     """Turns a failure to write `what` under `path` because the disk is full into one error of class `kind`.
 
-    `then` is the last sentence of the error: what the user can do.
+    Other errors pass unchanged.
+
+    Args:
+        path: folder that is written to; the error names it, with the room left on its disk.
+        what: noun for what is written, as in "the `what` could not be written".
+        kind: class of the error.
+        then: last sentence of the error: what the user can do.
     """
     try:
         yield
@@ -139,8 +159,14 @@ _SMALL = 300
 def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0.4) -> list[str]:
     """The up to `n` candidates most like `query`, best first; equally good ones keep the candidates' order.
 
-    Only candidates that are at least `cutoff` similar (0 to 1, by `difflib`) count. It is quick enough for lists of
-    100,000 ids: in long lists, the number of shared trigrams chooses the few that difflib compares.
+    It is quick enough for lists of 100,000 ids: in long lists, the number of shared trigrams chooses the few that
+    difflib compares.
+
+    Args:
+        query: what was written; case is ignored, and so is what follows its first 200 characters.
+        candidates: valid values.
+        n: most candidates returned.
+        cutoff: least similarity by difflib's ratio, 0 to 1 (equal but for case).
     """
     query = query[:_MAX_CHARS].casefold()
     pool = list(candidates)
@@ -197,7 +223,16 @@ def known_as(query: str, candidates: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: float = 0.4) -> str:
-    """The end of an error text: ` Did you mean 'a' or 'b'?`, or nothing if no candidate is near."""
+    """The end of an error text: ` Did you mean 'a' or 'b'?`, or an empty text if no candidate is near.
+
+    Candidates that `known_as` finds replace those that are only spelled alike.
+
+    Args:
+        query: what was written.
+        candidates: valid values.
+        n: most candidates named.
+        cutoff: least similarity in spelling, as for `nearest`; not asked of what `known_as` finds.
+    """
     pool = list(candidates)
     near = known_as(query, pool)[:n] or nearest(query, pool, n, cutoff)
     return " Did you mean " + " or ".join(repr(text) for text in near) + "?" if near else ""

@@ -46,8 +46,13 @@ class MissingExtra(TurngymError, ImportError):
 def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[str] = ()) -> Any:
     """Returns the object that `name` stands for: a built-in, `package.module:name`, or an entry point of `group`.
 
-    Built-in names come first, so that no package can change what they mean. `known` are further valid names, which the
-    error lists.
+    Built-in names come first, so that no package can change what they mean.
+
+    Args:
+        group: of entry points, such as `turngym.judges`; its last part, in the singular, is the error's word for it.
+        name: what a user wrote.
+        built_in: names that stand for an object of ours.
+        known: further names that the caller understands itself; they are not looked up, only listed by the error.
 
     Raises:
         PluginError: nothing has that name, the module cannot be imported, or it has no such object.

@@ -215,8 +215,14 @@ def from_table(
 ) -> T:
     """Makes a settings object from a nested table; each value is checked against the type of its field.
 
-    `where` names the source in errors; `hint` says where a key belongs that does not belong here. A setting without a
-    default that the table lacks gets `missing` if that is given, and is an error otherwise. Raises SettingsError.
+    Raises SettingsError.
+
+    Args:
+        cls: settings class, a dataclass.
+        table: settings by name, with a table inside it for each group, as TOML gives them.
+        where: the source (a file, a flag), for errors.
+        missing: value of a setting without a default that the table lacks; not given: that is an error.
+        hint: key of the outermost table that `cls` does not know -> what the error says about where it belongs.
     """
     uses = _uses(cls)
     _check_keys(cls, table, where, "", hint or {}, uses)

@@ -15,9 +15,16 @@ BATCH = 1 << 28
 def read_parquet(
     path: Path, choose: Callable[[Sequence[str]], Sequence[str]], error: type[Exception], most_rows: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a file, with the columns that `choose` takes of its names; the others are never unpacked.
+    """The rows of a file as column name -> value, in file order.
 
-    Raises `error`, which names the file, where it is damaged, or holds more than `RATIO` times its size.
+    Raises `error`, which names the file, if it is damaged, unpacks to more than `RATIO` times its size (a small file to
+    more than `UNPACKED` bytes), or has too many rows.
+
+    Args:
+        path: the parquet file.
+        choose: gets the names of all columns, returns those to read; the others are never unpacked.
+        error: class of the error.
+        most_rows: rows that the file may have.
     """
     arrow, parquet = arrow_modules(error)
     try:

@@ -41,9 +41,9 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
 
     Args:
         hits: passages, the best first.
-        doc_format: the paper whose form is used.
+        doc_format: layout of a document; see above.
         budget: most tokens of title and text of a document; None: no limit.
-        count: the tokens of a text; None: words are counted.
+        count: from a text to its number of tokens; None: words are counted.
     """
     if not hits:
         return NOTHING

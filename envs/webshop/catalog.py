@@ -63,7 +63,7 @@ def read_products(
 def parse_product(
     item: Mapping[str, Any], asin: str, attributes: Mapping[str, Any], human: Mapping[str, Any] | None, where: str
 ) -> Product:
-    """Makes a product of one record. `where` begins the text of every ShopDataError.
+    """Makes a product of one record. Raises ShopDataError for a missing or wrong field.
 
     Args:
         item: the record.

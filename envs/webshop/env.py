@@ -380,6 +380,16 @@ class ShopSession:
     """One shopper with the original's interface: `reset(session)`, `step(action)`, `get_available_actions()`.
 
     No action is refused and the episode never ends; an action that is not understood shows the same page again.
+
+    Args:
+        shop: an open shop, which the session does not close.
+        observation_mode: `text`, `text_rich`, `html` or `url`.
+        quirks: which oddities of the original hold.
+        show_attrs: whether products have a sub-page Attributes.
+        num_prev_obs: earlier observations shown in front of each one.
+        num_prev_actions: earlier actions shown in front of each observation.
+        session: first session, as for `reset`: a goal's index, an id that draws a goal, or None for an id made up.
+        session_prefix: stands before the id of every session.
     """
 
     def __init__(

@@ -238,10 +238,17 @@ class Draft:
 
 
 def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random.Generator, first: int) -> list[Draft]:
-    """Products that differ from each other in one feature, one option or the price; `first` numbers the first one.
+    """Products that differ from each other in one feature, one option or the price.
 
     For every goal the others fail at something: the rival lacks a feature, the variant the option, the dear twin is
     above any cap, the decoy has only the words. Two features of a kind are held in reserve for decoy and filler.
+
+    Args:
+        config: how often products have options, decoys, hidden features and so on.
+        words: brands, and values of options.
+        leaf: the kind of thing that all of them are.
+        rng: where random choices come from; it is advanced.
+        first: number of the first product within the catalog, from 0; it becomes part of the asin.
     """
     department = leaf.department
     is_, has = _some(rng, department.is_, 4), _some(rng, department.has, 4)

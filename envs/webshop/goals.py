@@ -130,7 +130,16 @@ class Goals(LazySequence[Goal]):
         product: Callable[[int], Product],
         order: np.ndarray | None = None,
     ) -> None:
-        """`prices` float64 [N]; `rng` goes on where the product prices left it; `order` is `shuffled`'s, if known."""
+        """Draws the price caps of all goals.
+
+        Args:
+            entries: all instructions of the catalog, in product order.
+            prices: price of each product in dollars, float64 [N].
+            rng: the generator from which the prices were drawn, as it is after that; it is advanced.
+            kind: whether instructions are `human` or `synthetic`.
+            product: from a product's row to the product.
+            order: what `shuffled` gives for the number of goals; None: it is computed.
+        """
         self.kind = kind
         self.entries = entries
         # one cap per instruction in product order, before the shuffle: any other order would give other caps
@@ -242,13 +251,14 @@ def make_splits(
     1500 on), `products` (200 goals of products that no training goal asks for), `generated` (as the generator planned,
     by product too); None: `generated` for generated shops, else `turnopd`.
 
-    `part_of` tells a generated shop's split from an asin. Raises ShopDataError for a scheme that the shop cannot have.
+    Training goals that ask for the same as another split's goal, in the same words, are dropped. Raises ShopDataError
+    for a scheme that the shop cannot have.
 
     Args:
         goals: all of the shop, in their order.
         profile: of the shop.
         scheme: one of the four names; None: the shop's default.
-        part_of: from an asin to its split in a generated shop.
+        part_of: from a product's asin to `train` or `eval`, as the generator planned; None: a real shop.
     """
     chosen = scheme or ("generated" if profile.generated else "turnopd")
     if chosen == "turnopd":

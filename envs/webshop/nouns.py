@@ -56,10 +56,10 @@ def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Prof
     Raises ShopDataError for an unknown name, and for recorded nouns that were changed.
 
     Args:
-        chosen: a tagger, or the name of one; None: the shop's default.
+        chosen: a tagger, or its name (`builtin`, `spacy`, `spacy:MODEL`, `all-words`); None: the shop's default.
         catalog: whose titles the recorded nouns are of.
         profile: of the shop.
-        cache: folder of recorded nouns; None: the usual one.
+        cache: where recorded nouns are looked for; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
     """
     if isinstance(chosen, NounTagger):
         return chosen

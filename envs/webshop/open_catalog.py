@@ -74,14 +74,15 @@ def load_catalog(
 ) -> Catalog:
     """The products of a profile.
 
-    Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
+    Mapped shops are built once, under the hash of their files.
 
     Args:
         profile: of the shop.
-        data: folder of the original's files; None: where they are looked for.
-        storage: in memory or mapped from disk; auto decides by size.
-        cache: folder of mapped shops; None: the usual one.
-        progress: called as the catalog is built; None: nothing is shown.
+        data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
+            Generated shops ignore it.
+        storage: `memory`, `mapped` (from disk), or `auto`: mapped if the items file has more than 64 MiB.
+        cache: folder of mapped shops; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
+        progress: called with (what, products done) while a mapped shop is built; None: nothing is reported.
     """
     checked_choice("storage", storage, get_args(Storage), ShopDataError)
     paths = () if profile.generated else find_files(profile, data)
@@ -197,7 +198,14 @@ def build_folder(
     kind: Kind,
     progress: Progress | None = None,
 ) -> None:
-    """Write a shop into `folder`, which appears only when it is complete. `products` may use the folder it is given."""
+    """Write a shop into `folder`, which appears only when it is complete.
+
+    Args:
+        folder: what `MappedCatalog` will read; a complete one that another process wrote meanwhile stays.
+        products: gives the products in their order; it gets an empty folder that it may use until the last of them.
+        kind: whether their instructions are `human` or `synthetic`.
+        progress: called with (what, products done); None: nothing is reported.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # beside the folder: a rename must not cross file systems
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name[:16]}-") as scratch:

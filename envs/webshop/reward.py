@@ -83,8 +83,8 @@ def compute_reward(
     Args:
         goal: what was to be bought.
         bought: the product that was.
-        price: dollars, with the chosen options.
-        options: the chosen values.
+        price: of the product in this shop, in dollars; chosen options do not change it.
+        options: the chosen values, without the names of their options.
         tagger: finds the nouns of titles.
     """
     values = [processed(simplify_value(value)) for value in options]
@@ -138,9 +138,9 @@ def best_purchase(
 
     Args:
         goal: what is to be bought.
-        product: whose options are chosen.
-        facts: of the same product.
-        price: dollars.
+        product: only its `options` are read, the choices that are open.
+        facts: what else the reward reads of the same product.
+        price: of the product in this shop, in dollars; chosen options do not change it.
         tagger: finds the nouns of titles.
     """
     wanted = wanted_options(goal)

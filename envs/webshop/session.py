@@ -128,13 +128,13 @@ def play(
     """The state after one action; None if it changes nothing. As in the original, searches work on every page.
 
     Args:
-        shop: where the goal is.
+        shop: answers searches and scores a purchase.
         goal: what is to be bought.
         quirks: which oddities of the original hold.
         state: before the action.
         parsed: verb and argument; None: no action was found.
-        clickables: what can be clicked on the page.
-        session: the original's id of the visit, for its links.
+        clickables: label on the page, in lower case -> what a click on it means.
+        session: part of the page's address, in which Next and Prev look for the kind of page (`Quirks.url_routing`).
     """
     if parsed is None:
         return None
@@ -282,7 +282,16 @@ def page_of(
     show_attributes: bool = False,
     endless_pages: bool = True,
 ) -> Page:
-    """The page that `state` shows."""
+    """The page that `state` shows.
+
+    Args:
+        shop: where the products of the page are looked up.
+        goal: its instruction heads the page.
+        state: of the session.
+        session: the session's id, which is part of the page's address.
+        show_attributes: whether the product's own page has a button Attributes.
+        endless_pages: whether Next is there on the last page of results, too (`Quirks.endless_pages`).
+    """
     on_page = state.on_page if state.kind == "results" else ()
     return Page(
         kind=state.kind,

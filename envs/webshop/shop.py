@@ -81,8 +81,15 @@ class Shop:
         tagger: str | NounTagger | None = None,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`price_seed` draws what the original draws after `random.seed(price_seed)`; `tagger` and `cache` are as for
-        `open_shop`."""
+        """Draws the prices of all products and the price caps of all goals.
+
+        Args:
+            catalog: the products, with their instructions.
+            profile: of the catalog.
+            price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
+            tagger: what finds the nouns of titles, as for `open_shop`.
+            cache: folder of recorded nouns; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
+        """
         self.profile = profile
         self.products = catalog
         self.price_seed = price_seed
@@ -254,14 +261,13 @@ def _answer_cost(answer: tuple[str, tuple[str, ...]]) -> int:
 def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | None = None) -> Task:
     """The task of buying for `goal`; its hash covers goal, price and all that the reward reads of the goal product.
 
-    `split` None: that of the shop's default splits; `task_id` None: the profile and the goal's number. Row of the
-    result tables: the product's department.
+    The task's category, which is its row in result tables, is the product's department.
 
     Args:
         shop: where the goal is.
         goal: what is to be bought.
-        split: None: that of the shop's default splits.
-        task_id: None: the profile and the goal's number.
+        split: name of the task's split; None: that of the shop's default splits.
+        task_id: None: `<profile>/<number of the goal>`.
     """
     product = shop.product(goal.asin)
     assert product is not None

@@ -76,12 +76,27 @@ class Views:
         self._items: dict[str, View] = {}
 
     def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
-        """The page from which the modes other than `text` are rendered."""
+        """What is on the page, from which a mode's observation is rendered.
+
+        Args:
+            shop: always the same one, since pieces of its products are kept.
+            goal: its instruction heads the page.
+            state: of the session.
+            session: the session's id, which is part of the page's address.
+        """
         endless = self.quirks.endless_pages
         return page_of(shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=endless)
 
     def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
-        """The observation in `mode`, with what can be clicked."""
+        """The observation in `mode`, with what can be clicked.
+
+        Args:
+            shop: always the same one, since pieces of its products are kept.
+            goal: its instruction heads the page.
+            state: of the session.
+            session: the session's id, which is part of the page's address.
+            mode: `text`, `text_rich`, `html`, or `url` (the address alone).
+        """
         if state.kind == "results":
             body = self._list(shop, state)
         elif state.kind == "item":

@@ -192,7 +192,14 @@ class Visit:
 
 
 class Visits(Visitors[Visit]):
-    """All visits; those that end without a purchase are recorded as left."""
+    """All visits; those that end without a purchase are recorded as left.
+
+    Args:
+        make_env: makes the environment of a new visit.
+        record: gets every episode that ends, but for those without a turn.
+        limits: on the number of visits, their idle time and their turns.
+        clock: the time in seconds; only differences count.
+    """
 
     def __init__(
         self,

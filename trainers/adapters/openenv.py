@@ -155,8 +155,17 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
 
 
 class MakesRoom:
-    """WebSockets end that say nothing for `idle` seconds; where no more may be open, the one that was silent longest
-    makes room, if it has been for `SILENT` seconds."""
+    """ASGI middleware that ends silent WebSockets.
+
+    A WebSocket ends after `idle` seconds without a message. If a new one comes while `most` are open, the one that has
+    been silent longest ends, provided that it has been silent for `silent` seconds.
+
+    Args:
+        app: the ASGI application behind it.
+        most: WebSockets that may be open before a silent one has to make room; the application has its own limit.
+        idle: seconds without a message from the client after which a WebSocket ends.
+        silent: seconds without a message after which a WebSocket may be ended for a new one.
+    """
 
     def __init__(self, app: Any, *, most: int, idle: float = IDLE, silent: float = SILENT) -> None:
         self._app, self._most, self._idle, self._silent = app, most, idle, silent
