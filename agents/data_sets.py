@@ -181,7 +181,7 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         target: the file; what was fetched so far lies beside it.
         largest: most bytes that are accepted.
         sha256: what the file must hash to; None: not checked.
-        progress: whether a bar is shown on standard error.
+        progress: whether a line on standard error says what is fetched.
     """
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):

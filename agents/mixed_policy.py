@@ -25,9 +25,9 @@ class TwoEngines:
     """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1].
 
     Args:
-        student: plays the other part.
-        teacher: plays its share.
-        share: of the teacher, 0 to 1.
+        student: its weights are those that are trained.
+        teacher: its weights stay.
+        share: probability that a turn or an id is the teacher's, 0 to 1.
         what: what is shared, for the error: turns or ids.
     """
 
@@ -204,7 +204,7 @@ def guided_player(
         teacher: the model; None where it is not in this process.
         tokenizer: the student's, whose ids the teacher shares.
         slots: most requests that the teacher generates at a time.
-        play: where episodes are played.
+        play: what plays the episodes; valid is `rollout` alone, with or without arguments of its own.
     """
     what = "teacher and student share the turns of an episode"
     theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
@@ -220,11 +220,11 @@ def mixed_player(
 
     Args:
         player: the student.
-        share: of the student's tokens that the teacher chooses, 0 to 1.
+        share: probability that the teacher draws an id, 0 to 1; at 0 the arguments after it are not looked at.
         teacher: the model; None where it is not in this process.
         tokenizer: the student's, whose ids the teacher shares.
         slots: most requests that the teacher generates at a time.
-        play: where episodes are played.
+        play: what plays the episodes; valid is `rollout` alone, with or without arguments of its own.
     """
     if not share:
         return player

@@ -220,22 +220,18 @@ class ModelPlayer:
         examples: Sequence[Example] = (),
         skills: Skills | None = None,
     ) -> ModelPlayer:
-        """`settings` say how the model was trained to be spoken to; `slots` requests are generated at a time.
-
-        `examples` stand as earlier messages in every prompt, `skills` after its first observation.
-
-        Without `engine` the model itself plays, in this process, with weights and caches in `dtype` (None: its own).
+        """The player of a model that is spoken to as it was trained.
 
         Args:
-            model: of transformers; its settings name the limit of ids.
+            model: of transformers; its generation config may name further ids that end an answer.
             tokenizer: the model's.
-            settings: how the model was trained to be spoken to.
+            settings: how the model was trained to be spoken to, and the limit of ids in a context.
             tool: of the environment.
-            slots: most requests generated at a time.
-            dtype: of weights and caches; None: the model's own.
-            engine: plays in the model's place: servers that have its weights.
+            slots: most requests that the model generates at a time; not read with `engine`.
+            dtype: of weights and caches; None: the model's own. Not read with `engine`.
+            engine: what generates, such as servers that have the model's weights; None: the model, in this process.
             examples: earlier messages of every prompt.
-            skills: stand after its first observation.
+            skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
         """
         if engine is None:
             from turngym.agents.local_engine.engine import LocalEngine

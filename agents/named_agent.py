@@ -132,7 +132,8 @@ def as_opened(
 
     Args:
         agent: a name as on the command line, or an object.
-        settings: fields of `AgentOptions`.
+        settings: fields of `AgentOptions`. With an object only `temperature`, `slots`, `threads`, `channel` and
+            `system` may differ from their defaults, with an OpenedAgent only the first three.
         probe: gives the environment, to be asked for its tool and players.
         servers: those that play with a model's weights; None: this process.
     """

@@ -69,11 +69,11 @@ class ValueCritic:
     `policy` must not be sharded yet. Of several `ranks` each computes its share of every batch.
 
     Args:
-        policy: the student, whose states or whose copy the values are read from.
-        config: kind of critic, learning rate and clip of its loss.
+        policy: the student. Kind `model` copies it as the critic's trunk, the other kind reads its hidden states.
+        config: kind of critic, learning rate, gradient norm, and clip of its loss.
         micro_tokens: most tokens in one pass.
         autocast: whether the trunk computes in bfloat16.
-        gradient_checkpointing: whether layers are recomputed in the backward pass.
+        gradient_checkpointing: whether layers are recomputed in the backward pass, for kind `model` alone.
         seed: of the head's random weights.
         ranks: the processes of the run.
     """

@@ -77,7 +77,7 @@ class LmLoss:
     a resumed run reads what it would have read. Documents are cut at `max_length` tokens.
 
     Args:
-        config: the files, documents a step, and lambda.
+        config: the files, how many documents a step reads and where they are cut, the mean, and lambda.
         encode: from a text to its ids.
         micro_tokens: most tokens in one pass.
         autocast: whether the model computes in bfloat16.

@@ -41,15 +41,15 @@ class LoraConfig:
 def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 0) -> None:
     """Put adapters into `model` in place and freeze the rest; the model computes what it did until they are trained.
 
-    Whoever holds `model` (a rollout engine) runs the adapted weights. `base` names the model in the saved adapter;
-    `seed` fixes the random half of the adapters, float32 whatever the model's precision is. Raises ModelError without
-    peft, and for targets that the model lacks or that could not be merged exactly.
+    Whoever holds `model` (a rollout engine) runs the adapted weights. Adapters are float32 whatever the model's
+    precision is. Raises ModelError without peft, and for targets that the model lacks or that could not be merged
+    exactly.
 
     Args:
         model: changed in place.
         config: rank, alpha and the layers that get adapters.
-        base: name of the model in the saved adapter.
-        seed: of the adapters' random half.
+        base: name of the model in the saved adapter; empty: it names none.
+        seed: fixes the half of each adapter that begins random; the other half begins with zeros.
     """
     try:
         import peft

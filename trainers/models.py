@@ -38,15 +38,14 @@ def tiny_qwen3(
 ) -> nn.Module:
     """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
 
-    `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input
-    and output embeddings are tied.
+    Input and output embeddings are tied.
 
     Args:
         vocab_size: V, rows of the tied embeddings.
-        width: of the hidden states.
-        layers: number of them.
-        heads: of the queries.
-        kv_heads: heads of keys and values; None: as many as `heads`.
+        width: of the hidden states; a multiple of `heads`.
+        layers: number of decoder layers.
+        heads: number of query heads; a multiple of `kv_heads`.
+        kv_heads: number of heads of keys and values; None: as many as `heads`.
         mlp: width of the feed-forward layers; None: 2 x width.
         max_length: positions that the model knows.
         eos_id: id that ends a response, for the model's settings.
@@ -169,7 +168,7 @@ def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None,
         model: causal model, of which the head is not run.
         ids_BL: input ids [B, L], int64, on the model's device.
         positions_BL: positions [B, L]; None: 0, 1, 2, ... in every row.
-        line: which rows share a line of the batch; None: each has its own.
+        line: how the rows lie that share one line, as in `hidden_states`; None: each line is a row.
     """
     more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if line is not None:

@@ -86,7 +86,7 @@ def _spoken_to(chat: ChatSettings, config: RolloutConfig, preset: Preset | None)
 
 
 def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: RunInfo) -> dict[str, Any]:
-    """Returns the arguments of `gym.make` for evaluations of `run` on `panel`; `given` are those for training.
+    """Returns the arguments of `gym.make` for evaluations of `run` on `panel`.
 
     The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
 

@@ -66,7 +66,7 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
     Args:
         episodes: those of one file.
         where: the file, for the error.
-        play: the preset of the run.
+        play: only its preset is read.
         envs: ids of the run's environments.
     """
     strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)

@@ -110,7 +110,7 @@ def step_row(
     Args:
         episodes: all that were played, before any filter.
         batch: what was trained on.
-        targets: what its tokens should have become.
+        targets: what the target function said about each of its tokens.
         done: losses and columns of all updates of the step.
         plan: what was played, and whether it was a probe.
         state: the depth controller's, after the step.
@@ -219,14 +219,13 @@ def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
 def turn_row(
     batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64], *, full_depth: bool = False
 ) -> dict[str, list[Any]]:
-    """Statistics by turn, as lists over turns; the divergence only where there is a teacher. `full_depth` as of
-    `turn_stats`.
+    """Statistics by turn, as lists over turns; the divergence only where there is a teacher.
 
     Args:
         batch: whose tokens are summed by turn.
         columns: numbers per token [N] by name, as the forward pass measured them.
         weight_N: share [N] of the loss that each token has.
-        full_depth: whether the episodes were played without a depth cap.
+        full_depth: whether the depth cap was the full depth of the run, as for `turn_stats`.
     """
     row: dict[str, NDArray[Any]] = {
         "turn/loss_share": loss_share(columns["loss"], weight_N, batch),

@@ -30,9 +30,9 @@ def played_source(
 
     Args:
         env: the environment, with the student that plays it and the panel that is never trained on.
-        demonstrations: what `--demonstrations` names; what the first turns of the student's episodes are, or what it
-            imitates. None: an expert plays, as the algorithm says (`ExpertPlay`).
-        teacher: a model that chooses tokens or plays turns; None: the student alone plays.
+        demonstrations: what `--demonstrations` names. For an algorithm that imitates they are the episodes, and None
+            means that an expert plays (`ExpertPlay`). For others they are the first turns of the student's episodes.
+        teacher: a model that chooses tokens or plays turns; None: none does, and `share` is 0.
         share: share of the student's tokens that `teacher` chooses, 0 to 1.
         guided: whether `teacher` plays whole turns, as many as each request says.
     """

@@ -46,15 +46,15 @@ def open_teacher(
 ) -> tuple[Scorer | None, int | None]:
     """Returns the teacher as a scorer, and the number of ids that it shares with the student.
 
-    The teacher is on servers where `servers` name one, else in this process, from `folder`. `student` is the model with
-    its tokenizer; `scoring` is `scoring_of` the run. (None, None) for algorithms that need no teacher. A teacher that
-    may have `other` ids than the student, and has, comes with None.
+    The teacher is on servers where `servers` name one, else in this process, from `folder`. Returns (None, None) for an
+    algorithm that needs no teacher, and where neither names one. A teacher that may have `other` ids than the student,
+    and has, comes with None.
 
     Args:
         algorithm: whether it needs a teacher, and what it asks one for.
-        folder: of the teacher; with servers its vocabulary is read there.
-        servers: those that score, where they name any.
-        student: the model and its tokenizer, whose ids the teacher must share.
+        folder: of the teacher. With servers they must have its weights; None: what they call their model is taken.
+        servers: options that may name servers with the teacher.
+        student: the model and its tokenizer.
         other: whether the teacher may have other ids.
         scoring: `scoring_of` the run.
     """

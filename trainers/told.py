@@ -232,8 +232,8 @@ def told_group(
     Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
 
     Args:
-        config: group size, clip, KL to the reference.
-        context: what the run offers.
+        config: group size, weights of the tokens, KL to the reference, and who is told.
+        context: what the run offers; its full depth is read.
         name: of the method, for records.
         target_fn: from rewards and what was told to an advantage per token.
         token_loss: what is done with that advantage.

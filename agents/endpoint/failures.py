@@ -131,11 +131,9 @@ _LIMIT = re.compile(r"limit:? *(\d[\d,]*)\D{1,40}requested:? *(\d[\d,]*)")
 def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
-    `body` is its JSON, if it has any, and `message` its text.
-
     Args:
         status: of HTTP.
-        message: text of the answer, for one without JSON.
+        message: text of the answer, which the failure quotes if the JSON has no message.
         body: the JSON that was read; None without any.
         headers: of the answer; they may say when to ask again.
     """

@@ -182,8 +182,8 @@ def _checked_tasks(
         ready: makes the environment.
         verify: whether every hash is compared.
         harness: workers of the published harness; None: nothing is drawn.
-        samples: validations of the harness.
-        seed: of the first worker.
+        samples: validations of the harness that are drawn.
+        seed: of the evaluation; worker i of the harness has seed + 1000 + i.
 
     Raises:
         TurngymError: tasks that are not the panel's.

@@ -114,14 +114,14 @@ def prepare(
     workers: int | Literal["auto"] | WorkerOptions,
     servers: PolicyServer | None,
 ) -> Prepared:
-    """Open `agent` with `settings` for `env`; `given` overrides the preset, which overrides `base` (a panel's).
+    """Open `agent` with `settings` for `env`.
 
     Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
 
     Args:
         env: Gymnasium id.
         agent: a name as on the command line, or an object.
-        settings: fields of `AgentOptions`; the preset fills in those that are not given.
+        settings: fields of `AgentOptions`; those that have their default value get the preset's.
         preset: a published set-up of `env`; None: none.
         base: arguments for gym.make that the preset overrides: those of a panel.
         given: arguments for gym.make that override the preset.
@@ -157,12 +157,11 @@ def keep_settings(
 ) -> None:
     """Write the settings of an evaluation or rollout in the form that `--config` reads.
 
-    `call` are the arguments of the function (None values are left out), `player` are fields of `AgentOptions`. An agent
-    that is an object is written by its name, for readers only: no command can find it by that name.
+    An agent that is an object is written by its name, for readers only: no command can find it by that name.
 
     Args:
         path: the file, config.toml or NAME.config.toml.
-        call: arguments of the function; those that are None are left out.
+        call: arguments of `evaluate` or of its like for rollouts; those that are None are left out.
         agent: who plays.
         player: fields of `AgentOptions`.
         servers: those that play; None: the defaults are written.

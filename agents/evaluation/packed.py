@@ -98,9 +98,8 @@ def pack_result(
 ) -> PackedResult:
     """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed.
 
-    `panel`, `data` and `env_kwargs` are as for `check_result`. Raises EvaluationError as `packed` does, and if the
-    check fails. An evaluation whose plain settings change what scores is packed, too, though it is no result of its
-    panel: a check and tables say so.
+    Raises EvaluationError as `packed` does, and if the check fails. An evaluation whose plain settings change what
+    scores is packed, too, though it is no result of its panel: a check and tables say so.
 
     Args:
         run: folder of an evaluation, or its trace.
@@ -170,10 +169,10 @@ def differences(
 
     Args:
         result: what was packed.
-        panel: its panel's manifest; None: the shipped panel of that name.
+        panel: the panel's name or the path of its manifest; None: the shipped panel that the result names.
         data: folder of the data; None: where the environment looks.
-        env_kwargs: arguments of gym.make that are no deviation.
-        other_rules: whether another scoring than the panel's is allowed.
+        env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
+        other_rules: whether settings that change what scores may differ from the panel's.
     """
     found = _seal(result)
     known = load_panel(panel) if panel is not None else shipped_panel(str(result.settings.get("panel")))
@@ -337,9 +336,7 @@ def play_again(
 ) -> list[str]:
     """Lets `agent` play the first `tasks` tasks (default: all) and names where it answers otherwise than recorded.
 
-    The same model with the same seed gives the same episodes, up to the rounding of another machine. `panel` and
-    `env_kwargs` are as for `check_result`, `settings` are those of `evaluate`: what the file does not say, such as
-    `device`.
+    The same model with the same seed gives the same episodes, up to the rounding of another machine.
 
     Args:
         result: what was recorded.
@@ -374,7 +371,7 @@ def evaluate_as(
     **settings: Any,
 ) -> EvalResult:
     """Lets `agent` play `panel` as another evaluation was played, by its `recorded` settings: preset, samples, seed,
-    temperature. `make` are arguments of gym.make; `tasks` and `settings` are as for `play_again`.
+    temperature.
 
     Args:
         recorded: settings of the other evaluation.

@@ -93,9 +93,6 @@ def read_recorded(
 ) -> RecordedEpisodes:
     """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation.
 
-    `samples`: how many of each task, by its id.
-    With `errors_again`, episodes that ended in an error count as missing and are played again.
-
     Args:
         trace: the file; None or missing: nothing is recorded.
         tasks: those of this evaluation.

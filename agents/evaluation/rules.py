@@ -60,14 +60,13 @@ class Stated:
 def stated(
     settings: Mapping[str, Any], panel: Panel, given: Mapping[str, Any] | None = None, preset: Preset | None = None
 ) -> Stated:
-    """How `settings` deviate from `panel`, with a `preset` from both. What is `given` by who checks the result is no
-    deviation.
+    """How the environment's arguments in `settings` deviate from those that are expected.
 
     Args:
         settings: of the evaluation.
-        panel: whose own arguments are the rule.
-        given: arguments of whoever checks the result.
-        preset: whose values are the rule, too.
+        panel: its arguments of gym.make are expected, and the environment's defaults for all others.
+        given: arguments that whoever checks the result gives; they never count as deviations. None: none.
+        preset: its arguments are expected in place of the panel's; None: no preset.
     """
     environment = env_class(panel.env_id)
     defaults = _defaults(environment)

@@ -436,13 +436,11 @@ def hints(
 ) -> list[str]:
     """Paragraphs about the answers of these episodes; [] where there is nothing to say.
 
-    What `made`, the environment's arguments, has already is not recommended.
-
     Args:
         scores: of these episodes.
-        episodes: whose answers may be quoted.
+        episodes: those that were scored; an answer of theirs may be quoted.
         channel: how the agent writes actions; None for bare ones.
-        made: arguments of the environment.
+        made: arguments of the environment; what they have already is not recommended. None: none.
     """
     said = []
     if scores.cut_rate:

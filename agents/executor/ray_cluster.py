@@ -17,17 +17,17 @@ from turngym.retrieval.redaction import excerpt
 class RayWorkers:
     """`count` actors, spread over the nodes; every node needs turngym and the data installed.
 
-    Connects to `address`, or starts Ray on this machine. An existing connection of this process is used as it is and
-    left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is
-    lost, the calls of its actors are answered with the cause of death.
+    An existing connection of this process to Ray is used as it is, whatever `address` says, and left open. An actor for
+    which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is lost, the calls of its
+    actors are answered with the cause of death.
 
     Raises MissingExtra if Ray is not installed, ExecutorError if there is no cluster at `address`.
 
     Args:
         count: number of actors, at least 1.
-        address: of the cluster; None: this machine.
-        cpus: that each actor reserves.
-        gpus: that each actor reserves.
+        address: of the cluster; None: `$RAY_ADDRESS`, else Ray is started on this machine.
+        cpus: processors that each actor reserves.
+        gpus: GPUs that each actor reserves; a fraction is allowed.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:

@@ -304,9 +304,9 @@ class RaggedCache(Cache):
         """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's.
 
         Args:
-            layer: number of the layer.
-            rows: row of the table [...], int64, of each new column.
-            positions: position in its row [...], int64.
+            layer: number of the layer, from 0.
+            rows: row of the cache for each new id, int64 [...].
+            positions: position of each new id in its row, int64 [...].
             new_keys: [..., heads, dim].
             new_values: [..., heads, dim].
         """

@@ -445,16 +445,16 @@ def attention(
 ) -> Tensor:
     """Attention of queries [B, Q, heads, D] over keys and values [B, key heads, L, D]; returns [B, Q, heads, D].
 
-    The query heads that share a key head are put into one matrix, so that no key is copied for them. Rows in a group
-    of `key_groups` read as many keys as it says; rows in none read no keys, and their results are zero.
+    The query heads that share a key head are put into one matrix, so that no key is copied for them.
 
     Args:
         queries: [B, Q, heads, D].
         keys: [B, key heads, L, D].
         values: [B, key heads, L, D].
-        mask: added to the scores; None: everything is seen.
+        mask: added to the scores, [B, 1, Q, L]; None: everything is seen.
         scale: the scores are multiplied by it.
-        key_groups: rows with how many keys each of them reads.
+        key_groups: how many keys the rows of each group read, if Q is 1 (else they are not looked at). The results of
+            rows in no group are zero. Empty: all rows read all keys.
     """
     rows, count, heads, width = queries.shape
     shared = keys.shape[1]

@@ -148,7 +148,7 @@ class CausalModel:
             cache: gets the new keys and values.
             ids: int64 [B, Q].
             positions: int64 [B, Q].
-            step: which rows of the cache are written and read.
+            step: which rows and positions of the cache are written and read.
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:

@@ -216,8 +216,8 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     Args:
         env: in an `ActionGuard`.
         job: its task and seed.
-        number: of the conversation among those that are open.
-        system: the system message; None: the environment's instructions.
+        number: of the job; no two conversations that are open at a time may share it.
+        system: the system message; None: as above.
         renderer: of a model that reads ids; None for agents of text.
     """
     guard = guard_of(env)
@@ -259,8 +259,8 @@ def failed_episode(
     Args:
         job: whose episode it is.
         env_id: of the environment that failed.
-        error: what went wrong, for its record.
-        meta: what else the record says.
+        error: what went wrong; its text becomes `meta["error"]`.
+        meta: further entries of the episode's `meta`.
         status: how it failed.
     """
     return Episode(
@@ -382,7 +382,7 @@ class Rollout:
         max_turns: depth cap of episodes whose job has none; None: no cap.
         on_episode: called with each episode as it finishes.
         system: the system message; None: the environment's instructions.
-        meta: what every episode's record says.
+        meta: further entries of every episode's `meta`, beside the agent's name.
         step_timeout: seconds for a step or reset of an environment.
     """
 

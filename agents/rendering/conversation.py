@@ -209,8 +209,6 @@ class Memory:
     ) -> str | None:
         """The only user message of this turn, or None if the conversation goes on with `observation`.
 
-        `task` is the environment's statement of the task, or the first observation if it has none.
-
         Args:
             task: the environment's statement of the task, or the first observation if it has none.
             past: turns before this one.
@@ -262,8 +260,8 @@ def chat_messages(
     """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text.
 
     Args:
-        memory: what a prompt holds of the episode.
-        system: empty for none.
+        memory: how much of the episode a prompt holds.
+        system: the system message; empty for none.
         task: the environment's statement of the task, or the first observation if it has none.
         past: turns before this one.
         observation: what waits for an answer.

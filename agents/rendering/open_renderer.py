@@ -40,7 +40,7 @@ def open_renderer(
         history: overrides the settings' own; None: as they say.
         stop_ids: further ids that end an answer.
         examples: earlier messages of every prompt.
-        skills: stand after its first observation.
+        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
     """
     channel: Any = make_channel(settings.channel, tool)
     called = isinstance(channel, ToolChannel)
@@ -75,7 +75,7 @@ def renderer_of(
         settings: how the model was trained to be spoken to, completed by `complete_settings`.
         tool: of the environment.
         examples: earlier messages of every prompt.
-        skills: stand after its first observation.
+        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
     """
     return open_renderer(tokenizer, settings, tool, stop_ids=end_ids(model), examples=examples, skills=skills)
 

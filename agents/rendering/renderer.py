@@ -181,7 +181,7 @@ class ChatRenderer:
 
         Args:
             history: gets the new segment.
-            system: empty for none.
+            system: the system message; empty for none.
             observation: the first one of the new conversation.
             category: of the task, which says which examples and skills are shown.
         """
@@ -315,7 +315,7 @@ def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequ
     Args:
         renderer: whose template says how ids are read.
         shown: the whole response.
-        count: ids of it that are begun.
+        count: how many of its ids are wanted.
         stops: texts at which a response ends.
     """
     ids = shown.ids[:count]

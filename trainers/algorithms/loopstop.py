@@ -115,7 +115,7 @@ class LoopDepth:
             state: the moving averages so far.
             plan: not read; loops are measured at every step.
             batch: what was trained on.
-            episodes: what `batch` was packed from; they know where their loops closed.
+            episodes: what `batch` was packed from; `loop_end` finds in their turns where a loop closed.
             kl_N: the raw KL [N] to the teacher, nats.
         """
         return self.update(state, loop_stats(batch, episodes, kl_N))

@@ -83,7 +83,7 @@ def build(
         config: coefficients, clip and critic.
         context: what the run offers, its depth and its teacher among it.
         terms: further terms of the loss.
-        in_reward: text whose loss is taken from the reward, and its weight lambda; None: none is.
+        in_reward: text whose loss is subtracted from every reward, and its weight lambda; None: nothing is subtracted.
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)

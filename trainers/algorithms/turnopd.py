@@ -159,9 +159,9 @@ class AdaptiveDepth:
 
         Args:
             state: the moving averages so far.
-            plan: only after a probe is anything learned.
-            batch: what was trained on.
-            episodes: not read; the batch knows the depths.
+            plan: what was played at the step; unless it was a probe, the state stays as it is.
+            batch: what was trained on, with the depths of its episodes.
+            episodes: not read.
             kl_N: the raw KL [N] to the teacher, nats.
         """
         return self.update(state, plan, probe_stats(batch, kl_N))

@@ -121,7 +121,7 @@ def make_session_judge(
     """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one.
 
     Args:
-        config: names the judge, its votes and its parallel requests.
+        config: names the judge and how it is asked, the run's seed, and the device of a model that judges.
         algorithm: what it asks of a judge, and where its hints stand.
         renderer: tokenizes prompts with hints.
         max_context: most ids of prompt and response together.
@@ -186,10 +186,12 @@ class TurnJudging:
     """A queue of turns in front of a judge. Safe for several threads.
 
     Args:
+        judge: asked about the turns, in as many threads as it has workers.
         on_votes: called with session, turn and judgment before anything else knows of them, for the records.
         on_judged: gets every session that has ended, once all of its turns were judged or given up.
-        votes: what an earlier process recorded.
-        feedback: what users said to it.
+        votes: judgments that an earlier process recorded, by (session, turn); None: none.
+        feedback: what users told an earlier process, by (session, turn); None: nothing.
+        clock: the time in seconds; only differences count.
     """
 
     def __init__(

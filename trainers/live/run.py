@@ -58,7 +58,7 @@ class Training:
         algorithm: what is learned.
         config: the options of the proxy.
         step: last step that an earlier process finished; 0 for a new run.
-        resume: whether the run's folder is gone on with.
+        resume: whether training continues from a checkpoint in the run's folder.
     """
 
     trainer: Trainer

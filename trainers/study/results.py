@@ -67,7 +67,7 @@ def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: 
     Args:
         rows: records by method and seed.
         baseline: method with which the others are compared.
-        measure: what a run costs by.
+        measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
     """
     return _estimates(maps_at(rows, budgets(rows, measure), measure, window), baseline)
@@ -83,7 +83,7 @@ def maps_at(
     Args:
         rows: records by method and seed.
         limit: the budget by seed, in the unit of `measure`.
-        measure: what a run costs by.
+        measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
     """
     found: dict[str, dict[int, dict[str, float]]] = {}
