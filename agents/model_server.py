@@ -325,6 +325,13 @@ class RunServer:
     """Implements `OwnServer`: a server on this machine that ends with this process, however that ends.
 
     One that ends by itself is started again, and gets the run's weights with the next request.
+
+    Args:
+        options: the server's program, its Python, its share of the memory and its further arguments; not `local`.
+        model: folder of the model that it begins with.
+        log: file for its output.
+        adapters: vLLM: largest rank of LoRA adapters that it loads while it serves; 0: none.
+        dtype: precision of the weights; None: the one that the model's config.json names.
     """
 
     def __init__(self, options: RunServers, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:

@@ -144,7 +144,16 @@ class Games(Visitors[Game]):
         return self._players[world]
 
     def begin(self, name: str, world: str, task: str, agent: str) -> Game:
-        """Begin another game for `name`. Raises TurngymError for an unknown environment, task or agent."""
+        """Begin another game for a visitor, whose last one ends.
+
+        Raises TurngymError for an unknown environment, task or agent.
+
+        Args:
+            name: the visitor's, from the cookie.
+            world: a key of `PlaySettings.environments`.
+            task: id of the task; "" draws one.
+            agent: who plays along, one of `players(world)`.
+        """
         if world not in self.settings.environments:
             known = list(self.settings.environments)
             raise TurngymError(f"there is no environment {excerpt(world, 40)!r}.{did_you_mean(world, known)}")

@@ -174,9 +174,14 @@ class DrainingServer:
     def __init__(
         self, front: Front, *, host: str = "127.0.0.1", port: int = 0, drain: float = 10.0, hosts: tuple[str, ...] = ()
     ) -> None:
-        """`drain`: seconds that accepted requests get to finish after `stop`. `hosts`: names beside the loopback's own.
+        """Raises TurngymError if waitress is not installed, or the address cannot be listened on.
 
-        Raises TurngymError if waitress is not installed, or the address cannot be listened on.
+        Args:
+            front: the application with its limits.
+            host: address to listen on.
+            port: port to listen on; 0 takes a free one.
+            drain: seconds that accepted requests get to finish after `stop`.
+            hosts: names under which clients may ask beside the loopback's own, those of a reverse proxy for example.
         """
         self._front, self._drain = front, drain
         need("waitress", "the server", "serve")

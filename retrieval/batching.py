@@ -59,12 +59,13 @@ class MicroBatcher:
         """Starts no thread.
 
         Args:
-            search: answers queries for the k best hits of each, from several threads at once if `workers` is above 1.
+            search: gets queries and k, and returns the hits of each query. With `workers` above 1 several threads call
+                it at once.
             max_batch: most queries of one call of `search`.
-            window: most seconds that a batch waits for more queries.
+            window: most seconds that a batch waits for more queries; only if the last one served several clients.
             workers: threads that call `search`.
-            max_waiting: most queries that wait; further ones are refused.
-            on_batch: is called with the size of every batch.
+            max_waiting: most queries that wait; queries that would exceed it are refused together.
+            on_batch: is called with the number of queries before each call of `search`.
             clock: seconds, never stepping back.
         """
         self._search, self._on_batch, self._clock = search, on_batch, clock

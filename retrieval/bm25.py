@@ -59,14 +59,14 @@ class LuceneIndex:
         """Indexes (id, text) pairs; row n is the n-th pair.
 
         With a folder, the index is moved there in one step at the end, memory stays bounded, and a build that was
-        killed continues where its files end. `progress` is called now and then with the number of documents read.
+        killed continues where its files end.
 
         Args:
             docs: (id, text) pairs in the order of their rows.
-            folder: where the index goes; None: it stays in memory.
-            k1: how soon repeats of a term stop counting, 0 to 100.
-            b: how much a document's length counts, 0 to 1.
-            progress: is called now and then with the number of documents read.
+            folder: a new or an empty one, or one with an index, which is replaced; None: the index stays in memory.
+            k1: how much repeats of a term count, 0 (not at all) to 100.
+            b: how much long documents are discounted, 0 to 1.
+            progress: is called after every thousand documents with the number read so far.
 
         Raises:
             RetrievalError: an id repeats or is no text, the folder holds something else, or another process builds it.

@@ -117,7 +117,7 @@ class HttpRetriever:
             url: address of the server, with or without `/retrieve`.
             settings: deadline, retries and limits; by default those of `ClientSettings`.
             clock: seconds, never stepping back.
-            sleep: waits so many seconds between attempts.
+            sleep: waits between two attempts; gets the seconds.
 
         Raises:
             RetrievalError: the url is invalid, an override is unknown, or httpx is not installed.

@@ -34,10 +34,10 @@ class HybridRetriever:
         """Fuses `parts`, which must serve the same corpus: passages with the same id are the same.
 
         Args:
-            parts: the retrievers.
-            constant: added to every rank; the larger, the less the first ranks count.
-            depth: hits that each part is asked for.
-            weights: one for each part; by default all alike.
+            parts: any number of them, one at least.
+            constant: added to every rank; the larger it is, the less a first rank counts above a later one.
+            depth: hits that each part is asked for, or k if that is more.
+            weights: one for each part, above 0; by default all are 1.
 
         Raises:
             RetrievalError: no parts, or not one positive weight for each.
@@ -178,7 +178,7 @@ class CrossEncoderReranker:
             model: folder or hub name of a sequence classifier.
             device: where it computes, as torch names it.
             max_length: most tokens of query and passage together; the rest is cut.
-            batch: pairs that are scored at once.
+            batch: most pairs that are scored at once.
         """
         try:
             import torch

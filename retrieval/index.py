@@ -178,10 +178,10 @@ def verify_index(
 
     Args:
         work: folder of the index.
-        manifest: what the index says it holds.
-        encoder: makes query vectors; None where the index has no vectors.
-        vectors: folder of the encoded shards, from which the sample's vectors are read.
-        report: is called with a stage, how far it is, and its whole if known.
+        manifest: says whether the index has vectors, and with which settings faiss searches them.
+        encoder: the one that made the vectors; None for an index without vectors.
+        vectors: folder of the shards, float32 [rows, dim]; the vectors of the sampled passages are the queries.
+        report: is called with `check`, the passages done, and those of the sample.
 
     Raises:
         RetrievalError: numbers of rows differ, or too few passages find themselves.

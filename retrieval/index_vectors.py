@@ -46,7 +46,7 @@ def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes]
         shards: vectors in the order of their rows, float32 [n, dim] each.
         rows: number of all vectors.
         file: where the index is written.
-        done: is called with the number of vectors of each part that is written.
+        done: is called with the number of vectors after each piece that is written.
     """
     faiss = load_faiss()
     if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer)):
@@ -91,9 +91,9 @@ def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[by
     Args:
         index: the trained IVF index, without vectors.
         shards: vectors in the order of their rows, float32 [n, dim] each.
-        folder: where the encoded shards lie.
+        folder: gets the encoded shards, and may have some of an earlier build.
         file: where the index is written.
-        done: is called with the number of vectors of each shard that is encoded.
+        done: is called with the number of vectors of each shard, also where it was encoded before.
     """
     folder.mkdir(exist_ok=True)
     parts = []
@@ -167,8 +167,8 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
         store: the passages in the order of their rows.
         encoder: makes the vectors.
         folder: where the shards go.
-        shard_rows: passages of one shard.
-        report: is called with a stage, how far it is, and its whole.
+        shard_rows: passages of one shard; the last one has the rest.
+        report: is called with `vectors`, the passages done, and all passages.
     """
     folder.mkdir(exist_ok=True)
     for start in range(0, len(store), shard_rows):
@@ -206,12 +206,12 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
     kinds (HNSW, wrappers) keep all codes in memory until they are written, but the vectors of one piece only.
 
     Args:
-        folder: where the shards of vectors lie.
-        path: the faiss index.
+        folder: the shards that `write_vectors` wrote.
+        path: file of the faiss index.
         factory: the kind of index, as faiss writes it.
-        dim: numbers of one vector.
-        rows: number of all vectors.
-        report: is called with a stage, how far it is, and its whole.
+        dim: dimensions of a vector.
+        rows: number of passages. Raises RetrievalError if the shards have another number of vectors.
+        report: is called with `training` at its start, then with `index`, the vectors done, and all vectors.
     """
     if path.is_file():
         return

@@ -182,12 +182,13 @@ def build_index(
 
     Args:
         docs: (id, text) pairs in the order of their rows.
-        folder: where the index goes; None: memory.
+        folder: a new or an empty one, or one with an index, which is replaced; None: the index is built in memory.
         settings: k1 and b of the score.
-        progress: is called now and then with the number of documents read.
+        progress: is called after every thousand documents with the number read so far.
 
     Raises:
-        RetrievalError: the folder holds something that is no index, or another process builds it.
+        RetrievalError: an id repeats or is no text, the folder holds something that is no index, or another process
+            builds it.
     """
     content = ContentHash()
     if folder is None:

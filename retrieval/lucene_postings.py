@@ -50,7 +50,7 @@ class Settings:
     """Constants of the score."""
 
     k1: float = 0.9
-    """How soon repeats of a term stop counting, 0 to 100."""
+    """How much repeats of a term count, 0 (not at all) to 100."""
     b: float = 0.4
     """How much long documents are discounted, 0 to 1."""
 
@@ -166,12 +166,12 @@ def rank_ids(ids: Sequence[bytes]) -> np.ndarray:
 
 
 def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np.ndarray) -> np.ndarray:
-    """float32 `[terms]`: the largest tf * inverse norm of each term; `inverses` is float32 `[documents]`.
+    """float32 `[terms]`: the largest tf * inverse norm of each term.
 
     Args:
-        starts: int64 [terms + 1]; the postings of term t are `starts[t]` to `starts[t + 1]`.
-        rows: documents of the postings, int32 [postings].
-        tfs: how often the term occurs in each, [postings].
+        starts: int64 [terms + 1]; the postings of term t are `starts[t]` to `starts[t + 1]`, at least one.
+        rows: row of each posting's document, int32 [postings].
+        tfs: how often the term occurs in that document, [postings].
         inverses: inverse norm of each document, float32 [documents].
     """
     count, block = len(starts) - 1, 1 << 22
@@ -308,10 +308,10 @@ def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarra
     """float32 `[256]`: `inverse` of the score for each length byte; the average length is `tokens / documents`.
 
     Args:
-        k1: as in the score.
-        b: as in the score.
-        tokens: words of all documents.
-        documents: number of documents.
+        k1: `Settings.k1`.
+        b: `Settings.b`.
+        tokens: terms in all documents, repeats counted.
+        documents: number of documents with at least one term.
     """
     one, k, share = np.float32(1), np.float32(k1), np.float32(b)
     average = np.float32(tokens / documents) if documents else one

@@ -119,10 +119,10 @@ def open_index(
 
     Args:
         folder: the index.
-        encoder: used instead of the one that the index names.
-        corpus_sha256: the corpus that the index must be of; None: any.
-        parameters: search parameters of faiss, such as `nprobe`.
-        device: where the encoder computes, as torch names it.
+        encoder: the index's own, opened already or named by where it lies now; None: as the index names it.
+        corpus_sha256: content hash of the corpus that the index must be of; None: any.
+        parameters: faiss search settings that replace the stored ones, by name (`nprobe`, `efSearch`).
+        device: where an encoder with a model runs, as torch names it.
 
     Raises:
         IndexFolderError: it is no whole index of this version, or of another corpus or encoder.
@@ -155,10 +155,10 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
     """Opens the encoder of an index and compares its fingerprint with the stored one.
 
     Args:
-        record: what the index says of its encoder.
-        folder: the index; paths in the record are relative to it.
-        given: used instead of the recorded one.
-        device: where it computes, as torch names it.
+        record: what the manifest says of it.
+        folder: the index; a hashing encoder lies in it.
+        given: the same encoder, opened already or named by where it lies now; None: as the record names it.
+        device: where an encoder with a model runs, as torch names it.
 
     Raises:
         IndexFolderError: it cannot be loaded, or is another one.

@@ -158,15 +158,16 @@ class HttpClient:
         self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
 
     async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
-        """The server's whole answer, whatever its status.
+        """The server's whole answer, errors included.
 
-        Redirects are not followed, because a request holds prompts and keys. Raises NotReached, TooLate, BadReply.
+        Redirects are not followed, because a request holds prompts and keys: they raise BadReply, as answers do that
+        are too long or cannot be read. Raises NotReached without a connection, TooLate after `seconds`.
 
         Args:
             method: `GET` or `POST`.
-            url: the whole address.
+            url: the whole address, path included.
             body: bytes of JSON, or a value that becomes JSON; None: no body.
-            seconds: for everything, from the name to the last byte of the answer.
+            seconds: for everything, from looking up the name to the last byte of the answer.
             limit: most bytes of the answer, uncompressed.
         """
         import httpx

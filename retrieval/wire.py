@@ -78,12 +78,12 @@ class BadRequest(RetrievalError):
     """A request cannot be answered; has the HTTP status, the field at fault, and what would be valid."""
 
     def __init__(self, text: str, *, status: int = 422, field: str | None = None, valid: str = EXAMPLE) -> None:
-        """One line for the client.
+        """Makes the error that the client gets as JSON.
 
         Args:
-            text: what is wrong.
+            text: what is wrong, in one line.
             status: HTTP status of the answer.
-            field: the member of the request at fault; None: the whole.
+            field: the field of the request at fault; None: the body as a whole.
             valid: an example of what would be valid.
         """
         super().__init__(text)

@@ -46,7 +46,7 @@ def made_up_turns(
     observation: tuple[int, int],
     response: tuple[int, int],
 ) -> Iterator[MadeUpTurn]:
-    """Yields the turns after `histories`; observations and responses have so many ids, at least and at most.
+    """Yields the turns after `histories`.
 
     The caller fills in `answers` before it asks for the next turn.
 
@@ -54,7 +54,7 @@ def made_up_turns(
         rng: draws all ids and lengths.
         turns: turns of every episode.
         histories: ids before the first turn, one array for each episode.
-        vocab: number of ids that are drawn from.
+        vocab: ids are drawn from 0 to `vocab` - 1.
         observation: fewest and most ids of an observation.
         response: fewest and most ids of a response.
     """

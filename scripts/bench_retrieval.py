@@ -106,12 +106,12 @@ async def load(
     """Lets clients ask one query after the other, each on its own connection.
 
     Args:
-        url: address of the server.
-        queries: gives the next query; none comes twice.
+        url: where queries are sent, path included.
+        queries: shared by all clients; none comes twice, so that no cache of answers helps.
         clients: connections at a time.
-        seconds: how long they ask, from when all of them are warm.
+        seconds: how long they ask, from when all of them are warm. Queries under way at the end are waited for.
         topk: hits for each query.
-        keep: queries whose hits are kept, for a comparison.
+        keep: number of queries whose hits are kept in `Tally.found`, for a comparison.
         warm: queries of each client before the clock starts.
     """
     # the clock starts when every client is connected and warm
@@ -312,10 +312,11 @@ def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, *
     """Calls `load` and adds the server's CPU time.
 
     Args:
-        server: the server that is asked.
-        queries: gives the next query; none comes twice.
-        clients: connections at a time.
-        warm: queries of each client before the clock starts.
+        server: is asked, and says its CPU time.
+        queries: as in `load`.
+        clients: as in `load`.
+        warm: as in `load`; the CPU time of these queries counts, too.
+        more: further arguments of `load`.
     """
     before = server.cpu_seconds
     tally = asyncio.run(load(server.url, queries, clients=clients, warm=warm, **more))
@@ -327,10 +328,10 @@ def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally]
     """Prints the table and compares with the faster peer. Returns whether nothing failed and all found the same.
 
     Args:
-        config: what was measured.
-        one: by server, the figures with one client.
-        many: by server, the figures with many clients.
-        figures: gets the comparisons for `--json`.
+        config: its `clients` is the number of clients in `many`.
+        one: by server, the answers to one client.
+        many: by server, the answers to many clients.
+        figures: gets every number of the table and of the comparison, under names that begin with `load/`.
     """
     header = ["clients", "server", "queries/s", "p50 ms", "p99 ms", "CPU ms", "errors"]
     rows = []

@@ -79,10 +79,10 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
 
     Args:
         model: a causal model of transformers.
-        ids: prompts padded on the left, int64 [B, W].
-        mask: 1 for ids, 0 for padding, [B, W].
+        ids: whole histories, int64 [B, W], padded on the left and between turns.
+        mask: 1 for ids, 0 for padding, int64 [B, W].
         limits: new ids that are wanted of each row.
-        cache: keys and values of earlier ids, if any.
+        cache: keys and values of the first columns, which are not computed again; None: all columns are.
     """
     import torch
     from transformers import StoppingCriteriaList
@@ -226,8 +226,8 @@ def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) 
 
     Args:
         model: a causal model that both sides run.
-        vocab: number of ids that are drawn from.
-        lengths: numbers of ids of observations and responses, and the seed.
+        vocab: ids are drawn from 0 to `vocab` - 1.
+        lengths: numbers of ids of the system message, of observations and of responses, and the seed.
         turns: turns of every episode.
         batch: episodes side by side.
     """
@@ -299,13 +299,13 @@ PLAY_HEADER = [
 def played_row(
     name: str, slots: int, depth: int, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
 ) -> tuple[list[str], float]:
-    """A line of the table and its turns per second; `base` are those of the first line (None: this is it).
+    """A line of the table, and its turns per second.
 
     Args:
         name: who plays, for the first column.
         slots: environments side by side.
         depth: turns after which episodes were cut.
-        seconds: wall clock.
+        seconds: wall clock of all episodes.
         episodes: what was played.
         base: turns per second of the first line; None: this is it.
         workers: processes that played.

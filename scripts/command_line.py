@@ -84,15 +84,16 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
 
 
 def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None = None, **more: Any) -> Any:
-    """Reads an object of the settings class `kind`, or of one of a union's; `more` goes to tyro.
+    """Reads an object of the settings class `kind`, or of one of a union's.
 
     Every verb reads its options here: a path with `~` means the home folder, and a number has a range.
 
     Args:
         kind: a settings class, or a union of them.
         argv: the words behind the verb.
-        prog: the command as its help names it.
-        description: what its help says; by default the class's docstring.
+        prog: the command, such as `turngym eval`, for its help and errors.
+        description: what the help says above the options; by default the class's docstring.
+        more: further arguments of `tyro.cli`.
     """
     found = tyro.cli(kind, args=list(argv), prog=prog, description=description, config=HELP, **more)
     return checked(found)
@@ -134,11 +135,11 @@ def check_options(
     """Raises TurngymError for the first option that sets none of the `settings`, with what may have been meant.
 
     Args:
-        settings: the settings that there are.
-        words: the words of the command line.
-        prog: the command, for the error.
-        subject: begins the error, such as `there is` (no option NAME).
-        owner: names the owner of an option that belongs elsewhere; "" if it does not know one.
+        settings: those that an option may set.
+        words: the words behind the verb.
+        prog: the command, such as `turngym train opd`, whose `--help` the error names.
+        subject: the error's words before "no option NAME".
+        owner: a sentence, with a space before it, that says where an option belongs; "" where nothing is known of it.
     """
     known = {"--help"}
     for setting in settings:
@@ -158,10 +159,10 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     Returns the function's exit status.
 
     Args:
-        verbs: settings class -> the function that runs it.
-        argv: the words behind the verb.
-        prog: the command as its help names it.
-        description: what its help says.
+        verbs: settings class -> the function that gets an object of it, and returns the exit status.
+        argv: the words behind the verb; the first one names the class.
+        prog: the command, such as `turngym trace`, for its help and errors.
+        description: what the help says above the options.
     """
     command: Any = read(reduce(or_, verbs), argv, prog=prog, description=description)
     return verbs[type(command)](command)

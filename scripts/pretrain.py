@@ -169,10 +169,10 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
 
     Args:
-        world: the tasks, the tokenizer's texts and the chat settings.
-        recipe: how the model is made.
-        out: the new folder.
-        resume: keeps what is finished in `out`.
+        world: the tasks, the tokenizer's texts and the chat settings; also the recipes that a model can grow from.
+        recipe: sizes, episodes, updates, and what the model grows from.
+        out: folder of the run; the model is in `model` of it.
+        resume: whether an interrupted run in `out` goes on.
     """
     finished = out / "model"
     if resume and finished.is_dir():
@@ -216,10 +216,10 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
     """The folder that a recipe starts from, with the world's tokenizer and chat settings.
 
     Args:
-        world: the tasks, the tokenizer's texts and the chat settings.
-        recipe: says what the model grows from.
-        out: folder of the run.
-        resume: keeps a model to grow from that is finished.
+        world: gives the tokenizer's texts, the chat settings, and the recipe of a model to grow from.
+        recipe: its `start` says what the model grows from.
+        out: folder of the run; weights to start from are written into it.
+        resume: as in `pretrain`, which makes the model to grow from.
     """
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")

@@ -251,9 +251,9 @@ def sections(
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all.
 
     Args:
-        methods: runs that differ in their seed alone, each with a name.
-        scores: by method, the scores of the last evaluation.
-        found: what the trainings' metrics show.
+        methods: the rows of the report; a method's runs differ in their seed alone.
+        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
+        found: diagnostics of the training runs; empty: the report has none.
         paired: the table of paired differences; None without two methods.
     """
     made = []
@@ -347,8 +347,8 @@ def head(
     """The head of a report: title, summary and facts.
 
     Args:
-        methods: runs that differ in their seed alone, each with a name.
-        scores: by method, the scores of the last evaluation.
+        methods: the rows of the report; a method's runs differ in their seed alone.
+        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
         paired: the table of paired differences; None without two methods.
         title: overrides the one that the methods give.
         command: the command line that makes the report.

@@ -387,10 +387,10 @@ def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str,
     Returns whether there are any: a run without evaluations has none.
 
     Args:
-        methods: runs that differ in their seed alone, each with a name.
-        study: their trainings as records of a study.
-        scores: by method, the scores of the last evaluation.
-        path: the image.
+        methods: the rows of the report; a method's runs differ in their seed alone.
+        study: the training runs as a study, which `records_of` makes.
+        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
+        path: file of the image.
     """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in study.worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]

@@ -32,11 +32,11 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
     """A statistic over turns and training, one panel per run, all on one color scale.
 
     Args:
-        runs: one panel for each.
-        name: the statistic, a key of a diagnosis's maps.
+        runs: one panel for each that recorded the statistic.
+        name: the statistic, a key of `run.diagnosis.by_turn.maps`, such as `kl`.
         stem: name of the figure's files.
-        title: title of the figure.
-        what: label of the color bar.
+        title: title of the figure, with which its caption begins.
+        what: label of the color bar: the statistic and its unit.
     """
     known = [run for run in runs if has(run, name)]
     rows = [

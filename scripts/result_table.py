@@ -287,13 +287,13 @@ def _agent(settings: Mapping[str, Any]) -> str:
 
 
 def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> str:
-    """One self-contained page; `folder` is where the packed files lie, seen from the page, which links to them.
+    """One self-contained page.
 
     Args:
-        groups: results that stand in one table, group by group.
+        groups: results by table, as `grouped` makes them.
         title: heading of the page.
-        folder: where the packed files lie, seen from the page.
-        p: also p-values of the differences.
+        folder: path of the packed files relative to the page, which links to them.
+        p: whether the table of what differences rest on has p-values.
     """
     body, data = [], []
     for group in groups:
@@ -414,9 +414,9 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Gr
 
     Args:
         folder: the packed results; subfolders are read, too.
-        out: where the three files go.
-        title: heading of the page.
-        p: also p-values of the differences.
+        out: folder of the three files.
+        title: heading of index.html.
+        p: whether the tables of what differences rest on have p-values.
     """
     groups = grouped(read_folder(folder))
     with atomic_write(out / "index.html") as file:

@@ -160,8 +160,8 @@ def every_minute(
     """Write a status line every `seconds` until `over` is set, in a thread of its own.
 
     Args:
-        health: gives the numbers of the line.
-        over: ends the thread.
+        health: returns what /healthz answers.
+        over: ends the thread once it is set.
         say: prints the line.
         seconds: between two lines.
     """

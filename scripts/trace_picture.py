@@ -119,9 +119,9 @@ def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
 
     Args:
         episode: what is shown, turn by turn.
-        seconds: time that a frame is shown; the last one longer.
-        rows: lines of text in a frame; of more the last ones are shown.
-        width: characters of a line.
+        seconds: time that each frame is shown; the last one stays `HOLD` times as long.
+        rows: most lines of text in a frame; of a longer text the end is shown.
+        width: most characters of a line.
     """
     shown = frames(episode, width)
     count = len(shown) - 1 + HOLD

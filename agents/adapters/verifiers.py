@@ -71,6 +71,7 @@ class PanelHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc, name-def
     async def launch(
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
     ) -> Any:
+        """Asks the model for one answer to the task's messages. The signature is that of `vf.Harness.launch`."""
         system, prompt = self.resolve_prompt(data)
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages += [message_to_wire(message) for message in prompt]

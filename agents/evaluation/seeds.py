@@ -208,10 +208,18 @@ def rise(
     methods' own, with degrees of freedom by Welch, half way to methods that vary alike (`degrees_of_two`): their runs
     may differ in number. Where there are as many and pairing them by seed makes the interval at most `PAIRED` times as
     wide, A is that of the differences, with S - 1 degrees. A single run says nothing of other seeds
-    (`Difference.one_run_each`), unless that side is `fixed`, a player without training seeds. With `pair` off the
-    runs' order means nothing. With `p` it has a p-value, which takes 50 times as long.
+    (`Difference.one_run_each`), unless that side is `fixed`, a player without training seeds.
 
     Raises ScoreError without runs, or where they played different tasks.
+
+    Args:
+        before: the first method's runs, one for each seed: task -> mean over its samples, from 0 to 1.
+        after: the second method's, for the same tasks.
+        clusters: task -> cluster; the interval then holds for new clusters. None: tasks are independent.
+        fixed: whether a side of one run is a player without training seeds; runs are then not paired.
+        pair: whether run i of both sides has the same seed, and may be paired. False: the order means nothing.
+        p: whether the p-value is computed, too, which takes 50 times as long.
+        tail: probability on either side of the interval.
     """
     check_same_tasks([*before, *after] if before and after else [])
     tasks = sorted(before[0])
@@ -483,7 +491,17 @@ class Price:
 def cheapest(
     spread: Spread, difference: float, price: Price, designs: Iterable[Design], wanted: float = 0.8
 ) -> Design | None:
-    """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does."""
+    """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
+
+    Of two designs that take as many hours, the one of fewer episodes is tried first.
+
+    Args:
+        spread: variances of the difference, as a pilot shows them (`spread_of`).
+        difference: the true difference of the two methods, a share above 0.
+        price: hours of a training run and of an episode.
+        designs: what can be chosen.
+        wanted: least probability of an interval above zero (`power`).
+    """
     for design in sorted(designs, key=lambda one: (price.hours(one), one.episodes)):
         if power(spread, design, difference) >= wanted:
             return design

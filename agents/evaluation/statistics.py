@@ -130,6 +130,13 @@ def clustered(
     clusters. A single cluster gives [low, high].
 
     Raises ScoreError without tasks.
+
+    Args:
+        means: [n], one for each task.
+        low: least value that a mean can have.
+        high: greatest value.
+        clusters: [n], the cluster of each task; None: tasks are independent.
+        tail: probability on either side.
     """
     count = len(means)
     if not count:

@@ -129,7 +129,14 @@ def _reserve(number: int, size: int) -> None:
 
 
 def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
-    """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed."""
+    """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed.
+
+    Args:
+        pipe: this process's end of it; both ends send pairs (kind, value).
+        payload: `skeleton` of the model.
+        path: the parameters that `share_parameters` wrote; the file is removed at the end.
+        settings: further arguments of `LocalEngine`.
+    """
     try:
         engine = LocalEngine(mapped_model(payload, path), **settings)
     except Exception as error:

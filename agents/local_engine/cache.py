@@ -471,7 +471,10 @@ class HybridCache(RaggedCache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Put the new inputs [B, channels, Q] behind a convolution's last ones; returns [B, channels, kernel + Q]."""
+        """Put the new inputs [B, channels, Q] behind a convolution's last ones; returns [B, channels, kernel + Q].
+
+        The signature is that of `transformers.Cache.update_conv_state`, with the `conv_kernel_size` that models pass.
+        """
         _only(state_idx)
         assert self.step is not None
         kernel = conv_kernel_size or conv_states.shape[-1]

@@ -384,7 +384,14 @@ class DenseDecoder:
         return [tensor.data_ptr() for tensor in tensors_of((self._weights, self._cos, self._sin))]
 
     def forward(self, cache: RaggedCache, ids: Tensor, step: Step, masks: Masks) -> Tensor:
-        """Logits of the last column of `ids` int64 [B, Q], as `CausalModel.forward`."""
+        """Logits of the last column of `ids`, as `CausalModel.forward` returns them.
+
+        Args:
+            cache: holds the keys and values of earlier ids, and gets those of `ids`.
+            ids: int64 [B, Q], padding included.
+            step: which rows and positions of the cache are written and read.
+            masks: added to the scores of attention, [B, 1, Q, step.length]; by layer type if they differ.
+        """
         weights = self._weights
         assert weights is not None
         grid = Grid(len(ids), ids.shape[1], step.cells)

@@ -307,7 +307,16 @@ class SessionPool:
     ) -> SessionPool:
         """A pool on `gym.make(env_id, **make)` with the chat settings of a model (`ChatSettings.load(model folder)`).
 
-        `stop_ids` are further ids that end a response, if the model's generation config names some.
+        Raises AgentError for settings whose `memory` is not `all`.
+
+        Args:
+            env_id: a registered environment.
+            tokenizer: the model's; None: sessions are text only.
+            settings: channel, system message and limits; None: the defaults of `ChatSettings`.
+            temperature: at which responses are drawn.
+            max_depth: most turns of an episode, if fewer than the environment allows.
+            stop_ids: further ids that end a response, if the model's generation config names some.
+            make: further arguments of `gym.make`.
         """
         settings = settings or ChatSettings()
         if settings.memory != "all":
@@ -345,6 +354,13 @@ class SessionPool:
         """Begin attempt `sample` at a task; None draws the task from (seed, sample).
 
         Raises TaskError if the task is unknown, or its hash is not `sha256`.
+
+        Args:
+            task_id: one of `task_ids()`, or None.
+            seed: of the episode.
+            sample: 0-based number of this attempt at the task.
+            group: attempts that are compared with each other have the same group.
+            sha256: required hash of the task; "" if it is not checked.
         """
         if task_id is None:
             task_id = self._task_ids[int(np.random.default_rng((seed, sample)).integers(len(self._task_ids)))]

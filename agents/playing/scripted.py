@@ -288,7 +288,14 @@ class MixedAgent(ScriptedAgent):
     `expert` plays without noise, the others with it, as `ExpertAgent` does. Looping players begin like `noisy` and then
     wander, or repeat their responses exactly, noise or not, except for `loop_slips`. A loop is what a poor policy does
     and no demonstration (origin `policy`): a student trained on both learns to continue a loop, even if the
-    environment refuses every turn of it. Noise is never imitated. Arguments are those of `ExpertAgent`.
+    environment refuses every turn of it. Noise is never imitated.
+
+    Args:
+        mix: shares of the players among episodes, and how soon a loop begins.
+        renderer: with one, episodes carry token ids, ready for supervised training.
+        expert: makes one expert per episode, whom every player follows until its loop begins.
+        noise: share of random actions, as in `ExpertAgent`; for every player but `expert`, until its loop begins.
+        mistakes: share of the noise that is a typical mistake, as in `ExpertAgent`.
     """
 
     def __init__(

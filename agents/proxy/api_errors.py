@@ -14,7 +14,12 @@ class ProxyError(TurngymError):
 class ApiError(TurngymError):
     """A request that gets no completion: an HTTP status and the four fields that OpenAI clients read.
 
-    `retry_after` (seconds) tells a client that the same request will work later.
+    Args:
+        status: HTTP status of the answer.
+        message: what is wrong, and what would be valid.
+        param: the field of the request at fault; None: no single one.
+        code: a short name of the error for programs, such as `context_length_exceeded`.
+        retry_after: seconds after which the same request may work; None: the answer does not say so.
     """
 
     def __init__(

@@ -210,7 +210,14 @@ ROUTES = (
 
 
 def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
-    """The answer to a request of `method` and `path` that ended in `error`."""
+    """The answer to a request that ended in an exception.
+
+    Args:
+        app: logs an exception that is no refusal, and knows the largest body.
+        error: an ApiError, an exception of werkzeug, or any other, whose text the client does not see.
+        method: of the request.
+        path: of the request.
+    """
     if is_disk_full(error):
         error = ApiError(503, "no room is left for records; ask again later", code="disk_full", retry_after=5)
     if not isinstance(error, ApiError):

@@ -311,9 +311,15 @@ class ChatListRenderer:
     ) -> Prompt:
         """The prompt for `messages` after `history`, which is not changed.
 
-        A text that is far longer than `most` tokens is not tokenized to its end.
-
         Raises ApiError (400) for control tokens in the text, roles that the template refuses, and far too long a text.
+
+        Args:
+            history: the session's turns so far; an empty one for a side turn.
+            messages: all messages of the request, those that it repeats included.
+            tools: the request's tools, as OpenAI function schemas.
+            most: ids that the model holds. A text of more than `SUSPICIOUS` characters for each of them is refused as
+                soon as twice as many tokens are counted in it; other prompts are returned, however long they are.
+                None: no text is refused for its length.
         """
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
@@ -391,7 +397,14 @@ class ChatListRenderer:
         return IncrementalDecoder(decode)
 
     def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
-        """A reader for the text of an answer to `prompt`."""
+        """A reader for the text of an answer to `prompt`.
+
+        Args:
+            prompt: its end says whether the answer begins inside a thought.
+            stops: texts that end the answer.
+            tools: whether calls are taken out of the text, for a client that has tools.
+            salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
+        """
         thinking = prompt.text.rstrip().endswith(THINK)
         return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
 

@@ -251,9 +251,16 @@ def read_json(body: Callable[[], bytes]) -> dict[str, Any]:
 def read_request(
     fields: Mapping[str, Any], headers: Mapping[str, str], settings: ProxySettings, name: str, client: str = ""
 ) -> ChatRequest:
-    """The request of `client`; headers win over fields of the body. `name` is the only model there is.
+    """The request as far as this server honors it; headers win over fields of the body.
 
     Raises ApiError: 400 with the field at fault, 404 for a model that is not served.
+
+    Args:
+        fields: JSON of the body.
+        headers: by name, capitalized as in `User-Agent`.
+        settings: limits of messages and tools, and what a turn without a session id is.
+        name: the only model there is.
+        client: name of the client's key; "" where all clients share one, or none is asked for.
     """
     model = fields.get("model")
     if model is not None and not isinstance(model, str):

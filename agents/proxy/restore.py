@@ -35,15 +35,21 @@ ENV_ID = "proxy"
 def episode_of(
     session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None = None
 ) -> Episode:
-    """The session's main turns in order; `final` are messages after the last answer.
+    """The session's main turns in order.
 
     The observation of turn t + 1 is the next state of turn t. Turns that were sampled at another `temperature` than the
     trainer's are excluded: their log-probabilities are those of another policy. In `meta`,
 
     - `chat` holds what prompts can be rebuilt from, after the messages of `before`: per turn the number of messages
       that were kept, the messages that were added, and the tools where they changed;
-    - `ended` is `done` (the client said so), `idle`, `room` (another session needed its place) or `part` (the session
-      goes on under another key).
+    - `ended` is `done` (the client said so), `idle`, `room` (another session needed its place), `part` (the session
+      goes on under another key) or `open` (it has not ended).
+
+    Args:
+        session: its turns under its present key are taken.
+        why: `ended` in `meta`.
+        final: messages after the last answer, which are its next state.
+        temperature: the trainer's; None: no turn is excluded for its own.
     """
     following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
     turns, chat = [], []
@@ -130,9 +136,15 @@ def restore(
 ) -> RestoredSessions:
     """Read the records twice: first which sessions were trained on, then all turns.
 
-    `want_ended=False` leaves `RestoredSessions.ended` empty. A damaged line may have been a turn, the end or the use of
-    any session. So all sessions that were open or waiting at that line are set aside, with a warning; sessions that
-    began later are complete. Only sessions whose records are complete are trained on.
+    A damaged line may have been a turn, the end or the use of any session. So all sessions that were open or waiting at
+    that line are set aside, with a warning; sessions that began later are complete. Only sessions whose records are
+    complete are trained on.
+
+    Args:
+        folder: where `Recorder` writes.
+        renderer: that of the model which answered; it rebuilds the ids of open sessions.
+        want_ended: False leaves `RestoredSessions.ended` empty.
+        temperature: the trainer's, as in `episode_of`.
     """
     reading = _Reading(renderer, temperature, _used(folder) if want_ended else None)
     for record in iter_records(folder):

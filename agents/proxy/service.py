@@ -44,7 +44,17 @@ from turngym.retrieval.supervised import failures_of_threads
 
 
 class InflightRequest:
-    """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
+    """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it.
+
+    Args:
+        service: gets the turn when it is finished.
+        request: as the client made it.
+        session: is locked until the request is over; None for a side turn without a session id.
+        prompt: rendered from the session's history and the request.
+        pending: the same request in the engine's queue.
+        deadline: when it has waited too long, on the service's clock; every drawn id moves it.
+        salt: makes the ids of the answer's tool calls unique among conversations.
+    """
 
     def __init__(
         self,
@@ -348,6 +358,13 @@ class ProxyService:
         """Take in a client's feedback on a turn, named by session and number (None: the last) or by its answer's id.
 
         Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known, 429 and 503 as `begin`.
+
+        Args:
+            feedback: score and comment.
+            session_id: the client's own id of the session.
+            turn: counted from the start of the conversation; None: the last.
+            answer: id of the answer (`chatcmpl-...`); with it the session and the turn are not looked at.
+            client: name of the client's key; "" where all clients share one. Turns of other clients are not known.
         """
         self._admit(client)
         try:

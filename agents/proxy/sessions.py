@@ -204,7 +204,15 @@ class SessionTable:
         clock: Callable[[], float] = time.monotonic,
         serial: int = 0,
     ) -> None:
-        """`share`: most sessions of one client among the `limit`; None allows it all of them."""
+        """Begins without sessions.
+
+        Args:
+            idle: seconds without a request after which a session has expired.
+            limit: most open sessions; for a new one the one that is idle longest is evicted.
+            share: most sessions of one client among the `limit`; None allows it all of them.
+            clock: seconds, never stepping back.
+            serial: highest number of a session in the records; new ones continue from there.
+        """
         self._idle, self._limit, self._clock = idle, limit, clock
         self._share = limit if share is None else share
         self._open: dict[str, ProxySession] = {}
@@ -411,6 +419,12 @@ class HeardFeedback:
         """The turn of its own that a client names by session and number (None: the last), or by the id of its answer.
 
         Raises ApiError (404) for one that is not known.
+
+        Args:
+            client: name of the client's key; turns of other clients are not known.
+            session_id: the client's own id of the session.
+            turn: counted from the start of the conversation, all parts of the session together.
+            answer: `InflightRequest.answer_id`; with it the session and the turn are not looked at.
         """
         with self._lock:
             parts = self._parts.get(session_name(client, session_id or ""))
@@ -430,7 +444,16 @@ class HeardFeedback:
         raise ApiError(404, f"turn is {wanted}; the session has turns 0 to {last}", param="turn", code="not_found")
 
     def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> FeedbackStatus:
-        """Take in feedback. The same feedback twice changes nothing; another one replaces it."""
+        """Take in feedback. The same feedback twice changes nothing; another one replaces it.
+
+        Raises ApiError (429) for more than `MOST_CHANGES` changes.
+
+        Args:
+            place: the turn.
+            feedback: a user's.
+            is_open: whether the turn's session is open.
+            write: writes a JSON object to the records.
+        """
         with self._lock:
             if self._said.get(place) != feedback:
                 if self._changes.get(place, 0) >= MOST_CHANGES:

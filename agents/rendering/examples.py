@@ -68,10 +68,17 @@ def read_examples(
     """The examples in a trace (`*.jsonl`; its successful episodes, in order) or in a text file.
 
     `skills:FOLDER` stands for a folder of skills.
-    Responses are rewritten for `channel` where it does not read them. `auto` shows a trace as turns and a text as text.
 
     Raises AgentError for a file that cannot be read or holds no example, for episodes of another environment, and for
     text by category.
+
+    Args:
+        path: the trace, the text file, or `skills:FOLDER`.
+        form: `auto` shows a trace as turns and a text as text.
+        env_id: the environment that the agent plays.
+        channel: how the agent's responses carry actions. Responses of a trace that it does not read are rewritten.
+        tool: the environment's tool; its tags divide a response into thought and action.
+        shown_for: the tasks that are shown an episode: `all`, or those of its own `category`.
     """
     if str(path).startswith(PREFIX):
         if form != "auto" or shown_for != "all":

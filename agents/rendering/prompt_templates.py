@@ -129,7 +129,15 @@ class PromptTemplates:
         observation: str,
         admissible: Sequence[str] | None,
     ) -> str:
-        """The user message of a turn with the last `length` turns of `past`, pairs of observation and action."""
+        """The user message of a turn.
+
+        Args:
+            length: how many of the last turns it shows; 0: none, which is the template `first`.
+            statement: the environment's statement of the task.
+            past: observation and action of each turn before this one.
+            observation: what waits for an action.
+            admissible: possible actions; None for an environment with open ones.
+        """
         task = statement.partition(_TASK[self.kind])[2] or statement
         task = task.strip()
         pages, said = [before for before, _ in past], [action for _, action in past]

@@ -283,6 +283,13 @@ class Fleet:
 
         If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
         Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
+
+        Args:
+            session: requests of one session go to the same server while it answers.
+            ask: what is drawn or scored.
+            read: parses the JSON; raises WrongWeights for weights older than `floor` (`WeightVersions.place` when the
+                request was sent).
+            end: seconds on the connections' clock.
         """
         pause, tries, where = self.settings.backoff, 0, ask.where
         while True:
@@ -497,9 +504,13 @@ _FLEETS: dict[tuple[Any, ...], Fleet] = {}
 def shared_fleet(
     urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, servers: Sequence[ServerInfo]
 ) -> Fleet:
-    """This process's fleet of `urls`, whose `servers` another process has asked about themselves, opened once.
+    """This process's fleet of `urls`, opened once and used by every later call.
 
-    `versions` replaces its record of the servers' weights.
+    Args:
+        urls: addresses of the servers, or of a router.
+        settings: limits of the connections; other settings open another fleet.
+        versions: the names of the servers' weights, which replace those that the fleet knows.
+        servers: what the servers said to another process about themselves, so that they are not asked again.
     """
     key = (*urls, settings)
     if key not in _FLEETS:

@@ -28,6 +28,12 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
     """Servers that play with the weights of `folder`, which are not loaded here.
 
     Raises ServerError if a server has another model, vocabulary or weights.
+
+    Args:
+        options: addresses of the servers, and limits.
+        folder: the model that is meant; a server's own folder is compared with it where it can be read from here.
+        tokenizer: the model's.
+        max_length: most ids of prompt and response together; None: what the servers allow.
     """
     config = model_config(str(folder))
     if not isinstance(config.get("vocab_size"), int):
@@ -58,12 +64,22 @@ def train_policy(
     live: bool = False,
     own: OwnServer | None = None,
 ) -> SyncedPolicy:
-    """Servers that play with the weights of `model`, which `weights` reads.
+    """Servers that play with the weights of `model`.
 
     They get them before the first request and after each change of `model`; with `live`, only when `weights_changed` is
-    called, and they answer while `model` changes. `own` is the server that this run has started.
+    called, and they answer while `model` changes.
 
     Raises ServerError if a server has another architecture, shape or vocabulary, or cannot take new weights.
+
+    Args:
+        options: addresses of the servers, limits, and how weights get to them.
+        model: the student in training.
+        tokenizer: the student's.
+        max_length: most ids of prompt and response together; None: what the servers allow.
+        out: folder of the run; weights are written to a folder in it, unless `options` name another one.
+        weights: reads the weights of `model`.
+        live: whether `model` changes while the servers answer.
+        own: the server that this run has started, which replaces the addresses in `options`.
     """
     from turngym.agents.local_engine.model import CausalModel
 
@@ -120,8 +136,16 @@ def teacher_scorer(
 ) -> tuple[ServerScorer, int]:
     """A teacher on servers, and the number of ids that it shares with the student.
 
-    `load` reads the weights in `folder`, which the servers must have; ModelError where this machine cannot hold them.
     Raises ServerError if its vocabulary is not the student's, or it computes or scores in another way.
+
+    Args:
+        options: addresses of the teacher's servers, and limits.
+        folder: the teacher that is meant; None: whatever model the servers have.
+        tokenizer: the student's.
+        student_size: number of ids that the student's model knows.
+        temperature: of the scores.
+        load: reads the weights in `folder`, so that the servers' scores are compared with them. It raises ModelError
+            where this machine cannot hold them. None: they are not compared.
     """
     with open_fleet(options, options.teacher_server) as fleet:
         check_names(fleet)

@@ -81,7 +81,14 @@ class PartialResponse:
 def make_generation(
     ids: NDArray[np.int32], logprobs: NDArray[np.float32], finish: str, spans: Sequence[PolicySpan]
 ) -> Generation:
-    """A generation that `spans` cover; empty spans are dropped, and neighbors of the same version merged."""
+    """A generation that `spans` cover; empty spans are dropped, and neighbors of the same version merged.
+
+    Args:
+        ids: int32 [R].
+        logprobs: float32 [R], nats.
+        finish: as in `Generation`, or `abort` for a part that will be continued.
+        spans: (policy version, start, end) of each stretch of ids, in order.
+    """
     merged: list[PolicySpan] = []
     for version, start, end in spans:
         if merged and merged[-1][0] == version:
@@ -222,7 +229,15 @@ def connect_policy(
     servers: Sequence[ServerInfo],
     options: Mapping[str, Any],
 ) -> ServerPolicy:
-    """Makes, in a worker process, a policy on the servers at `urls`, whose weights are known to be `versions`."""
+    """Makes, in a worker process, a policy on servers that another process has opened.
+
+    Args:
+        urls: addresses of the servers.
+        settings: limits of the connections.
+        versions: the names of the servers' weights.
+        servers: what the servers said about themselves.
+        options: further arguments of `ServerPolicy`.
+    """
     return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
 
 

@@ -223,7 +223,14 @@ class Connection:
     async def request(
         self, method: str, path: str, body: Any = None, *, timeout: float, limit: int = SMALL_ANSWER
     ) -> Any:
-        """One attempt: the JSON of a 200 of at most `limit` bytes, a text that is not JSON, or None for no body.
+        """One attempt: the JSON of a 200, a text that is not JSON, or None for no body.
+
+        Args:
+            method: `GET` or `POST`.
+            path: behind the address of the connection.
+            body: bytes of JSON, or a value that becomes JSON; None: no body.
+            timeout: seconds until the last byte of the answer.
+            limit: most bytes of the answer.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.
@@ -263,6 +270,12 @@ class Connection:
         """`request`, repeated while the server is down, for `deadline` seconds.
 
         Raises ServerTimeout if the last attempt is still waiting then, ServerDown if all failed before.
+
+        Args:
+            method: `GET` or `POST`.
+            path: behind the address of the connection.
+            body: bytes of JSON, or a value that becomes JSON; None: no body.
+            deadline: seconds from now, for all attempts together.
         """
         end = self.clock() + deadline
         pause = self.settings.backoff
@@ -420,11 +433,27 @@ class WeightGroup(Protocol):
     begin: ClassVar[Call]
 
     def __init__(self, address: str, port: int, world: int, name: str, timeout: float) -> None:
-        """Blocks until all `world` members have joined. Raises SyncError."""
+        """Blocks until all members have joined. Raises SyncError where they do not.
+
+        Args:
+            address: of this machine, as the servers reach it.
+            port: a free one of this machine.
+            world: number of members: this process, and all processes of all servers that hold weights.
+            name: of the group; SGLang's servers may be in several.
+            timeout: seconds for a member to join, and for each broadcast.
+        """
 
     @staticmethod
     def join(address: str, port: int, world: int, name: str, offset: int) -> Call:
-        """How a server joins, with its first process as rank `offset`."""
+        """What makes a server join; it answers when it has.
+
+        Args:
+            address: as in `__init__`.
+            port: as in `__init__`.
+            world: as in `__init__`.
+            name: as in `__init__`.
+            offset: rank of the server's first process; 0 is the trainer.
+        """
 
     @staticmethod
     def bucket(weights: Sequence[tuple[str, Any]], name: str, version: str | None) -> Call:

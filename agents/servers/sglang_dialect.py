@@ -225,6 +225,7 @@ class TorchGroup:
     begin: ClassVar[Call] = ("POST", "/begin_weight_update", {})
 
     def __init__(self, address: str, port: int, world: int, name: str, timeout: float) -> None:
+        """The signature is that of `WeightGroup`."""
         import torch.distributed as dist
 
         limit = timedelta(seconds=timeout)
@@ -245,6 +246,7 @@ class TorchGroup:
 
     @classmethod
     def join(cls, address: str, port: int, world: int, name: str, offset: int) -> Call:
+        """The signature is that of `WeightGroup.join`."""
         body = {"master_address": address, "master_port": port, "rank_offset": offset, "world_size": world}
         return "POST", "/init_weights_update_group", body | {"group_name": name, "backend": cls.backend}
 

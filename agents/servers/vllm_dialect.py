@@ -301,6 +301,7 @@ class VllmGroup:
     begin: ClassVar[Call] = ("POST", "/start_weight_update", None)
 
     def __init__(self, address: str, port: int, world: int, name: str, timeout: float) -> None:
+        """The signature is that of `WeightGroup`; `name` and `timeout` are not used."""
         try:
             from vllm.distributed.weight_transfer.nccl_common import trainer_init
         except ImportError as error:
@@ -314,6 +315,7 @@ class VllmGroup:
 
     @staticmethod
     def join(address: str, port: int, world: int, name: str, offset: int) -> Call:
+        """The signature is that of `WeightGroup.join`; `name` is not used."""
         info = {"master_address": address, "master_port": port, "rank_offset": offset, "world_size": world}
         return "POST", "/init_weight_transfer_engine", {"init_info": info}
 

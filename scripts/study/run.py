@@ -235,12 +235,12 @@ def run_cells(
     ended: Callable[[Cell], None] | None = None,
     recorded: Callable[[], object] | None = None,
 ) -> None:
-    """Runs cells, `parallel` at a time. Each that ends writes its record, after `ended` was called with it.
+    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none.
 
     Args:
-        cells: what is to be run, in order; a cell waits for those that it needs.
-        parallel: cells at a time.
-        ended: is called with each cell that has ended.
+        cells: what is to be run, in order; a cell waits for the one that it needs.
+        parallel: most cells at a time.
+        ended: is called with each training that has ended well, before its record is made; not with starts.
         recorded: is called after each record.
     """
 
