@@ -137,9 +137,11 @@ def get(
     """Fetches a data set into the folder where everything looks for it, and returns the folder.
 
     Args:
-        out: another folder.
-        mirror: an address below which the files lie under their names, in the place of the published addresses.
-        sha256: file name to the hash that it must have.
+        name: of the data set.
+        out: another folder; None: where everything looks for it.
+        mirror: an address below which the files lie under their names; None: the published addresses.
+        sha256: file name to the hash that it must have; None: no hash is checked.
+        progress: whether a line on standard error says for each file what is fetched.
 
     Raises DataError, in one line: what failed, and what to do.
     """

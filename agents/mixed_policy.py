@@ -135,6 +135,9 @@ class MixedPolicy(TwoEngines):
     Source: [minillm] eq. 4; docs/algorithms.md#teacher-mixed-sampling (its share is 0.2).
 
     Args:
+        student: the policy that learns.
+        teacher: the other model.
+        share: probability that the teacher draws an id, 0 to 1.
         tokenizer: needed for stop texts, which may begin in ids of one model and end in ids of the other.
 
     Raises AgentError for a share outside [0, 1].

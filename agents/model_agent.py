@@ -30,6 +30,7 @@ class ModelAgent:
         channel: how the model writes actions; must be the environment's own. Its stop strings end a response.
         sampling: temperature and length; stop ids and stop strings are filled in from renderer and channel.
         max_context: most ids of a segment, prompt and response together; None leaves the limit to the policy.
+        name: what episodes and results call the agent.
 
     A request whose policy call fails with an operational error (RuntimeError, OSError and their kin: out of memory, a
     lost connection) is tried again in smaller batches; one that fails alone ends its episode as `error_engine` (a

@@ -75,11 +75,15 @@ def departures(
     beside the preset. {} where no original is known.
 
     Args:
+        env_id: Gymnasium id of the environment.
         panel: None where tasks of the environment are played and no panel.
+        preset: the published set-up that is played; None: the environment's original is what is compared with.
         made: all arguments of gym.make.
         played: fields of `AgentOptions`, those of the preset included; `memory` None for agents that read no prompt.
         channel: how the agent writes actions; None for bare ones, of scripted agents.
         temperature: None for agents that do not sample.
+        samples: episodes of each task; with `drawn`, validations.
+        limit: how many tasks of the panel are played, from the first; None: all.
         scoring: `TextEnv.scoring`.
         drawn: workers of `--sampling published`; None where the panel's tasks are played alike.
     """

@@ -201,6 +201,7 @@ class EngineProcess:
     One call of `stream` at a time.
 
     Args:
+        model: on the CPU; changed in place, as above.
         threads: number of torch's threads in the child.
         settings: further arguments of `LocalEngine`.
 

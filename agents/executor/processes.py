@@ -227,7 +227,8 @@ class LocalWorkers:
     They end with this process, however it ends. Payloads are shared as files in a temporary folder.
 
     Args:
-        threads: threads of each worker's libraries; by default its share of the cores, at most OMP_NUM_THREADS.
+        count: number of processes, at least 1.
+        threads: threads of each worker's libraries; None: its share of the cores, at most OMP_NUM_THREADS.
     """
 
     def __init__(self, count: int, *, threads: int | None = None) -> None:

@@ -390,6 +390,8 @@ class HybridCache(RaggedCache):
     state for good, so a pass holds no padding: `prefill` feeds such a model rows of equal width.
 
     Args:
+        max_slots: most rows.
+        max_capacity: most positions of a row.
         layer_types: one name per layer, as the model's configuration has them.
     """
 

@@ -109,6 +109,7 @@ class LocalEngine:
         dtype: precision of weights and caches (`float32`, `bfloat16`, `float16`); the model's own if None. In another
             precision a copy of the model generates, which takes the model's new weights before the next request.
             Recurrent states of hybrid models are always float32, as in transformers.
+        policy_version: version of the weights that `model` has now, which turns record.
 
     Raises EngineError for a model or a setting that cannot work.
     """

@@ -114,6 +114,7 @@ class ExpertAgent(ScriptedAgent):
             (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
         mistakes: share of the noise that is a typical mistake (`TextEnv.plausible_mistake`). Most of those are
             inadmissible; without them a student never learns what to do after a refusal. The rest is admissible.
+        name: what episodes and results call the agent.
     """
 
     def __init__(

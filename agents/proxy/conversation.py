@@ -105,7 +105,9 @@ class AnswerReader:
     answer with calls; a call inside a thought, or one that cannot be read, stays text.
 
     Args:
+        stops: texts that end the answer; they are left out.
         control: texts of control tokens.
+        tools: whether the client gave tools, so that calls are taken out of the text.
         salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         thinking: whether the answer begins inside a thought, because the prompt ends with `<think>`.
     """

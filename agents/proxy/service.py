@@ -224,14 +224,19 @@ class ProxyService:
     """Chat sessions over one policy: what the HTTP application calls.
 
     Args:
+        policy: continues token ids.
+        renderer: from the client's messages to ids, and back.
         folder: where the records are; sessions that are open in them go on.
+        settings: limits, times and names; None: the defaults.
         max_context: most ids of prompt and answer together.
         temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
             mean the same to it. None: what the client asks for, as side turns always get.
+        seed: of the random streams of answers.
         resumed_from: step of the checkpoint that training goes on from; what later steps used is unused again.
         learns: whether a trainer sets `on_session` and takes the sessions that end.
         on_close: called when nothing is generated any more; it ends the policy.
         share: the part of a limit that one client may take, from the limit; by default all of it.
+        clock: the time in seconds; only differences count.
 
     Raises ProxyError for records of a newer version.
     """

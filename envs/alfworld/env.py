@@ -55,6 +55,7 @@ class ALFWorldEnv(TextEnv):
         domain_randomization: shuffle the numbers of objects and receptacles at every reset (training splits only).
         words: `game`, as the game says it; `put`, as alfworld before its release 0.4, with `put O in/on R` for `move O
             to R`, `You arrive at loc 3.` and no `help`: for models that were trained before. Tasks stay the same.
+        render_mode: `ansi`: `render()` gives the last action and observation; `human`: both are printed; None: neither.
 
     `info["goal_rate"]` is the share of goal conditions met (None for games that only TextWorld can play).
     """

@@ -51,9 +51,12 @@ class SearchEnv(TextEnv):
             final generation, can answer what came back.
         doc_format: layout of passages, `search_r1`, `verl` or `skyrl`.
         doc_tokens: longest passage, in words, or in what `count` counts; None: whole passages.
-        reward: `em`, `sub_em` or `format`; `format_scores` are its s, f and r, see `reward.RewardRule`.
+        count: from a text to its number of tokens; None: words are counted.
+        reward: `em`, `sub_em` or `format`, see `questions.RewardRule`.
+        format_scores: s, f and r of the reward `format`, each from 0 to 1.
         strict_compat: judge as the published code does, over prompt and response.
         held_out: sources of evaluation questions; a question that is in one of them is an error.
+        render_mode: `ansi`: `render()` gives the last action and observation; `human`: both are printed; None: neither.
 
     Raises:
         EnvBackendError: (from `step`) the search failed; the state is as before. Finding nothing is an observation.

@@ -99,7 +99,7 @@ def open_source(
         source: `world`; a public set (`hotpotqa`, `2wiki`, `popqa`, `nq`, ...), several with `+` between them, or
             `mixture` (2Wiki, HotpotQA, PopQA, NQ), `multihop` (the first two); or the path of a question file.
         split: `train`, `eval`, `all`; for files any split that its rows name. None: `train` of the fiction, else `all`.
-        data: folder of the public sets; None takes `$TURNGYM_SEARCH_DATA`.
+        data: folder of the public sets; None: `$TURNGYM_SEARCH_DATA`, else where `turngym data get search` puts them.
         corpus: passages (JSONL) that belong to a question file.
         config: which fiction: `full`, `tiny` (many small ones, each with a corpus of its own), `chains` (those, asked
             for the ends of paths of five or six hops), or a `FictionConfig`.

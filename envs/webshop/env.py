@@ -71,7 +71,7 @@ class WebShopEnv(TextEnv):
             shops, with `test` and `dev`); None: `turnopd` for real shops.
         compat: `webshop` keeps the original's faults, `repaired` does not (see `actions.Quirks`).
         price_seed: draws prices and price caps as the original does after `random.seed(price_seed)`.
-        data: folder of the original's files; None takes `$WEBSHOP_DATA`.
+        data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
         shop: a shop that is open already, instead of `profile`, `price_seed`, `data` and `tagger`; its owner closes it.
         observation_mode: `text`, `text_rich`, `html` or `url`.
         strict_admissible: refuse what the page does not offer. Without it search works on every page, as in the
@@ -83,6 +83,7 @@ class WebShopEnv(TextEnv):
         show_attributes: products have the page Attributes.
         reward: `score` pays the score of the purchase, `success` 1.0 for a purchase that scores 1.0 and else 0.0.
         oracle_query: whether `expert_action` searches for the product's title or for what the instruction says.
+        render_mode: `ansi`: `render()` gives the last action and observation; `human`: both are printed; None: neither.
     """
 
     env_id: ClassVar[str] = "turngym/WebShop-v0"

@@ -311,7 +311,8 @@ def open_shop(
 
     Args:
         profile: `embedded`, `embedded-small`, `1k-synthetic`, `1k-human`, `full-synthetic` or `full-human`.
-        data: folder of the original's files; default `$WEBSHOP_DATA`. Not used by embedded shops.
+        data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
+            Embedded shops ignore it.
         price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
         tagger: what finds the nouns of titles: None for the recorded ones, else the built-in list; `builtin`, `spacy`,
             `spacy:MODEL`, `all-words`, or one of your own.

@@ -35,6 +35,7 @@ def rollout_func(sessions: SessionPool, policy_of: Callable[[Any], Policy], *, s
     Args:
         sessions: with a tokenizer, at the trainer's temperature.
         policy_of: gives the engine, from the trainer: `lambda trainer: engine` where it shares the trained model.
+        seed: of the random streams; step k of the training plays with `seed` + k.
 
     The result has, besides TRL's own fields, `turngym_reward` (None where the environment or the engine failed, so that
     TRL leaves the attempt out), `turngym_success`, `turngym_turns` and `turngym_status` for reward functions.

@@ -88,8 +88,11 @@ class SessionBuffer:
             new ones, which it has to give to the engine.
         select: the algorithm's filter. Sessions of which it keeps no turn are counted and left out.
         record: writes a record of what was trained on and what was not.
+        batch_turns: turns that can be trained on that a step waits for.
+        live: whether the engine answers with a copy of the weights, so that it need not be paused while they change.
         staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
         newest_first: a step takes the sessions that came last, not those that wait longest.
+        now: seconds since 1970, to say how old the turns are that a step trained on.
     """
 
     def __init__(
