@@ -132,7 +132,7 @@ def update(
         model: the student; its parameters change in place.
         optimizer: AdamW over them.
         batch: the batch, with N supervised tokens.
-        targets: what each token is compared with.
+        targets: what the target function says about each token.
         weight_N: how much each token counts [N]; the sum is 1.
         token_loss: loss per token.
         forward: how the model is run: temperature, microbatches, precision.
@@ -189,7 +189,7 @@ def accumulate(
     Args:
         model: the student; its gradients are added to.
         batch: the batch, with N supervised tokens.
-        targets: what each token is compared with.
+        targets: what the target function says about each token.
         weight_N: how much each token counts [N]; the sum is 1.
         token_loss: loss per token.
         forward: how the model is run: temperature, microbatches, precision.
@@ -355,7 +355,7 @@ def run_epochs(
         optimizer: AdamW over its parameters.
         batch: all supervised tokens of the step.
         episodes: the episodes that the batch was packed from.
-        targets: what each token is compared with.
+        targets: what the target function says about each token.
         algorithm: whose weight, loss and terms are used.
         schedule: the step of the run, and the optimizer's settings.
         forward: how the model is run.
@@ -415,7 +415,7 @@ def minibatches(
     Args:
         batch: all supervised tokens of the step.
         episodes: the episodes that the batch was packed from.
-        targets: what each token is compared with.
+        targets: what the target function says about each token.
         algorithm: whose origins say which turns are trained on.
         count: number of minibatches at most.
     """

@@ -224,7 +224,7 @@ def turn_row(
     Args:
         batch: whose tokens are summed by turn.
         columns: numbers per token [N] by name, as the forward pass measured them.
-        weight_N: share [N] of the loss that each token has.
+        weight_N: how much each token counts [N]; the sum is 1.
         full_depth: whether the depth cap was the full depth of the run, as for `turn_stats`.
     """
     row: dict[str, NDArray[Any]] = {

@@ -32,7 +32,8 @@ def played_source(
         env: the environment, with the student that plays it and the panel that is never trained on.
         demonstrations: what `--demonstrations` names. For an algorithm that imitates they are the episodes, and None
             means that an expert plays (`ExpertPlay`). For others they are the first turns of the student's episodes.
-        teacher: a model that chooses tokens or plays turns; None: none does, and `share` is 0.
+        teacher: the teacher's model if it is in this process, else None. It plays only if `share` is above 0 or with
+            `guided`.
         share: share of the student's tokens that `teacher` chooses, 0 to 1.
         guided: whether `teacher` plays whole turns, as many as each request says.
     """

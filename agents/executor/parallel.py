@@ -228,7 +228,7 @@ class ParallelRollout:
 
     Args:
         workers: processes that play; nobody else may use them.
-        retries: how often an episode is given to another worker after one has died.
+        retries: how often an episode is restarted after its worker died or did not answer.
         patience: seconds that a worker may take to answer.
         step_timeout: seconds for a step or reset of an environment.
         fixed_shares: whether every worker has a fixed part of the jobs.

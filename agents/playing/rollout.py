@@ -216,7 +216,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     Args:
         env: in an `ActionGuard`.
         job: its task and seed.
-        number: of the job; no two conversations that are open at a time may share it.
+        number: of the job; an engine knows the conversation by it, the task and the sample.
         system: the system message; None: as above.
         renderer: of a model that reads ids; None for agents of text.
     """

@@ -50,7 +50,7 @@ def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[N
 
     Args:
         fleet: the servers that get them.
-        name: a new one (`WeightVersions.new_name`).
+        name: of these weights, from `WeightVersions.new_name`.
         version: the policy version of these weights.
         busy: what happens to responses in flight.
     """

@@ -236,10 +236,10 @@ def record_nouns(
 
     Args:
         profile: the shop, for example `full-human`.
-        data: folder of its files; default `$WEBSHOP_DATA`.
+        data: folder of its files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
         model: name or folder of the model.
-        cache: as for `open_shop`.
-        progress: called with (what, products done).
+        cache: where the nouns are kept; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
+        progress: called with (what, products done); None: nothing is reported.
 
     Raises ShopDataError for a generated shop, a model that is not there, or a title that is too long.
     """

@@ -169,13 +169,13 @@ def diagnose(
     controlled: bool = False,
     alpha: Alpha | None = None,
 ) -> Diagnosis:
-    """Diagnose the run whose rows `read()` gives, oldest first, each time it is called.
+    """Diagnose a run. Memory does not grow with the number of its rows.
 
     Args:
-        read: called twice; memory does not grow with the number of rows.
-        depth: the controller's settings; by default those of the paper, up to the run's full depth.
+        read: gives the run's rows, oldest first; it is called twice.
+        depth: the controller's settings; None: those of the paper, up to the run's full depth.
         controlled: whether the run had this controller, so that the replay is compared with it.
-        alpha: of a step, for runs that did not record it.
+        alpha: gives alpha of a step, for runs that did not record it; None: theirs is left out.
     """
     shape = run_shape(read())
     bins = step_bins(shape.steps)
