@@ -233,8 +233,10 @@ class ProcessRetriever:
         """Opens the retriever here and in the children, and waits until all are ready.
 
         Args:
-            small: Fewest queries that go to a child.
-            patience: Seconds after which a child that does not answer is replaced.
+            opener: opens the retriever; it is pickled for the children.
+            processes: number of children.
+            small: fewest queries that go to a child.
+            patience: seconds after which a child that does not answer is replaced.
 
         Raises:
             RetrievalError: what `opener` raised, here or in a child.

@@ -176,7 +176,10 @@ class DenseRetriever:
         """Takes a faiss index or the path of one.
 
         Args:
-            fingerprint: Identifies corpus, encoder and index; `parameters` are added to it.
+            index: a faiss index by inner product, or the path of one, whose pages are then mapped.
+            passages: one for each vector of the index, in the order of its rows.
+            encoder: makes the vectors of queries; the one that made those of the passages.
+            fingerprint: identifies corpus, encoder and index; `parameters` are added to it.
             parameters: faiss search settings by name (`nprobe`, `efSearch`, ...).
 
         Raises:

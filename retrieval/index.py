@@ -289,9 +289,11 @@ def build_index(
     """Builds the index of `plan`, or continues a build of the same plan that was stopped.
 
     Args:
-        encoder: Is used instead of loading the Hugging Face encoder `plan.encoder`, whose name is still recorded.
-        restart: Throws away an unfinished build instead of continuing it.
-        force: Replaces the folder `plan.out` if it exists, at the very end.
+        plan: what to build from which corpus.
+        encoder: is used instead of loading the Hugging Face encoder `plan.encoder`, whose name is still recorded.
+        progress: is called with a stage, the passages that it has done, and how many there are (None while unknown).
+        restart: whether an unfinished build is thrown away and not continued.
+        force: whether the folder `plan.out` is replaced if it exists, at the very end.
 
     Raises:
         CorpusError: a row that cannot be used.

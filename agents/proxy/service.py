@@ -52,7 +52,7 @@ class InflightRequest:
         session: is locked until the request is over; None for a side turn without a session id.
         prompt: rendered from the session's history and the request.
         pending: the same request in the engine's queue.
-        deadline: when it has waited too long, on the service's clock; every drawn id moves it.
+        deadline: when it has waited too long, on the service's clock; in a stream every drawn id moves it.
         salt: makes the ids of the answer's tool calls unique among conversations.
     """
 
