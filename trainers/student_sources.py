@@ -30,8 +30,9 @@ def played_source(
 
     Args:
         env: the environment, with the student that plays it and the panel that is never trained on.
-        demonstrations: what `--demonstrations` names. For an algorithm that imitates they are the episodes, and None
-            means that an expert plays (`ExpertPlay`). For others they are the first turns of the student's episodes.
+        demonstrations: from `open_demonstrations`. An algorithm that imitates takes them as its episodes; None: an
+            expert plays these (`ExpertPlay`). Of other algorithms' episodes some begin with a part of one, as the step
+            asks.
         teacher: the teacher's model if it is in this process, else None. It plays only if `share` is above 0 or with
             `guided`.
         share: share of the student's tokens that `teacher` chooses, 0 to 1.

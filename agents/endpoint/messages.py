@@ -492,13 +492,11 @@ def example_messages(
 ) -> tuple[dict[str, Any], ...]:
     """Episodes as messages of the API; in the tool channel actions are calls, each with its result.
 
-    With `reasoning` calls carry an empty one, as those of a model that thinks do.
-
     Args:
         examples: episodes to show, in order.
         channel: how their actions are written.
-        tool: whose calls they are in the tool channel.
-        reasoning: whether calls carry an empty reasoning.
+        tool: the environment's tool, which calls name in the tool channel.
+        reasoning: whether calls carry an empty reasoning, as those of a model that thinks carry theirs.
     """
     shown = Transcript(thoughts=REASONING[:1])
     for number, example in enumerate(examples):

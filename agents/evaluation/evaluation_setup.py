@@ -74,13 +74,13 @@ class Prepared:
         scoring: Mapping[str, str],
         drawn: int | None = None,
     ) -> dict[str, list[str]]:
-        """What an evaluation on `panel` does otherwise than the original, as its records have it; None: a rollout.
+        """What an evaluation or a rollout does otherwise than the original, as its records have it.
 
         Args:
-            panel: None: a rollout.
-            samples: episodes per task.
-            limit: number of the panel's tasks that are played; None: all.
-            scoring: how the environment scores, by its own words.
+            panel: what is evaluated; None for a rollout.
+            samples: episodes of each task; with `drawn`, validations.
+            limit: how many tasks of the panel are played, from the first; None: all.
+            scoring: `TextEnv.scoring` of the environment.
             drawn: workers of the published harness; None: the panel's tasks are played.
         """
         return departures(

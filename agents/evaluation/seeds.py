@@ -82,7 +82,7 @@ def crossed_half(
         chance: C, variance of the mean by the chance of a cell.
         between_tasks: B, variance of the mean between tasks.
         t_tasks: t(n - 1), the quantile for tasks.
-        seeds: S.
+        seeds: S, the number of seeds.
         tail: probability on either side.
     """
     known = chance * (seeds - 2) / (4 * (seeds - 1))

@@ -100,7 +100,7 @@ def mean_bounds(values: Sequence[float], low: float, high: float, tail: float = 
     """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side.
 
     Args:
-        values: independent ones.
+        values: independent draws, each from `low` to `high`.
         low: least possible value.
         high: greatest possible value.
         tail: probability on either side.

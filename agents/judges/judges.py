@@ -172,15 +172,14 @@ def make_judge(
 ) -> Judge:
     """The judge that `options.judge` names; for `both` one that asks it twice about each turn.
 
-    `built_in` are those that need no model: `WORDS`, or `env_judges.ENV_JUDGES`. Raises TurngymError where there is
-    none of that name.
+    Raises TurngymError where there is none of that name.
 
     Args:
         options: the judge's name, and how it is asked.
         kind: what it is asked: for scores, hints, or both.
-        built_in: judges that need no model.
-        make_env: makes the environment that judges by rules replay episodes in.
-        expert: the player that judges may ask.
+        built_in: judges that need no model: `WORDS`, or `env_judges.ENV_JUDGES`.
+        make_env: makes the environment, in which some judges play episodes again.
+        expert: name of the player whom judge `expert` asks (`named_player`).
         seed: of a model's votes.
         device: where a model that judges computes.
     """

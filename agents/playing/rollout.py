@@ -258,7 +258,7 @@ def failed_episode(
 
     Args:
         job: whose episode it is.
-        env_id: of the environment that failed.
+        env_id: of its environment.
         error: what went wrong; its text becomes `meta["error"]`.
         meta: further entries of the episode's `meta`.
         status: how it failed.

@@ -313,7 +313,7 @@ def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequ
     for stop texts in what they drew themselves and would miss one that was begun for them.
 
     Args:
-        renderer: whose template says how ids are read.
+        renderer: its template decodes ids.
         shown: the whole response.
         count: how many of its ids are wanted.
         stops: texts at which a response ends.
