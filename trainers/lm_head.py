@@ -108,7 +108,8 @@ class ByWeight(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None, tail_slope_N: Tensor | None) -> Any:
-        """Called by autograd with a gradient for each output of `forward`, None for one that nothing depends on."""
+        """The signature is that of autograd: a gradient for each output of `forward`, None for one that nothing depends
+        on."""
         hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, kept = ctx.saved_tensors
         columns = slope_NJ, entropy_N, entropy_slope_N, tail_N, tail_slope_N
         work, (needs_hidden, needs_weight, needs_bias, *_) = ctx.work, ctx.needs_input_grad
