@@ -100,7 +100,8 @@ def test(arguments: list[str]) -> int:
     with ThreadPoolExecutor(2) as both:  # types and the site take half a minute each, on one core
         statuses = list(both.map(lambda tool: run(str(PYTHON), "-m", *tool, check=False), TOOLS))
     failures = [tool for tool, status in zip(TOOLS, statuses, strict=True) if status]
-    status = pytest_in_two(f"not long and {NO_SERVER}", *arguments)
+    # more than the two cores: these tests wait for servers, time-outs and disks nearly half of their time
+    status = pytest_in(3, f"not long and {NO_SERVER}", *arguments)
     if failures:
         say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
     return status or int(bool(failures))
@@ -109,13 +110,13 @@ def test(arguments: list[str]) -> int:
 def long(arguments: list[str]) -> int:
     """The tests that take long: systematic mutants, faults, growth, differential and distributed runs."""
     set_up_tests()
-    return pytest_in_two(f"long and {NO_SERVER}", *arguments)
+    return pytest_in(2, f"long and {NO_SERVER}", *arguments)
 
 
-def pytest_in_two(marked: str, *arguments: str) -> int:
-    """In two processes, each with half of the files: what tests of a file share is made once, and the first that is
-    done takes tests of the other."""
-    words = ("-n", "2", "--dist", "worksteal", "-m", marked)
+def pytest_in(processes: int, marked: str, *arguments: str) -> int:
+    """In some processes, each with its share of the files: what tests of a file share is made once, and who is done
+    first takes tests of the others."""
+    words = ("-n", f"{processes}", "--dist", "worksteal", "-m", marked)
     return run(str(PYTHON), "-m", "pytest", *words, *arguments, check=False)
 
 
