@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from turngym.agents.endpoint.endpoint_client import EndpointOptions, EndpointSettings
+from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
 from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.secrets import refuse_credentials

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from turngym.agents.endpoint.endpoint_client import (
+from turngym.agents.endpoint.client import (
     Address,
     ContextOverflow,
     EndpointClient,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.endpoint.endpoint_client import EndpointClient, EndpointError
+from turngym.agents.endpoint.client import EndpointClient, EndpointError
 from turngym.agents.endpoint.messages import Answer
 from turngym.envs.core.errors import AgentError
 from turngym.retrieval.redaction import brief

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turngym.agents.agent_options import JudgeOptions
-from turngym.agents.endpoint.endpoint_client import Address, EndpointClient, EndpointError
+from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling

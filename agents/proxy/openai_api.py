@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turngym.agents.proxy.api_errors import ApiError, invalid
-from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean

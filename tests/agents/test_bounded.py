@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.proxy.api_errors import ApiError
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import MAX_STOP, read_request
-from turngym.agents.proxy.proxy_settings import ProxySettings
 from turngym.agents.proxy.turn_records import read_call
 from turngym.envs.channels import make_channel
 from turngym.envs.core.strict_json import MAX_VALUES, JsonError, strict_json

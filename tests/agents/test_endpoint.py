@@ -22,7 +22,7 @@ import pickle
 from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.endpoint_client import Address, EndpointOptions
+from turngym.agents.endpoint.client import Address, EndpointOptions
 from turngym.agents.endpoint.messages import INVALID, SKIPPED, usage_of
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError

@@ -14,7 +14,7 @@ from hosted_fake import FAMILIES, assistants
 from openai_fake import FakeOpenAI, Fault, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.endpoint_client import EndpointOptions
+from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.messages import UNNAMED
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Example

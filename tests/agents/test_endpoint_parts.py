@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
-from turngym.agents.endpoint.endpoint_client import (
+from turngym.agents.endpoint.client import (
     Address,
     EndpointOptions,
     EndpointSettings,

@@ -20,7 +20,7 @@ from turngym.agents import EvalResult, evaluate
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.models import load_model
 from turngym.agents.proxy.app import create_app
-from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving import DrainingServer
 from turngym.agents.worlds import load_world

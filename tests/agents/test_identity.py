@@ -10,7 +10,7 @@ import pytest
 
 from turngym.agents import load_world
 from turngym.agents.agent_options import AgentOptions
-from turngym.agents.endpoint.endpoint_client import EndpointOptions
+from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.evaluate import identity as recorded_identity
 from turngym.agents.evaluation.scores import EvaluationError

@@ -26,7 +26,7 @@ from turngym.envs.core.settings import SettingsError
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.agents.endpoint.endpoint_client.FIRST", 0.001)
+    monkeypatch.setattr("turngym.agents.endpoint.client.FIRST", 0.001)
 
 
 def ask(number: int = 0, **more: Any) -> JudgeRequest:

@@ -13,7 +13,7 @@ import pytest
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
 from turngym.agents import presets as published
 from turngym.agents.agent_options import AgentOptions
-from turngym.agents.endpoint.endpoint_client import EndpointOptions
+from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.training_evaluation import eval_note
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.proxy.api_errors import ApiError, ProxyError
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import read_request
-from turngym.agents.proxy.proxy_settings import ProxySettings
 
 USER = {"role": "user", "content": "hi"}
 

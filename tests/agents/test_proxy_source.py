@@ -17,7 +17,7 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest
 from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.live import sessions
-from turngym.trainers.live.judge_queue import SessionHints
+from turngym.trainers.live.judging import SessionHints
 from turngym.trainers.live.sessions import SessionBuffer
 
 user, drawn = tools.user, tools.session

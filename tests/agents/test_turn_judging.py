@@ -19,8 +19,8 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, Judgment
 from turngym.trainers.judge_votes import ScoredTurns, UnreadVotes
-from turngym.trainers.live import judge_queue as turn_judging
-from turngym.trainers.live.judge_queue import SessionJudge, TurnJudging
+from turngym.trainers.live import judging as turn_judging
+from turngym.trainers.live.judging import SessionJudge, TurnJudging
 from turngym.trainers.live.sessions import SessionBuffer
 
 user, until = tools.user, tools.until

@@ -20,7 +20,7 @@ from sglang_server import served_policy
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.trainers.live.proxy_options import ServeProxy

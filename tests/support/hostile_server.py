@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turngym.agents.agent_options import JudgeOptions
-from turngym.agents.endpoint.endpoint_client import Address, EndpointClient, EndpointError
+from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
 from turngym.envs.core.protocols import JudgeRequest

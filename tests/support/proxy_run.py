@@ -10,7 +10,7 @@ from proxy_http import ServedProxy
 from servers import until
 
 from turngym.agents.playing.env_maker import env_maker
-from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.proxy.config import ProxySettings
 from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.run import build
 from turngym.trainers.run_config import OptimizerConfig, RunConfig

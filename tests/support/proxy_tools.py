@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from servers import until as until
 
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.openai_api import read_request
-from turngym.agents.proxy.proxy_settings import ProxySettings
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord
 from turngym.envs.core.episode import Episode, Status, Turn

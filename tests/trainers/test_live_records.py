@@ -23,7 +23,7 @@ from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judge_votes import ScoredTurns, judged
-from turngym.trainers.live.judge_queue import SessionJudge
+from turngym.trainers.live.judging import SessionJudge
 from turngym.trainers.live.sessions import SessionBuffer, TurnSelection, reason_name, select_turns
 
 UP, DOWN = Feedback(score=1), Feedback(score=-1)

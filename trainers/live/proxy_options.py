@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from turngym.agents.agent_options import JudgeOptions
-from turngym.agents.proxy.proxy_settings import ProxySettings
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import TrainServers
 from turngym.envs.core.settings import Count, Needs, Port, Processes, settings_of

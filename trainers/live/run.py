@@ -33,7 +33,7 @@ from turngym.retrieval.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.identity import of_adapters
-from turngym.trainers.live.judge_queue import SessionJudge, TurnJudging, make_session_judge
+from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
 from turngym.trainers.live.proxy_options import ServeProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
