@@ -32,7 +32,7 @@ from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.envs.core.provenance import FILE, write_config
 from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
-from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
+from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.identity import of_training
@@ -370,8 +370,9 @@ def check_run(config: TrainConfig) -> None:
 
     A study asks this for each of its runs: the last one is not to fail when all others are done.
     """
-    if getattr(config, "lm_loss", LmLossConfig()).files:
-        return  # builds its targets of text with the student's tokenizer
+    # text needs the student's tokenizer, and so may the algorithm of another package
+    if config.algorithm not in BUILT_IN or getattr(config, "lm_loss", LmLossConfig()).files:
+        return
     algorithm = build_algorithm(config)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
     check_groups(algorithm, config.run.episodes)

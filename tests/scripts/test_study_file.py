@@ -334,6 +334,27 @@ def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -
     cells_of(read_study_file(path, ["methods.opd.teacher = 'folder'"]), tmp_path / "out")
 
 
+OWN = """from dataclasses import dataclass
+from turngym.trainers.algorithm import AlgorithmSpec
+@dataclass(frozen=True)
+class Own:
+    "Reads text."
+def build(config, context):
+    return context.tokenizer.encode("text")
+ALGORITHM = AlgorithmSpec(name="own", config=Own, build=build)
+"""
+
+
+def test_an_own_method_may_read_the_tokenizer_which_no_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_method.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "mine.toml"
+    path.write_text(SHORT)
+    assert cells_of(read_study_file(path, ['methods.own.algorithm = "own_method:ALGORITHM"']), tmp_path / "out")
+
+
 def test_a_study_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "run", "turnopt"]) == 2
     assert "there is no file turnopt, and no study of that name. Did you mean 'turnopd" in capsys.readouterr().err
