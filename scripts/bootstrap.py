@@ -96,15 +96,22 @@ def test(arguments: list[str]) -> int:
     """Lint, types, documentation, and the tests that prove behavior in minutes."""
     set_up_tests()
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
-    # ends: with the two commands
-    with ThreadPoolExecutor(2) as both:  # types and the site take half a minute each, on one core
-        statuses = list(both.map(lambda tool: run(str(PYTHON), "-m", *tool, check=False), TOOLS))
-    failures = [tool for tool, status in zip(TOOLS, statuses, strict=True) if status]
-    # more than the two cores: these tests wait for servers, time-outs and disks nearly half of their time
-    status = pytest_in(3, f"not long and {NO_SERVER}", *arguments)
-    if failures:
-        say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
+    # lint, types and the site take a minute of one core, beside tests that wait for servers, time-outs and disks nearly
+    # half of their time, in one process more than there are cores
+    with ThreadPoolExecutor(1) as beside:
+        tools = beside.submit(lambda: [failure for tool in TOOLS if (failure := failed(*tool))])
+        status = pytest_in(3, f"not long and {NO_SERVER}", *arguments)
+        failures = tools.result()  # ends: with the tools
+    for failure in failures:
+        say(failure)
     return status or int(bool(failures))
+
+
+def failed(*tool: str) -> str:
+    """What a tool says that fails; "" of one that does not."""
+    # ends: with the tool, which Ctrl-C reaches, too
+    done = subprocess.run([PYTHON, "-m", *tool], cwd=ROOT, check=False, capture_output=True, text=True)
+    return f"failed: {' '.join(tool)}\n{done.stdout}{done.stderr}" if done.returncode else ""
 
 
 def long(arguments: list[str]) -> int:
