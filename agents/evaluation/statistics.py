@@ -56,7 +56,7 @@ def upper_bound(values: Sequence[float], tail: float = TAIL) -> float:
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
     z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - tail quantile of sum_i w_i z_i. It never
     falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
-    Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
+    Learned-Miller and Thomas 2019; docs/intervals.md#references has both in full.
     """
     places, counts = with_the_end(values)
     if len(places) == 1:
