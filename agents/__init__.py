@@ -1,7 +1,7 @@
 """Agents and rollouts: play episodes of any environment with any agent, evaluate on panels, in this process or many.
 
     from turngym.agents import evaluate
-    print(evaluate("alfworld-generated", "expert", samples=1, limit=10))
+    print(evaluate("alfworld-generated-eval", "expert", samples=1, limit=10))
 
 The names in `__all__` may be relied on; each is imported when it is first used (no torch before a model is opened).
 """

@@ -1,7 +1,7 @@
 """Evaluate an agent on a task panel: Avg@4, pass@k, rows by category, rates; resumes where it stopped.
 
 Examples:
-    turngym eval --panel alfworld-generated --agent expert
+    turngym eval --panel alfworld-generated-eval --agent expert
     turngym eval --panel alfworld-valid-unseen --data ~/alfworld --agent model:runs/student --out runs/student/eval
     turngym eval --rescore runs/student/eval
     turngym eval --compare runs/before/eval runs/after/eval

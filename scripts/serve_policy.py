@@ -5,8 +5,8 @@ Examples:
     turngym serve policy models/student --engine vllm --python /opt/vllm/bin/python
     turngym serve policy models/teacher --port 30001 --tensor-parallel 2 --no-seeds
     turngym serve policy models/tiny --device cpu --threads 1
-    turngym eval --panel alfworld-generated --agent model:models/student --policy-server http://127.0.0.1:30000
-    turngym train --student models/student ... --policy-server http://127.0.0.1:30000 --weight-sync disk
+    turngym eval --panel alfworld-generated-eval --agent model:models/student --policy-server http://127.0.0.1:30000
+    turngym train grpo --student models/student --out runs/grpo --policy-server http://127.0.0.1:30000
 
 The server is installed beside turngym, or in an environment of its own (--python); docs/model_servers.md says how. On a
 CPU the real ones run, too, for tests and tiny models: SGLang with stand-ins for what only CUDA has
