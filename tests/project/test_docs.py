@@ -299,9 +299,11 @@ def test_the_examples_of_a_help_are_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="the options of train and serve need turngym[train]")
-    monkeypatch.chdir(tmp_path)
     problems = []
-    for place, words in examples():
+    for number, (place, words) in enumerate(examples()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
         write_missing_config(words)
         problem = parse(words, monkeypatch)
         said = capsys.readouterr()
