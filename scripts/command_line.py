@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
@@ -99,13 +99,13 @@ def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None =
     return checked(found)
 
 
-def checked(settings: T) -> T:
-    """`settings` as people mean them.
+def checked(settings: T, in_file: Collection[str] = ()) -> T:
+    """`settings` as people mean them; `in_file` are the keys that no option sets.
 
     Raises SettingsError for a number that is out of its range, and for a setting that nothing would read.
     """
     check_numbers(settings, flag)
-    return with_homes(check_needed(settings))
+    return with_homes(check_needed(settings, in_file))
 
 
 def with_homes(settings: Any) -> Any:

@@ -446,7 +446,7 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
         import torch  # noqa: F401
     except ImportError:
         return []
-    from turngym.trainers.diagnostics.depth import run_controls
+    from turngym.trainers.diagnostics.controller_replay import run_controls
     from turngym.trainers.diagnostics.diagnose import diagnose
     from turngym.trainers.metrics import iter_metrics
 

@@ -42,6 +42,7 @@ try:
         PlayConfig,
         TrainConfig,
         config_class,
+        in_file_of,
         train_config,
         who_reads,
     )
@@ -109,12 +110,16 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise SystemExit(0)
     name = name or DEFAULT
     cls = config_class(name)
-    in_file = {setting.key for setting in settings_of(cls) if setting.in_file}
+    in_file = in_file_of(name)
 
     def owner(option: str) -> str:
         key = option.removeprefix("--").replace("-", "_")
-        if key in in_file:
-            return f" It is set in a file: {key} = ... ({CONFIG} FILE)."
+        head, dot, last = key.rpartition(".")
+        # --luffy.no-filter-groups would turn luffy.filter_groups off
+        switch = f"{head}{dot}{last.removeprefix('no_')}"
+        line = f"{key} = ..." if key in in_file else f"{switch} = false" if in_file.get(switch) is bool else ""
+        if line:
+            return f" It is set in a file: {line} ({CONFIG} FILE)."
         return f" {said}" if (said := who_reads(key)) else ""
 
     options = [setting for setting in settings_of(cls) if not setting.in_file]
@@ -130,7 +135,8 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         parts.append((field_name, kind, field() if default is None else field(default=default)))
     flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
     found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", config=HELP, add_help=False)
-    return checked(_assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()}))
+    config = _assembled(cls, name, {group.path: getattr(found, key) for key, group in groups.items()})
+    return checked(config, in_file)
 
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:

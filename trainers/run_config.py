@@ -103,7 +103,7 @@ class LmLossConfig:
     """Tokens after which a document is cut."""
     mean: Literal["token", "document"] = field(default="token", metadata=IN_FILE)
     """Mean over all tokens of the step's documents, or (literal) over documents, each with the sum of its tokens."""
-    in_reward: float = 0.0
+    in_reward: float = field(default=0.0, metadata=IN_FILE)
     """How much L_PT costs in the reward. ppo-minillm, literal: instead of the loss term, so many times L_PT is
     subtracted from every rollout's reward. No gradient reaches the text; the critic learns the offset, and nothing is
     kept from being forgotten."""
@@ -124,7 +124,7 @@ class CriticConfig:
     clip: float | None = 0.2
     """Largest change of a value per batch. More does not lower the loss, in the unit of the return; None for the plain
     squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
-    max_grad_norm: float = field(default=1.0, metadata=IN_FILE)
+    max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class RunConfig:
     reward: str | None = field(default=None, metadata=read_by("reward", "shown"))
     """What an episode is worth, not its return. A function of the episode as `package.module:function`; algorithms that
     read another reward (--grpo.reward success) refuse it."""
-    dual_clip: float | None = field(default=None, metadata=read_by("surrogate"))
+    dual_clip: float | None = field(default=None, metadata={**IN_FILE, **read_by("surrogate")})
     """Bound of the ratio under an advantage < 0. Policy gradients: where the advantage is negative, a token's ratio new
     / old counts for at most this, above 1 (a dual clip). By default 3 where episodes may be stale (--staleness,
     --traces, the proxy), else none; 0: never one."""

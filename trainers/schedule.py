@@ -21,7 +21,7 @@ from torch import Tensor
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import RolloutSource
 from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.settings import Needs
+from turngym.envs.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.losses import TruncatedImportance
 from turngym.trainers.run_config import ConfigError
@@ -71,7 +71,7 @@ class AsyncConfig:
     """Steps by which playing lags behind. The student that plays is then older than the one that learns; 0: play, then
     learn, exactly. Batch t is played by the student after step t - 1 - K (at the start: the untrained one), whatever
     the timing."""
-    importance_cap: float = 2.0
+    importance_cap: float = field(default=2.0, metadata=IN_FILE)
     """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
     needs: ClassVar[Needs] = ((("importance_cap",), "--staleness", lambda stale: stale.staleness > 0),)
 

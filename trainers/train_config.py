@@ -298,13 +298,19 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: A
     hint = {key: said for key in table if key not in known and (said := who_reads(key))}
     config = from_table(cls, {"algorithm": algorithm, **table}, where, hint=hint, **more)
     # a file whose missing settings options will give is not the whole
-    return config if more else check_needed(config)
+    return config if more else check_needed(config, in_file_of(algorithm))
 
 
 @cache
 def keys_of(algorithm: str) -> tuple[str, ...]:
     """The keys of all settings of an algorithm. Raises PluginError for an unknown one."""
     return tuple(setting.key for setting in settings_of(config_class(algorithm)))
+
+
+@cache
+def in_file_of(algorithm: str) -> Mapping[str, Any]:
+    """Key -> type of the settings that a file and a Python call may set, and no option of `turngym train`."""
+    return {setting.key: setting.type for setting in settings_of(config_class(algorithm)) if setting.in_file}
 
 
 @cache

@@ -13,30 +13,32 @@ file holds every value, and a default that is given changes nothing that anybody
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from turngym.envs.core.settings import Needs, SettingsError, chosen, inner_groups, settings_of
-from turngym.retrieval.redaction import redacted
+from turngym.envs.core.settings import NONE, Needs, SettingsError, chosen, inner_groups, settings_of, to_toml
+from turngym.retrieval.redaction import excerpt
 
 T = TypeVar("T")
 LONGEST = 60
 """Most characters of a value in an error."""
 
 
-def check_needed(settings: T) -> T:
+def check_needed(settings: T, in_file: Collection[str] = ()) -> T:
     """`settings`, which must be whole. Raises SettingsError for the first setting that nothing would read.
 
-    It is an object of a settings class; what the classes of its groups say holds, too.
+    It is an object of a settings class; what the classes of its groups say holds, too. `in_file` are the keys that no
+    option sets: an error writes them as a file does.
     """
     for table, group, default in _groups(settings):
         given = chosen(group, default=default)
         for keys, needed, holds in needs_of(type(group)):
             found = next((key for key in given if _is_one(key, keys)), None)
             if found is not None and not holds(group):
-                said = _said(f"{table}.{found}" if table else found, given[found])
+                key = f"{table}.{found}" if table else found
+                said = _in_file(key, given[found]) if key in in_file else _as_option(key, given[found])
                 raise SettingsError(f"{said} needs {needed}, without which nothing reads it")
     return settings
 
@@ -68,7 +70,14 @@ def _groups(settings: Any, table: str = "", default: Any = MISSING) -> Iterator[
             yield from _groups(value, below, made if default is MISSING else getattr(default, name))
 
 
-def _said(key: str, value: Any) -> str:
+def _in_file(key: str, value: Any) -> str:
+    """A setting as a line of a file."""
+    table, _, name = key.rpartition(".")
+    line = excerpt(to_toml({name: NONE if value is None else value}).rstrip("\n"), LONGEST)
+    return f"{table}.{line}" if table else line
+
+
+def _as_option(key: str, value: Any) -> str:
     """A setting as an option with its value."""
     option = f"--{key.replace('_', '-')}"
     if value is True:
@@ -76,6 +85,4 @@ def _said(key: str, value: Any) -> str:
     if value is False:
         head, _, last = option.rpartition(".")
         return f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"
-    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    shown = str(redacted(shown))
-    return f"{option} {shown if len(shown) <= LONGEST else shown[:LONGEST] + '...'}"
+    return f"{option} {excerpt(' '.join(map(str, value)) if isinstance(value, tuple) else str(value), LONGEST)}"

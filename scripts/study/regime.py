@@ -28,7 +28,7 @@ from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_episodes
 from turngym.retrieval.user_files import named_path
 from turngym.scripts.command_line import read
-from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, sign_intervals, turn_sums
+from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
 from turngym.trainers.study.regime import Measured, regime_table

@@ -248,8 +248,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What the verb's own option parser has against `words`; None if it takes them, and reads all of them."""
     real = command_line.checked
 
-    def dry(settings: Any) -> Any:
-        real(settings)
+    def dry(settings: Any, *more: Any) -> Any:
+        real(settings, *more)
         raise Parsed
 
     readers = [command_line, importlib.import_module("turngym.scripts.train")]

@@ -14,7 +14,7 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
-from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import make_record, pooled_sums, portable, read_record
 

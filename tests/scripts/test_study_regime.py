@@ -10,7 +10,7 @@ import pytest
 
 from turngym.scripts.main import main
 from turngym.scripts.study import regime as verb
-from turngym.trainers.diagnostics.depth import (
+from turngym.trainers.diagnostics.depth_regime import (
     MAX_DEEP_MASS,
     MAX_ENTROPY_RATIO,
     MAX_KL_RATIO,

@@ -27,8 +27,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd": (),
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
-    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.ppo-epochs", "2"),
-    "turnopd, ahead": ("--turnopd.depth.warmup", "1", "--staleness", "2"),
+    "turnopd": ("turnopd.depth.warmup = 1", "--optimizer.minibatches", "2", "--optimizer.ppo-epochs", "2"),
+    "turnopd, ahead": ("turnopd.depth.warmup = 1", "--staleness", "2"),
     "opd, workers": ("--workers", "1"),
     "opd, lora": ("--lora.rank", "4", "--optimizer.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
@@ -40,12 +40,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "atod": ("--atod.n", "3", "atod.floor = 0.5"),
     "sage-opd": ("--judge", "rules"),
     "grpo-opd": ("--grpo-opd.n", "3"),
-    "grpo-kd": ("--grpo-kd.n", "3", "--grpo-kd.student-entropy"),
+    "grpo-kd": ("--grpo-kd.n", "3", "grpo_kd.student_entropy = true"),
     "grpo-minillm": ("--grpo-kd.n", "3", "--lm-loss.documents", "3", "--lm-loss.files", __file__),
-    "ppo-kd": ("--optimizer.minibatches", "2", "--ppo-kd.critic.lr", "1e-4"),
-    "ppo-minillm": ("--ppo-kd.critic.kind", "head", "--lm-loss.documents", "1", "--lm-loss.files", __file__),
+    "ppo-kd": ("--optimizer.minibatches", "2", "ppo_kd.critic.lr = 1e-4"),
+    "ppo-minillm": ("ppo_kd.critic.kind = 'head'", "--lm-loss.documents", "1", "--lm-loss.files", __file__),
 }
-"""What is added to the command line; the first word of a case's name is its algorithm."""
+"""What is added to the command line, and lines of its file; the first word of a case's name is its algorithm."""
 EPISODES = 9
 """A multiple of the group size that 2 and 4 processes do not divide."""
 

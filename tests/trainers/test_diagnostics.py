@@ -16,8 +16,8 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
+from turngym.trainers.diagnostics.controller_replay import NEEDED, Replay, probe_stats_of, run_controls
 from turngym.trainers.diagnostics.curves import CurveSums, StepSums, kl_shares, smooth, step_bins
-from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, run_controls
 from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, regime_of, replayable
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
 from turngym.trainers.metrics import iter_metrics

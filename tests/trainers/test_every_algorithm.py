@@ -37,7 +37,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "tcod": TEACHER,
     "grpo": ("--grpo.n", "2", "--grpo.no-filter-groups"),
     "gigpo": ("--gigpo.n", "2"),
-    "luffy": ("--luffy.n", "2", "--luffy.no-filter-groups"),
+    "luffy": ("--luffy.n", "2", "luffy.filter_groups = false"),
     "prm-rl": (),
     "opd-hints": (),
     "prm-opd": (),
@@ -190,5 +190,6 @@ def test_what_only_an_environment_can_give(model: Path, tmp_path: Path, recorded
     with pytest.raises(TurngymError, match="begins with an expert's turns plays them"):
         build_trainer(train.parse([*words, "--tcod.direction", "b2f"])).train()
     words = command(model, tmp_path / "run", "grpo-kd", recorded.env, "--traces", str(recorded.played))
+    words += with_file(tmp_path, ["grpo_kd.teacher_mix = 0.2"])
     with pytest.raises(TurngymError, match="a way of playing"):
-        build_trainer(train.parse([*words, "--grpo-kd.teacher-mix", "0.2"]))
+        build_trainer(train.parse(words))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_runs import with_file
 
 from turngym.agents import load_world
 from turngym.agents.playing.rollout import STATES
@@ -214,7 +215,8 @@ def test_the_rollout_notes_states_where_they_are_asked_for(tmp_path: Any, anchor
     student = load_world("alfworld").checkpoint("student")
     words = ["gigpo", "--student", str(student), "--out", str(tmp_path / "run"), "--episodes", "4", "--gigpo.n", "4"]
     words += ["--env-kwargs", '{"config": "small", "on_invalid": "noop"}', "--max-turns", "6", "--device", "cpu"]
-    made = build_trainer(train.parse([*words, "--gigpo.anchor", anchor, "--gigpo.kl-coef", "0"]))
+    words += ["--gigpo.kl-coef", "0", *with_file(tmp_path, [f"gigpo.anchor = '{anchor}'"])]
+    made = build_trainer(train.parse(words))
     asked = RolloutRequest(step=1, episodes=4, max_turns=6, group=4, plan=PlayPlan(states=made.algorithm.states))
     episodes = made.source(asked)
     if anchor == "observation":

@@ -43,7 +43,7 @@ def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
         ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
         ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
         ("prm-opd", ()),
-        ("prm-opd", ("--prm-opd.form", "topk", "--prm-opd.reject-below", "0.05", "--judge", "rules")),
+        ("prm-opd", ("--prm-opd.form", "topk", "prm_opd.reject_below = 0.05", "--judge", "rules")),
     ],
 )
 def test_training_with_the_judges_that_need_no_model(

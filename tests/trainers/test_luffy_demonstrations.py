@@ -29,15 +29,17 @@ from turngym.trainers.run import build_trainer
 torch.set_num_threads(1)
 WORLD = load_world("alfworld")
 STUDENT, TEACHER = WORLD.checkpoint("student"), WORLD.checkpoint("teacher")
-HALF = ("--luffy.prefix.low", "0.55", "--luffy.prefix.high", "0.55", "--luffy.prefix.count", "2")
-TOKENS = (*HALF, "--luffy.prefix.unit", "tokens")
+HALF = ("luffy.prefix.low = 0.55", "luffy.prefix.high = 0.55", "luffy.prefix.count = 2")
+TOKENS = (*HALF, "luffy.prefix.unit = 'tokens'")
 
 
 def command(out: Path, algorithm: str, *more: str, episodes: int = 8) -> list[str]:
     words = [algorithm, "--student", str(STUDENT), "--out", str(out), "--episodes", str(episodes)]
     words += ["--env", WORLD.env_id, "--env-kwargs", json.dumps(dict(WORLD.make)), "--max-turns", "8", "--steps", "1"]
     words += ["--eval-every", "0", "--no-tensorboard", "--threads", "1", "--device", "cpu"]
-    words += ["--luffy.n", "4", "--luffy.no-filter-groups"] if algorithm == "luffy" else []
+    if algorithm == "luffy":
+        words += ["--luffy.n", "4"]
+        more += ("luffy.filter_groups = false",)
     return [*words, *with_file(out.parent, more)]
 
 
@@ -104,18 +106,19 @@ def test_a_model_demonstrates_and_the_student_goes_on_within_its_response(tmp_pa
 
 
 def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None:
-    words = command(tmp_path / "run", "luffy", *TOKENS, "--demonstrations", f"model:{TEACHER}")
+    shown = ("--demonstrations", f"model:{TEACHER}")
+    words = command(tmp_path / "run", "luffy", *TOKENS, *shown)
     train.main(words)
     config = read_toml(tmp_path / "run" / "config.toml")
     assert (config["luffy"]["prefix"]["unit"], config["demonstrations"]) == ("tokens", f"model:{TEACHER}")
     assert "demonstrator" in config
     more = ["--resume", "--steps", "2"]
     with pytest.raises(TurngymError, match=r"algorithm\.prefix\.unit: checkpoint 'tokens', now 'turns'"):
-        train.main([*words, *more, "--luffy.prefix.unit", "turns"])
+        train.main([*command(tmp_path / "run", "luffy", *HALF, *shown), *more])
     with pytest.raises(TurngymError, match=r"collect\.demonstrations: checkpoint 'model:\w+', now 'expert'"):
         train.main([*words, *more, "--demonstrations", "expert"])
     with pytest.raises(TurngymError, match=r"collect\.demonstrator\.temperature"):
-        train.main([*words, *more, *with_file(tmp_path, ["demonstrator.temperature = 0.1"])])
+        train.main([*command(tmp_path / "run", "luffy", *TOKENS, *shown, "demonstrator.temperature = 0.1"), *more])
     with pytest.raises(TurngymError, match=r"collect\.demonstration_success"):
         train.main([*words, *more, "--demonstration-success"])
     train.main([*words, *more])
@@ -221,11 +224,11 @@ def test_a_filter_by_the_runs_own_reward(tmp_path: Path, recorded: Path, capsys:
 def test_what_is_longer_than_the_context_is_left_out(
     tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = command(tmp_path / "run", "luffy", "--demonstrations", str(recorded), "--max-context", "90")
-    trainer = build_trainer(train.parse(asked))
+    asked = ("--demonstrations", str(recorded), "--max-context", "90")
+    trainer = build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked)))
     assert "longer than the context" in capsys.readouterr().err
     assert trainer.identity["collect.demonstration_fits"] is True
-    build_trainer(train.parse([*asked, *with_file(tmp_path, ["demonstration_fits = false"])]))
+    build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked, "demonstration_fits = false")))
     assert "16 of 16 demonstrations are used, for 8 of" in capsys.readouterr().err
 
 

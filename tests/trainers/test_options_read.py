@@ -25,7 +25,7 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
-from turngym.trainers.train_config import config_class, keys_of, train_config
+from turngym.trainers.train_config import config_class, in_file_of, keys_of, train_config
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def test_every_accepted_option_is_read(
     words += ["--lm-loss.files", __file__, "--lm-loss.documents", "1"] if "lm_loss.files" in keys else []
     own = f"--{cls.section.replace('_', '-')}"
     words += [f"{own}.n", "2"] if f"{cls.section}.n" in keys else []
-    words += [f"{own}.no-filter-groups"] if f"{cls.section}.filter_groups" in keys else []
+    words += [f"{cls.section}.filter_groups = false"] if f"{cls.section}.filter_groups" in keys else []
     run_training(train.parse(command(models, tmp_path / "run", algorithm, *words)), SINGLE, progress=False)
     unread = {setting.key for setting in settings if (setting.group, setting.name) not in reads}
     unseen = {key for key in unread if key in UNSEEN or key.startswith("demonstrator.")}
@@ -231,6 +231,9 @@ VALUES: Mapping[str, Any] = {
 def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> None:
     algorithm = "sft" if key.startswith("demonstrat") else NEEDED[key, needed]
     option = f"--{key.replace('_', '-')} .*|--no-{key.replace('_', '-')}|--{key.replace('_', '-')}"
+    # what no option sets is written as in a file
+    if key in in_file_of(algorithm):
+        option = rf"{re.escape(key)} = .+"
     said = f"^({option}) needs {re.escape(needed)}, without which nothing reads it$"
     with pytest.raises(TurngymError, match=said):
         made(algorithm, key, OTHERS.get(needed, {}))

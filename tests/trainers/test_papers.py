@@ -18,21 +18,19 @@ OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
 LINES = sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)* = [^`]+)`", PAGE)))
 GIVEN = """
 --lm-loss.files a.txt; --judge rules; --opd.weight trajectory;
---turnopd.depth.warmup 2; --turnopd.depth.probe-interval 4; --tcod.schedule.k-max 20; --judge-votes 5;
---luffy.prefix.count 2; --luffy.prefix.high 1.0; --prm-rl.weight trajectory; --optimizer.ppo-epochs 2
+--judge-votes 5; --prm-rl.weight trajectory; --optimizer.ppo-epochs 2
 """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))
 """What an option is given where the page names no value and it takes no single fraction."""
 PAIRS = ("clip",)
-FLAGS = ("no-", "share", "mask-neutral", "student-entropy")
+FLAGS = ("no-", "share")
 
 
 def command(option: str) -> list[str]:
     name, *given = option.split()
     last = name.removeprefix("--").split(".")[-1]
     if not given and not last.startswith(FLAGS):
-        pair = last in PAIRS and "critic" not in name
-        given = VALUES.get(name, "0.1 0.3" if pair else "4" if last == "n" else "0.5").split()
+        given = VALUES.get(name, "0.1 0.3" if last in PAIRS else "4" if last == "n" else "0.5").split()
     return [name, *given]
 
 

@@ -10,7 +10,7 @@ import torch
 from tiny_runs import save_tiny
 
 from turngym.trainers.algorithms.turnopd import effective_depth
-from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
+from turngym.trainers.diagnostics.depth_regime import full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run import train
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
+from turngym.trainers.diagnostics.depth_regime import Regime, full_depth_rows, measure_regime, sign_intervals, turn_sums
 
 NAN = None
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from openai_fake import FakeOpenAI, served
-from tiny_runs import save_tiny
+from tiny_runs import save_tiny, with_file
 
 from turngym.agents import play_episodes
 from turngym.agents.models import load_policy
@@ -56,7 +56,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), "--env", "turngym/ALFWorld-v0"]
     words += ["--split", "generated", "--env-kwargs", '{"config": "small"}', "--max-turns", "3", "--no-tensorboard"]
-    return [*words, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", *more]
+    words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1"]
+    return [*words, *with_file(out.parent, more)]
 
 
 def text_of(model: Path, episode: Episode) -> str:
@@ -133,7 +134,8 @@ def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace:
     with TraceWriter(one) as writer:
         for episode in shown:
             writer.write(episode)
-    words = command(model, tmp_path / "run", "luffy", "--luffy.n", "2", "--luffy.no-filter-groups", "--episodes", "4")
+    two = ("--luffy.n", "2", "luffy.filter_groups = false", "--episodes", "4")
+    words = command(model, tmp_path / "run", "luffy", *two)
     trainer = build_trainer(train.parse([*words, "--traces", str(path), str(one)]))
     found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2))
     assert [e.turns[0].origin for e in found] == ["policy", "demonstration"] * 2

@@ -45,7 +45,7 @@ def long(algorithm: str, more: tuple[str, ...]) -> Any:
     ("algorithm", "more"),
     [
         long("opd", ("--distill.form", "sampled")),
-        ("turnopd", ("--turnopd.weight", "turn", "--turnopd.depth.p", "0.6", "--distill.support", "student")),
+        ("turnopd", ("--turnopd.weight", "turn", "turnopd.depth.p = 0.6", "--distill.support", "student")),
         long("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
         long("sft", ("--expert", "searching", "--sft.noise", "0", "0.5", "--sft.weight", "turn_mean")),
         ("sft", ("--sft.players", "expert:.5,cycle:.5", "--sft.train-on", "both", "--sft.weight", "episode_mean")),
@@ -53,16 +53,16 @@ def long(algorithm: str, more: tuple[str, ...]) -> Any:
             "grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")
         ),
         ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "luffy.on_shape = 'square_root'", "--max-turns", "30")),
-        long("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
+        long("grpo-kd", ("--grpo-kd.n", "2", "grpo_kd.student_entropy = true")),
         long("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
-        ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
+        ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "grpo_kd.teacher_mix = 0.5")),
         ("ppo-kd", ("--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
-        long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
+        long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "ppo_kd.critic.kind = 'head'")),
         long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.advantage", "minillm")),
         pytest.param(
             "ppo-minillm",
-            ("--lm-loss.files", str(Path(__file__)), "--lm-loss.in-reward", "0.1"),
-            marks=pytest.mark.filterwarnings("ignore:--lm-loss.in-reward"),
+            ("--lm-loss.files", str(Path(__file__)), "lm_loss.in_reward = 0.1"),
+            marks=pytest.mark.filterwarnings("ignore:lm_loss.in_reward"),
         ),
     ],
 )
@@ -317,16 +317,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(SystemExit):
         train.main([*base, "--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"])
     assert "parsing turnopd.depth: depth range is 9..5" in capsys.readouterr().err
-    mixed = ("--grpo-kd.teacher-mix", "0.2")
+    mixed = "grpo_kd.teacher_mix = 0.2"
     with pytest.raises(TurngymError, match=r"needs --temperature 1.*it is 0\.5"):
-        train.main(command(models, out, "grpo-kd", *mixed, "--temperature", "0.5"))
+        train.main(command(models, out, "grpo-kd", mixed, "--temperature", "0.5"))
     with pytest.raises(TurngymError, match="generatde"):
         train.main([*base, "--split", "generatde"])
     assert not out.exists()
 
 
 def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
-    words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "--grpo-kd.teacher-mix", "0.5")
+    words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "grpo_kd.teacher_mix = 0.5")
     made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
     turns = [turn for e in made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
     own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])

@@ -205,14 +205,14 @@ class GigpoConfig:
     """Discount per turn. It is that of the returns that turns are compared by."""
     w_step: float = 1.0
     """Weight of the step advantage (omega). It stands beside the episode's."""
-    anchor: Anchor = "observation"
+    anchor: Anchor = field(default="observation", metadata=IN_FILE)
     """What makes two turns comparable. The observation before them, or (ours) the exact state of the environment, which
     tells situations apart that read alike."""
     similarity: float = field(default=1.0, metadata=IN_FILE)
     """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
     reward: Reward = "return"
     """Reward. `return`: the environment's, turn by turn; `score`, or `success` (1): at the last turn."""
-    invalid_cost: float = 0.0
+    invalid_cost: float = field(default=0.0, metadata=IN_FILE)
     """What an invalid action costs. 0.1 in the published scripts, whose success is worth 10."""
     scale: Literal["none", "std"] = field(default="none", metadata=IN_FILE)
     """What both advantages are divided by. Their group's standard deviation, or nothing."""

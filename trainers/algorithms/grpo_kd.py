@@ -28,7 +28,7 @@ class GrpoKdConfig:
     reward: Literal["mean", "sum"] = "mean"
     """How the teacher's log-likelihood is pooled. Per token, or of the whole episode (literal; favors saying
     little)."""
-    student_entropy: bool = False
+    student_entropy: bool = field(default=False, metadata=IN_FILE)
     """Subtract the student's log-likelihood. The reward is then minus the sampled reverse KL."""
     env_coef: float = 0.0
     """Weight of the environment's return. It stands beside the teacher's reward."""
@@ -40,7 +40,7 @@ class GrpoKdConfig:
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
-    teacher_mix: float = 0.0
+    teacher_mix: float = field(default=0.0, metadata=IN_FILE)
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"

@@ -31,9 +31,9 @@ from turngym.trainers.token_weights import WEIGHTS
 class LoopStopConfig:
     """On-policy distillation that leaves loops."""
 
-    probe_interval: int = 8
+    probe_interval: int = field(default=8, metadata=IN_FILE)
     """Steps between probes. While episodes leave their loops, some go on in every step that is a multiple of this."""
-    probe_share: float = 0.25
+    probe_share: float = field(default=0.25, metadata=IN_FILE)
     """Share of a probe's episodes that go on."""
     rho: float = field(default=0.7, metadata=IN_FILE)
     """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""

@@ -187,9 +187,7 @@ class PrefixSchedule:
     prefixed episode divides by zero in `fixed`.
     """
 
-    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = field(
-        default="random", metadata=IN_FILE
-    )
+    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = "random"
     """How ratios follow the step."""
     count: int = 1
     """Prefixed episodes per group (n_prefix)."""
@@ -197,14 +195,14 @@ class PrefixSchedule:
     """Smallest ratio."""
     high: float = 1.0
     """Largest ratio. 1.0 is the whole demonstration."""
-    steps: int = field(default=100, metadata=IN_FILE)
+    steps: int = 100
     """Steps over which linear strategies run (S)."""
     unit: Literal["turns", "tokens"] = "turns"
     """What a ratio is a share of. The demonstration's turns, or the tokens of its responses (the paper's code); then a
     prefix may end within a response, which the policy completes."""
-    share: bool = field(default=False, metadata=IN_FILE)
+    share: bool = False
     """One draw per group instead of one per prefixed episode."""
-    seed: int = field(default=0, metadata=IN_FILE)
+    seed: int = 0
     """Seed of the random strategies."""
 
     def __post_init__(self) -> None:
@@ -239,7 +237,7 @@ class LuffyConfig:
 
     n: int = 8
     """Episodes per task, prefixed ones included."""
-    prefix: PrefixSchedule = field(default_factory=PrefixSchedule)
+    prefix: PrefixSchedule = field(default_factory=PrefixSchedule, metadata=IN_FILE)
     """Which of them begin with a demonstration, and how much of it."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
@@ -251,7 +249,7 @@ class LuffyConfig:
     """Factor of the advantage on demonstrated tokens."""
     beta: float = field(default=1.0, metadata=IN_FILE)
     """Factor of the advantage on the policy's own tokens."""
-    shape: Shape = "p_div_p_a"
+    shape: Shape = field(default="p_div_p_a", metadata=IN_FILE)
     """Shaping f of demonstrated tokens. It is applied to their probabilities."""
     a: float = field(default=0.1, metadata=IN_FILE)
     """Constant a of p_div_p_a; above 0."""
@@ -274,7 +272,7 @@ class LuffyConfig:
     kl_reward_coef: float = field(default=0.0, metadata=IN_FILE)
     """What an episode's KL (k1, summed over its tokens) to the initial policy costs in its reward, as in the published
     code, whose runs have 0. Groups are filtered by the reward without it."""
-    filter_groups: bool = True
+    filter_groups: bool = field(default=True, metadata=IN_FILE)
     """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""

@@ -40,7 +40,7 @@ class OpdHintsConfig:
     """Weight of the entropy bonus."""
     position: Position = field(default="last_user", metadata=IN_FILE)
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = 0.0
+    reject_below: float = field(default=0.0, metadata=IN_FILE)
     """Probability where a response's lesson ends. It teaches up to its first token that the hinted teacher gives less
     than this probability: what follows goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"

@@ -25,9 +25,9 @@ from turngym.trainers.token_weights import WEIGHTS
 class PpoKdConfig:
     """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
-    teacher_coef: float = 1.0
+    teacher_coef: float = field(default=1.0, metadata=IN_FILE)
     """Weight of the teacher's log-likelihood. It is per token; 0 is plain PPO on the environment's reward."""
-    student_entropy: bool = False
+    student_entropy: bool = field(default=False, metadata=IN_FILE)
     """Subtract the student's log-likelihood. Rewards then sum to minus the sampled reverse KL."""
     env_coef: float = 0.0
     """Weight of the environment's return. It is paid at the episode's last token."""
@@ -50,10 +50,10 @@ class PpoKdConfig:
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: float = 0.0
+    teacher_mix: float = field(default=0.0, metadata=IN_FILE)
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig, metadata=IN_FILE)
 
     def __post_init__(self) -> None:
         if not self.teacher_coef and not self.env_coef:
@@ -126,8 +126,8 @@ def _with_text(config: PpoKdConfig, context: BuildContext) -> Algorithm:
     if not coef:
         return build(config, context, (LmLoss.of(context),))
     warnings.warn(
-        "--lm-loss.in-reward: L_PT is only subtracted from each rollout's reward; no gradient reaches the text, so "
-        "nothing keeps the student from forgetting it (leave the option out for a loss term)",
+        "lm_loss.in_reward: L_PT is only subtracted from each rollout's reward; no gradient reaches the text, so "
+        "nothing keeps the student from forgetting it (leave the setting out for a loss term)",
         stacklevel=2,
     )
     return build(config, context, in_reward=(LmLoss.of(context), coef))

@@ -95,7 +95,7 @@ class PrmOpdConfig:
     """Leave out turns with score 0 and no hint."""
     position: Position = field(default="last_user", metadata=IN_FILE)
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = 0.0
+    reject_below: float = field(default=0.0, metadata=IN_FILE)
     """Probability where a hint's lesson ends. It teaches up to a response's first token that the hinted teacher gives
     less than this probability. 0: to the response's end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"

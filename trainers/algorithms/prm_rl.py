@@ -28,7 +28,7 @@ class PrmRlConfig:
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats; 0 needs no copy of the policy."""
     entropy_coef: float = field(default=0.0, metadata=IN_FILE)
     """Weight of the entropy bonus."""
-    mask_neutral: bool = False
+    mask_neutral: bool = field(default=False, metadata=IN_FILE)
     """Also leave out turns with a score of 0."""
     exclude: Literal["none", "openclaw"] = field(default="none", metadata=IN_FILE)
     """`openclaw`: neutral turns are left out, except an episode's first judged turn, as in the published code."""

@@ -5,11 +5,12 @@ Read next: trainers/told.py, trainers/algorithms/grpo.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.envs.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import GroupAdvantage
@@ -59,7 +60,7 @@ class RlsdConfig(ToldGroupConfig):
 
     lam: float = 0.5
     """Share of the advantage that is directed (lambda)."""
-    eps: float = 0.2
+    eps: float = field(default=0.2, metadata=IN_FILE)
     """Most that a token's factor differs from 1."""
     fade: int = 100
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""

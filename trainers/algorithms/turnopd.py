@@ -48,13 +48,13 @@ class DepthConfig:
     """Least depth, turns."""
     h_max: int = 50
     """Greatest depth, turns. It is the depth of probes, and where the controller starts."""
-    warmup: int = 3
+    warmup: int = field(default=3, metadata=IN_FILE)
     """Steps at the start that are all probes."""
-    probe_interval: int = 8
+    probe_interval: int = field(default=8, metadata=IN_FILE)
     """Steps between probes. After warm-up every step that is a multiple of this is one."""
     rho: float = field(default=0.7, metadata=IN_FILE)
     """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
-    p: float = 0.80
+    p: float = field(default=0.80, metadata=IN_FILE)
     """Share of successes that the depth covers. Successful episodes, that is."""
     min_successes: int = field(default=8, metadata=IN_FILE)
     """Fewest episodes in the coverage statistic: with fewer the last covering depth is kept."""
@@ -62,7 +62,7 @@ class DepthConfig:
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
     use_success: bool = field(default=True, metadata=IN_FILE)
     """Coverage looks at successful episodes; False takes all of them."""
-    probe_share: float = 1.0
+    probe_share: float = field(default=1.0, metadata=IN_FILE)
     """Share of a probe's episodes that measure. They play to full depth; the rest stop at the cap (an option of ours: a
     probe needs statistics, not every episode)."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.trainers.algorithms.turnopd import DepthConfig, divergence_mass
+from turngym.trainers.diagnostics.controller_replay import NEEDED, Replay, variants
 from turngym.trainers.diagnostics.curves import (
     Alpha,
     ByTurn,
@@ -18,7 +19,7 @@ from turngym.trainers.diagnostics.curves import (
     TurnCurves,
     step_bins,
 )
-from turngym.trainers.diagnostics.depth import NEEDED, Regime, Replay, TurnSums, measure_regime, variants
+from turngym.trainers.diagnostics.depth_regime import Regime, TurnSums, measure_regime
 from turngym.trainers.diagnostics.run_metrics import ALL, Column, Row, RunShape, run_shape
 
 # Table 1 of a run by phase of training, and the shares of KL and of divergence mass by turn.

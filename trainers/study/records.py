@@ -27,7 +27,7 @@ from turngym.retrieval.user_files import json_file
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
 if TYPE_CHECKING:
-    from turngym.trainers.diagnostics.depth import TurnSums
+    from turngym.trainers.diagnostics.depth_regime import TurnSums
 RECORD = "cell.json"
 """What a finished cell leaves for the tables."""
 
@@ -231,7 +231,7 @@ def thirds(full: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str,
 
 def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Sums by turn of the full-depth steps by window."""
-    from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
+    from turngym.trainers.diagnostics.depth_regime import full_depth_rows, turn_sums
 
     full = full_depth_rows(rows)
     if not full or "turn/kl_raw" not in full[0]:
@@ -246,7 +246,7 @@ def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
 
 def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
     """Sums over several runs of one depth."""
-    from turngym.trainers.diagnostics.depth import TurnSums
+    from turngym.trainers.diagnostics.depth_regime import TurnSums
 
     total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
     return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from turngym.envs.core.tables import Table
-from turngym.trainers.diagnostics.depth import Regime
+from turngym.trainers.diagnostics.depth_regime import Regime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Measured:
 
     regime: Regime
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Intervals of `depth.SIGNS`, as far as there are steps enough."""
+    """Intervals of `depth_regime.SIGNS`, as far as there are steps enough."""
     looping: float | None = None
     """Share of the episodes that loop (`envs.core.loops.loop_end`); None where the episodes were not kept."""
 

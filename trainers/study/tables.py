@@ -344,7 +344,7 @@ def _nats(runs: Sequence[Mapping[str, float]], sign: str = "") -> str:
 def regime(view: View) -> Table:
     """The regime of every method whose steps of full depth were measured, pooled over seeds: early, late, all."""
     # brings torch, which the other tables do without
-    from turngym.trainers.diagnostics.depth import measure_regime
+    from turngym.trainers.diagnostics.depth_regime import measure_regime
     from turngym.trainers.study.regime import Measured, regime_table
 
     found: dict[str, dict[str, Measured]] = {}
