@@ -89,7 +89,7 @@ def test_what_the_policy_did_not_choose_is_not_trained_on() -> None:
 def test_a_rewritten_history_is_several_rows() -> None:
     again = turn(1, (0, 4), (4, 5), segment=1)
     torn = episode([TURNS[0], again], IDS[:5], [1, 2, 3, 4, 12])
-    with pytest.raises(TrajectoryError, match=r'episode t sample 2 has 2 token segments.*history="append"'):
+    with pytest.raises(TrajectoryError, match="episode t sample 2 has 2 token segments"):
         Trajectory.of(torn)
     first, second = Trajectory.segments_of(torn)
     assert (first.prompt_ids.tolist(), first.response_ids.tolist()) == ([1, 2, 3], [10, 11])

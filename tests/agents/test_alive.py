@@ -144,7 +144,7 @@ def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.
         # real writes fail, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
         try:
-            with pytest.raises(ExecutorError, match=r"no room for what workers are given, 0.1 MB, in .*set TMPDIR"):
+            with pytest.raises(ExecutorError, match=r"0\.1 MB, in .*set TMPDIR"):
                 workers.share(b"x" * 100_000)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -153,7 +153,7 @@ def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.
         workers.close()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
         with pytest.raises(
-            ExecutorError, match=r"given, 0.1 MB, cannot be written in .*: No such file or directory; set"
+            ExecutorError, match=r"0\.1 MB, cannot be written in .*: No such file"
         ):
             workers.share(b"x" * 100_000)
         monkeypatch.setattr(tempfile, "tempdir", str(small))
@@ -295,7 +295,7 @@ def test_a_trace_whose_lock_another_keeps(tmp_path: Path, monkeypatch: pytest.Mo
             assert other.stdout is not None
             other.stdout.readline()
             with pytest.raises(
-                trace.TraceError, match=r"cannot be written: another process has held its lock for 0\.3"
+                trace.TraceError, match=r"held its lock for 0\.3"
             ):
                 writer.write(episode)
             threading.Timer(0.1, other.kill).start()

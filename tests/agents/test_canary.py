@@ -163,7 +163,7 @@ def test_weights_that_did_not_arrive_are_seen_though_rounding_hides_them(kind: A
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.002 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-        with pytest.raises(CanaryError, match=r"computes with the weights before version 0 .*not a bit has changed"):
+        with pytest.raises(CanaryError, match="weights before version 0 "):
             canary.check()
         server.network = copy.deepcopy(model).bfloat16()
         canary.check()

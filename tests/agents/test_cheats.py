@@ -144,7 +144,7 @@ def test_a_file_without_a_seal_is_none(result: PackedResult, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["this.x:y", "this:s", "../../secret", "/etc/hosts.json", "own-panel-v1"])
 def test_a_panel_that_a_file_names_comes_with_turngym(name: str, result: PackedResult, tmp_path: Path) -> None:
     path = setting(panel=name)(result).write(tmp_path / "a.result.xz")
-    with pytest.raises(TurngymError, match="does not come with turngym: name it yourself, with --panel"):
+    with pytest.raises(TurngymError, match="does not come with turngym"):
         check_result(path)
     with pytest.raises(TurngymError, match="does not come with turngym"):
         play_again(setting(panel=name)(result), "expert", workers=0, progress=False)
@@ -177,7 +177,7 @@ def test_a_table_shows_the_numbers_of_the_episodes(result: PackedResult, tmp_pat
     scores = json.loads(json.dumps(result.scores))
     scores["overall"]["avg"]["mean"] = 1.0
     replace(result, scores=scores).write(tmp_path / "a.result.xz")
-    with pytest.raises(TurngymError, match=r"a\.result\.xz is not consistent: table: overall\.avg\.mean is 1\.0"):
+    with pytest.raises(TurngymError, match=r"a\.result\.xz .*overall\.avg\.mean is 1\.0"):
         read_folder(tmp_path)
 
 

@@ -127,10 +127,10 @@ def test_samples_differ_and_repeat(proxy: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_wrong_key_and_a_wrong_name(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-wrong")
-    with pytest.raises(TurngymError, match=r"status 401: the API key is missing or wrong.*read from \$TINY_KEY"):
+    with pytest.raises(TurngymError, match=r"401: .*\$TINY_KEY"):
         evaluate("alfworld-quickstart", "openai:tiny", **asked(proxy))
     monkeypatch.setenv("TINY_KEY", "sesame")
-    with pytest.raises(TurngymError, match=r"status 404: the model \"tini\" does not exist.*Did you mean 'tiny'\?$"):
+    with pytest.raises(TurngymError, match=r"404: .*\"tini\".*Did you mean 'tiny'\?$"):
         evaluate("alfworld-quickstart", "openai:tini", **asked(proxy))
     with pytest.raises(TurngymError, match=r"has no argument 'base_ur'\..*Did you mean 'base_url'"):
         evaluate("alfworld-quickstart", "openai:tiny", base_ur="x")  # type: ignore[call-arg]

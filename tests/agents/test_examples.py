@@ -87,7 +87,7 @@ def test_by_category_a_task_is_shown_its_own_kind_alone(
     assert [example.category for example in found.episodes] == ["odd", "even"]
     assert str(found.identity).startswith("2 as turns by category, ")
     assert found.identity != read_examples(trace, "auto", DoorEnv.env_id, TEXT, TOOL).identity
-    with pytest.raises(AgentError, match=r"only the episodes of a trace \(\.jsonl\), as turns, are shown by category"):
+    with pytest.raises(AgentError, match="as turns, are shown by category"):
         read_examples(trace, "text", DoorEnv.env_id, TEXT, TOOL, "category")
 
     tokenizer = make_tokenizer()
@@ -165,7 +165,7 @@ def test_every_family_shows_them_and_goes_on(name: str, channel: str) -> None:
     turns = (("A desk.", spoken.format("look")), ("A lamp.", spoken.format("use lamp")))
     shown = (Example(turns=turns, final="Light."),)
     if (name, channel) == ("mistral", "tool"):
-        with pytest.raises(RenderError, match=r"show them as text \(--examples-as text\): .* must alternate"):
+        with pytest.raises(RenderError, match="--examples-as text.* must alternate"):
             open_renderer(tokenizer, chat, tool, examples=shown)
         return
     renderer = open_renderer(tokenizer, chat, tool, examples=shown)

@@ -195,7 +195,7 @@ def test_a_model_that_does_not_fit_into_memory_is_one_line(tmp_path: Path, monke
     model.save_pretrained(tmp_path)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     monkeypatch.setattr(models, "free_bytes", lambda: 3 * numbers)
-    with pytest.raises(ModelError, match=r"^\S+ needs 0\.0 GB of memory in float32.*; --dtype bfloat16 takes half$"):
+    with pytest.raises(ModelError, match=r"in float32.*; --dtype bfloat16 takes half$"):
         load_model(tmp_path)
     assert next(load_model(tmp_path, dtype="bfloat16").parameters()).dtype == torch.bfloat16
 

@@ -103,7 +103,7 @@ def test_another_precision_is_refused(tmp_path: Path) -> None:
     model = f"model:{load_world('alfworld').checkpoint('student')}"
     first = evaluate(PANEL, model, out=tmp_path, **FEW)
     assert first.settings["dtype"] == "float32"
-    with pytest.raises(EvaluationError, match="played with dtype 'float32', this evaluation has 'bfloat16'"):
+    with pytest.raises(EvaluationError, match="dtype 'float32', this evaluation has 'bfloat16'"):
         evaluate(PANEL, model, out=tmp_path, dtype="bfloat16", **FEW)
     assert evaluate(PANEL, model, out=tmp_path, **FEW).resumed == 2
 
@@ -130,7 +130,7 @@ def test_a_model_trained_for_another_environment_is_said(tmp_path: Path, recwarn
     for model in (same, both):
         identity(agent=f"model:{model}")
     assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"was trained on turngym/WebShop-v0 and plays turngym/ALFWorld-v0 here"):
+    with pytest.warns(UserWarning, match="trained on turngym/WebShop-v0 and plays turngym/ALFWorld-v0"):
         identity(agent=f"model:{other}")
 
 
@@ -142,6 +142,6 @@ def test_a_panel_of_another_environment(capsys: pytest.CaptureFixture[str]) -> N
     assert "is of turngym/ALFWorld-v0, the run trains on mine/Household-v0" in capsys.readouterr().err
     shop = load_panel("webshop-quickstart")
     with pytest.raises(
-        TurngymError, match=r"--panel webshop-quickstart-v\d+ is of turngym/WebShop-v0, whose action is"
+        TurngymError, match=r"webshop-quickstart-v\d+ is of turngym/WebShop-v0"
     ):
         check_panel(shop, shop.make_kwargs, ALFWORLD, tool)

@@ -315,10 +315,10 @@ def test_a_judge_of_another_package_that_hangs_or_raises() -> None:
 
 def test_judges_that_are_not_there(outside: None) -> None:
     with pytest.raises(
-        PluginError, match=r"unknown judge 'exprt'; judges are: auto, rules, expert, .* Did you mean 'expert'"
+        PluginError, match=r"judge 'exprt'; .* Did you mean 'expert'"
     ):
         made("exprt")
-    with pytest.raises(PluginError, match="judge 'outside_judge:Longest': outside_judge has no 'Longest'"):
+    with pytest.raises(PluginError, match="outside_judge has no 'Longest'"):
         made("outside_judge:Longest")
     with pytest.raises(TurngymError, match="--judge-repeats is 0"):
         make_judge(JudgeOptions(judge="expert", judge_repeats=0), "hint", ENV_JUDGES, make_env=dict)

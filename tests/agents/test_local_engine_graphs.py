@@ -280,7 +280,7 @@ def test_what_cannot_be_proved_is_not_used(how: str, monkeypatch: pytest.MonkeyP
     asked = [request(str(row), range(4 + 3 * row), (row,), max_new_tokens=20, temperature=1.0) for row in range(4)]
     expected = plainly(LocalEngine(model)).generate(asked)
     engine = LocalEngine(model)
-    with pytest.warns(UserWarning, match="decodes without CUDA graphs: a step of 4 rows and 256 keys: "):
+    with pytest.warns(UserWarning, match="a step of 4 rows and 256 keys"):
         same(engine.generate(asked), expected)
     same(engine.generate(asked), expected)
     assert len(tried) == 1

@@ -80,7 +80,7 @@ def test_the_limit_is_of_the_uncompressed_answer(coding: bytes) -> None:
 
 
 def test_a_redirect_is_named_and_left_alone() -> None:
-    with pytest.raises(BadReply, match=r"status 301: it redirects to 'http://elsewhere/v1', which is not followed"):
+    with pytest.raises(BadReply, match="301: it redirects to 'http://elsewhere/v1'"):
         reply(b"HTTP/1.1 301 Moved\r\nLocation: http://elsewhere/v1\r\nContent-Length: 0\r\n\r\n")
 
 

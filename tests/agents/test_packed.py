@@ -226,7 +226,7 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
     for name, value in {"samples": "x", "tasks": True, "seed": None, "make": 5, "limit": "z", "panel": ["x"]}.items():
         setting(**{name: value})(result).write(path)
         with pytest.raises(
-            EvaluationError, match=rf"is not a packed result: its setting {name} is {re.escape(repr(value))}"
+            EvaluationError, match=rf"its setting {name} is {re.escape(repr(value))}"
         ):
             read_result(path)
     many = check_result(setting(samples=10**9)(result).write(path))

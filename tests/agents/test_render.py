@@ -177,9 +177,9 @@ def test_systemless_templates_show_the_system_text_in_the_first_user_message(mak
 
 
 def test_what_cannot_be_rendered_is_refused(make_tokenizer: Any) -> None:
-    with pytest.raises(RenderError, match="has no chat template: use that of an instruction-tuned model, or set"):
+    with pytest.raises(RenderError, match="has no chat template"):
         ChatRenderer(make_tokenizer(template=None))
-    with pytest.raises(RenderError, match=r"does not show a message of role 'tool'.*use observation_role='user'"):
+    with pytest.raises(RenderError, match=r"role 'tool'.*observation_role='user'"):
         ChatRenderer(make_tokenizer(USER_ONLY), observation_role="tool")
     with pytest.raises(RenderError, match="valid: 'user', 'tool'"):
         ChatRenderer(make_tokenizer(), observation_role="env")  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_a_clock_in_the_template_stands_still(make_tokenizer: Any) -> None:
     stern = TRIMMING.replace(
         "{{- '<|im", "{%- if m.role == 'tool' -%}{{- raise_exception('id') -}}{%- endif -%}{{- '<|im", 1
     )
-    with pytest.raises(RenderError, match=r"use observation_role='user': the chat template .* refuses the roles"):
+    with pytest.raises(RenderError, match=r"observation_role='user': .* refuses the roles"):
         ChatRenderer(make_tokenizer(stern), observation_role="tool")
 
 

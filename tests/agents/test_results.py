@@ -153,7 +153,7 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
             settings={"make": {"max_turns": turns}},
         ).run()
         (tmp_path / f"{name}.json").write_text(json.dumps(result.to_json()))
-    with pytest.raises(ScoreError, match=r"played otherwise \(make.max_turns 3 and 10\).*--different-settings"):
+    with pytest.raises(ScoreError, match=r"make\.max_turns 3 and 10\).*--different-settings"):
         compare_recorded(tmp_path / "short", tmp_path / "long")
     anyway = partial(compare_recorded, different_settings=True)
     found = anyway(tmp_path / "short", tmp_path / "long")
@@ -197,13 +197,13 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
             panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl"
         ).run()
     with pytest.raises(
-        ScoreError, match=r"1 tasks were played in one of them only.*doors/4 \(tasks differs: 3 and 4; li"
+        ScoreError, match=r"doors/4 \(tasks differs: 3 and 4"
     ):
         compare_recorded(tmp_path / "3.jsonl", tmp_path / "4.jsonl")
     table = rescore(tmp_path / "4.jsonl").to_json()
     table["episodes"][0]["sha256"] = "0" * 64
     (tmp_path / "other.json").write_text(json.dumps(table))
-    with pytest.raises(ScoreError, match=r"doors/1 has sha256 .* 000000000000 in the second.*none of their settings"):
+    with pytest.raises(ScoreError, match=r"doors/1 has sha256 .* 000000000000 in the second"):
         compare_recorded(tmp_path / "4.jsonl", tmp_path / "other.json")
     (tmp_path / "old.json").write_text('{"panel": "doors-v1"}')
     with pytest.raises(EvaluationError, match="name the trace that it was made from"):

@@ -61,7 +61,7 @@ def test_what_is_always_told_is_enough_alone_and_not_beside_a_mapping(tmp_path: 
     assert alone.text("any", "thing") == "look around"
     beside = Skills(name="s", always="look around", category={"heat": "heat it well"}, keyword={})
     assert beside.text("cool", "thing") is None
-    with pytest.raises(TurngymError, match="skills s: no text for a task of category 'cool'; valid: a line in "):
+    with pytest.raises(TurngymError, match="no text for a task of category 'cool'"):
         beside.added_to("thing", "cool")
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, map
 
 def test_a_folder_that_is_not_there_is_refused_with_what_there_is() -> None:
     for name in ("nowhere", "../../pyproject.toml/x", "alfworld/none.toml"):
-        with pytest.raises(TurngymError, match=r"valid: a folder with skills\.toml, or alfworld, search, webshop"):
+        with pytest.raises(TurngymError, match=r"skills\.toml, or alfworld, search, webshop"):
             read_skills(name)
 
 
@@ -116,7 +116,7 @@ def test_the_shipped_folders_suit_their_worlds_and_are_words_of_the_tiny_models(
 def test_a_world_of_one_kind_of_question_has_a_mapping_of_one_text() -> None:
     env = guard_of(opened("search-chains")).base
     read_skills("search/chains.toml").check(env)
-    with pytest.raises(TurngymError, match=r"skills search: \[category\] 'popqa-like' matches none of 200 tasks"):
+    with pytest.raises(TurngymError, match=r"\[category\] 'popqa-like' matches none"):
         read_skills("search").check(env)
 
 
@@ -125,10 +125,10 @@ def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_st
 ) -> None:
     env = opened("alfworld")
     some = folder(tmp_path, "[category]\nheat = 'a.txt'\ncool = 'a.txt'\n", a="look around")
-    with pytest.raises(TurngymError, match=r"no text for task .*, category '(look|clean|place|two)'; valid: a line"):
+    with pytest.raises(TurngymError, match=r"no text for task .*, category '(look|clean|place|two)'"):
         read_skills(str(some)).check(guard_of(env).base)
     typo = folder(tmp_path, "otherwise = 'a.txt'\n[category]\nhaet = 'a.txt'\n", a="look around")
-    with pytest.raises(TurngymError, match=r"\[category\] 'haet' matches none of 200 tasks .*; there are .*heat.*mean"):
+    with pytest.raises(TurngymError, match=r"\[category\] 'haet' .*heat"):
         read_skills(str(typo)).check(guard_of(env).base)
     word = folder(tmp_path, "otherwise = 'a.txt'\n[keyword]\nmicrowaves = 'a.txt'\n", a="look around")
     with pytest.raises(TurngymError, match=r"\[keyword\] 'microwaves' matches none of 200 tasks"):
@@ -142,13 +142,13 @@ def judge(name: str, kind: Any, built_in: Any = ENV_JUDGES) -> Any:
 def test_a_judge_that_cannot_give_what_is_asked_is_refused_before_anything_is_played() -> None:
     for name in ("attempts", "episode", "nothing", "skills:alfworld"):
         for kind in ("score", "both"):
-            with pytest.raises(TurngymError, match=rf"--judge {name} gives hints, and this algorithm asks for scores"):
+            with pytest.raises(TurngymError, match=rf"--judge {name} gives hints"):
                 judge(name, kind)
         judge(name, "hint")
     assert set(HINTS_ONLY) <= set(ENV_JUDGES)
     with pytest.raises(TurngymError, match=r"skills webshop: \[keyword\] .* matches none of 200 tasks"):
         judge("skills:webshop", "hint")
-    with pytest.raises(TurngymError, match="skills are told by the tasks of an environment, and none is played"):
+    with pytest.raises(TurngymError, match="skills are told by the tasks"):
         judge("skills:alfworld", "hint", WORDS)
     assert SKILLS not in WORDS
 

@@ -292,7 +292,7 @@ def test_what_a_server_does_not_score_is_refused_in_a_line(server: Any, opened: 
     fleet = opened(server)
     with pytest.raises(ServerError, match="greater than max allowed: 20"):
         ServerScorer(fleet=fleet, vocabulary=VOCABULARY).topk(ROWS, PLACES, 30)
-    with pytest.raises(ServerError, match=r"does not score chosen ids .* start it with --max-logprobs -1"):
+    with pytest.raises(ServerError, match="--max-logprobs -1"):
         ServerScorer(fleet=fleet, vocabulary=VOCABULARY).gather(ROWS, PLACES, [np.array([[1]] * 3), np.array([[1]])])
     with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
         ServerScorer(fleet=fleet, vocabulary=VOCABULARY, temperature=2.0).logprobs(ROWS, PLACES)
@@ -359,7 +359,7 @@ def test_a_server_without_the_routes_for_weights(server: Any, opened: Any, tmp_p
         train_policy(options, Student(), fake.SizedWords(), 60, tmp_path, weights=Weights())
     options = TrainServers(policy_server=server.url, when_busy="retract")
     server.loads = True
-    with pytest.raises(ServerError, match="a response ends with the adapter that it began with; valid: wait"):
+    with pytest.raises(ServerError, match="adapter that it began with"):
         train_policy(options, Student(), fake.SizedWords(), 60, tmp_path, weights=Weights(adapter=True))
 
 

@@ -109,7 +109,7 @@ def test_changed_manifests_are_refused(old: str, new: str, message: str, tmp_pat
 
 def test_unknown_panels_name_the_known(tmp_path: Path) -> None:
     write_panel(toy_panel(), tmp_path)
-    with pytest.raises(PanelError, match=r"no panel 'toyy'; panels are: toy-v1\. Did you mean 'toy-v1'"):
+    with pytest.raises(PanelError, match=r"no panel 'toyy'; .*Did you mean 'toy-v1'"):
         load_panel("toyy", tmp_path)
     with pytest.raises(PanelError, match="no panel manifest"):
         load_panel(str(tmp_path / "none.json"))
@@ -202,7 +202,7 @@ def test_questions_become_prompts_for_other_trainers(tmp_path: Path, capsys: pyt
     questions = read_questions(out)
     assert [question.task_id for question in questions] == list(panel.task_ids)
     assert f"{len(panel.tasks)} prompts in" in capsys.readouterr().out
-    with pytest.raises(TurngymError, match="--form search-r1: only questions of turngym/Search-v0 have it"):
+    with pytest.raises(TurngymError, match="--form search-r1: only"):
         verb.main(["export-prompts", "alfworld-generated-eval", "--form", "search-r1", "--out", str(out)])
 
 
@@ -248,7 +248,7 @@ def test_a_manifest_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "toy-v1.json"
     with path.open("wb") as file:
         file.truncate(1 << 27)
-    with pytest.raises(PanelError, match="134,217,728 bytes; a panel manifest has at most 67,108,864"):
+    with pytest.raises(PanelError, match="134,217,728 bytes; "):
         load_panel(str(path))
 
 

@@ -99,7 +99,7 @@ def test_strict_reads_as_the_channel_does_and_says_nothing_of_it() -> None:
     assert guard.step("Action: look")[4]["verdict"] == "malformed"
     assert "reading" not in guard.step("<action>look</action>")[4]
     assert made(ALFWORLD, channel="text", reading="lenient").step("<action>look</action>")[4]["reading"] == "strict"
-    with pytest.raises(TurngymError, match=r"reading is 'leniant'; valid: strict, folded, lenient\. Did you mean"):
+    with pytest.raises(TurngymError, match=r"reading is 'leniant'; .*Did you mean"):
         made(ALFWORLD, reading="leniant")
 
 

@@ -285,7 +285,7 @@ def test_a_line_with_another_checksum_says_what_to_do_and_one_without_is_read(tm
     assert [item.turns[0].observation for item in read] == ["o", "o", "q"]
     assert [problem.line for problem in problems] == [2]
     assert 'checksum differs); a line that was edited on purpose is read without its field "crc"' in str(problems[0])
-    with pytest.warns(UserWarning, match=r"t\.jsonl: 1 of 4 lines are damaged and left out: line 2: it was changed"):
+    with pytest.warns(UserWarning, match=r"t\.jsonl: 1 of 4 lines .*: line 2: it was changed"):
         assert len(read_episodes(path)) == 3
 
 
@@ -307,7 +307,7 @@ def test_a_full_disk_leaves_whole_lines_and_writing_goes_on_when_there_is_room(t
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, hard))
             for _ in range(2):
                 with pytest.raises(
-                    TraceError, match=r"t\.jsonl cannot be written: no room left on the disk; the ep.* whole"
+                    TraceError, match=r"t\.jsonl cannot be written: no room left"
                 ):
                     writer.write(episode(sample=1))
                 assert path.read_bytes() == before

@@ -202,7 +202,7 @@ def test_print_prompt_shows_what_a_model_with_a_window_read(tmp_path: Path, caps
     assert "Observation 1:" not in third.partition("  [2] policy")[0]
     assert "Turns taken: 2" not in before
     (tmp_path / "t.config.toml").unlink()
-    with pytest.raises(TurngymError, match="no tokenizer is known for these token ids; name its folder with --tokeniz"):
+    with pytest.raises(TurngymError, match="name its folder with --tokeniz"):
         trace.main(["print", "--prompt", str(out)])
     capsys.readouterr()
     assert trace.main(["print", "--prompt", str(out), "--tokenizer", str(student)]) == 0
@@ -342,7 +342,7 @@ def test_verify_reads_the_records_of_a_proxy(tmp_path: Path, capsys: pytest.Capt
 def test_a_file_that_is_no_trace_is_an_error(verb: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
     out = [] if verb == "print" else ["--out", str(tmp_path / "out")]
-    with pytest.raises(TurngymError, match=r"notes\.txt is no trace: none of its 2 lines is an episode \(line 1: not "):
+    with pytest.raises(TurngymError, match=r"notes\.txt is no trace: none of its 2 lines"):
         trace.main([verb, str(tmp_path / "notes.txt"), *out])
     assert not (tmp_path / "out").exists() or verb == "filter"
 

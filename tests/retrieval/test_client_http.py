@@ -306,7 +306,7 @@ def test_a_dead_server_is_left_alone_for_a_while(canned: Canned) -> None:
     for _ in range(2):
         with pytest.raises(RetrieverUnavailable, match="status 500"):
             retriever.search(["a"], 1)
-    with pytest.raises(RetrieverUnavailable, match=r"failed 2 times in a row, next try in 5\.0 s; .*status 500"):
+    with pytest.raises(RetrieverUnavailable, match=r"failed 2 times in a row, next try in 5\.0 s"):
         retriever.search(["a"], 1)
     assert len(server.asked) == 2
     alive[0], now[0] = True, 5.0
@@ -333,7 +333,7 @@ def test_an_open_breaker_lets_one_caller_try() -> None:
 def test_nobody_listens(client: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(RetrieverUnavailable, match=r"3 attempts .*ConnectError.*is `turngym serve retrieval` running"):
+    with pytest.raises(RetrieverUnavailable, match=r"3 attempts .*ConnectError.*turngym serve retrieval"):
         client(url).search(["a"], 1)
     # a fingerprint made up from the url would change the tasks of a run that merely started before its server
     with pytest.raises(RetrieverUnavailable, match="/health gave no usable answer"):
@@ -403,7 +403,7 @@ def test_urls_and_settings(client: Any) -> None:
     for url in ("http://host:1", "http://host:1/", "http://host:1/retrieve", "http://host:1/retrieve/"):
         assert client(url).url == "http://host:1/retrieve"
     assert client("https://host/deep/retrieve").url == "https://host/deep/retrieve"
-    with pytest.raises(RetrievalError, match="unknown client setting 'timeout'; valid: deadline, connect"):
+    with pytest.raises(RetrievalError, match="unknown client setting 'timeout'"):
         client("http://host", timeout=3)
     copy = pickle.loads(pickle.dumps(client("http://host:1", deadline=2.5)))
     assert (copy.url, copy.settings.deadline) == ("http://host:1/retrieve", 2.5)

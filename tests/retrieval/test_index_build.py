@@ -205,7 +205,7 @@ class Coarse:
 
 
 def test_an_index_that_does_not_find_its_passages_is_not_finished(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match=r"only \d+% of 64 sampled passages find themselves by their vectors"):
+    with pytest.raises(RetrievalError, match=r"only \d+% of 64 sampled passages"):
         build_index(plan(corpus, tmp_path / "i", kind="dense", encoder="hf:coarse"), encoder=Coarse())
     assert not (tmp_path / "i").exists()
 
@@ -283,7 +283,7 @@ def test_opening_with_other_settings(built: Path) -> None:
 def test_another_corpus_is_refused(built: Path, corpus: Path) -> None:
     right = read_manifest(built).corpus_sha256
     open_retriever(built, corpus_sha256=right).close()
-    with pytest.raises(IndexFolderError, match=r"of another corpus: its content hash is [0-9a-f]{16}\.\.\., 0000"):
+    with pytest.raises(IndexFolderError, match=r"another corpus: .* [0-9a-f]{16}\.\.\., 0000"):
         open_retriever(built, corpus_sha256="0" * 64)
     with pytest.raises(IndexFolderError, match="another corpus"):
         open_retriever(f"bm25:{corpus}", corpus_sha256="0" * 64)

@@ -269,5 +269,5 @@ def test_a_manifest_with_a_changed_digit_is_refused(tmp_path: Path) -> None:
     LuceneIndex.build(DOCS, tmp_path / "x").close()
     path = tmp_path / "x" / "manifest.json"
     path.write_text(path.read_text().replace('"bytes": 1', '"bytes": 2', 1))
-    with pytest.raises(RetrievalError, match=r"manifest\.json: damaged \(it was changed after it was written"):
+    with pytest.raises(RetrievalError, match=r"manifest\.json: damaged"):
         LuceneIndex.open(tmp_path / "x")

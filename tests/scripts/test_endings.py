@@ -198,7 +198,7 @@ def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "train"}\n\xff\xfe{}\n{"step": 2}\n')
     from turngym.trainers.metrics import read_metrics
 
-    with pytest.raises(TurngymError, match=r"metrics\.jsonl, line 2 is no JSON: 'utf-8' codec can't decode"):
+    with pytest.raises(TurngymError, match=r"metrics\.jsonl, line 2 is no JSON"):
         read_metrics(tmp_path)
 
 

@@ -113,7 +113,7 @@ def test_a_server_that_computes_other_numbers_than_the_trainer(server: Any, tmp_
     model = Qwen3ForCausalLM(config).eval()
     options = TrainServers(policy_server=server.url)
     engine = train_policy(options, model, Words(), 20, tmp_path / "out", weights=ModelWeights(model))
-    with pytest.raises(ServerError, match=r"57 given ids log-probabilities that differ by \d.*version 0 of the policy"):
+    with pytest.raises(ServerError, match=r"57 given ids .*version 0 of the policy"):
         engine.generate([request()])
     assert list((tmp_path / "out" / "weights").iterdir())
     engine.close()

@@ -73,9 +73,9 @@ def test_an_environments_own_phrases_go_before_what_is_learned() -> None:
 
 
 def test_an_expert_is_needed() -> None:
-    with pytest.raises(TurngymError, match=r"its expert 'expert' won none of 16 episodes: the expert knows no action"):
+    with pytest.raises(TurngymError, match="'expert' won none of 16 episodes: "):
         asked(env_id="lamps_env:tests/NoExpert-v0").world()
-    with pytest.raises(TurngymError, match=r"won none of 16 episodes within 2 turns; tiny models are made of"):
+    with pytest.raises(TurngymError, match="won none of 16 episodes within 2 turns"):
         asked(max_turns=2).world()
 
 

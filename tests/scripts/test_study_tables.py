@@ -299,7 +299,7 @@ def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TurngymError, match=r"x\.json is not a study\.json"):
         read_records(tmp_path / "x.json")
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(b"{}")[:-4])
-    with pytest.raises(TurngymError, match=r"x\.json\.gz: cannot be read further: Compressed file ended"):
+    with pytest.raises(TurngymError, match=r"x\.json\.gz: cannot be read further"):
         read_records(tmp_path / "x.json.gz")
     with pytest.raises(TurngymError, match="cannot be read"):
         read_records(tmp_path / "none.json")

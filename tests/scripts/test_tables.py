@@ -71,7 +71,7 @@ def test_plan_knows_consumer_cards_and_this_machine(capsys: pytest.CaptureFixtur
         assert main(words) == 0
     assert "taught by nobody on CPU (" in capsys.readouterr().out
     assert main(["plan", "--student", "8B", "--teacher", "None", "--chip", "4090", "--gpus", "1"]) == 1
-    with pytest.raises(TurngymError, match=r"chip '4080' is unknown; valid: .*5090, CPU\. Did you mean '4090'"):
+    with pytest.raises(TurngymError, match=r"chip '4080' is unknown; .*Did you mean '4090'"):
         plan.plan_table(plan.PlanOptions(chip="4080"))
 
 

@@ -85,12 +85,12 @@ def test_each_kind_by_itself(here: Path) -> None:
 
 def test_what_is_not_there_is_said_with_where_was_looked(here: Path) -> None:
     for name in ("own_nothing:make", "own_nothing.part:make"):
-        with pytest.raises(PluginError, match=f"it is not installed, and {here} has neither a folder own_nothing nor"):
+        with pytest.raises(PluginError, match=f"{here} has neither a folder own_nothing"):
             find("turngym.rewards", name, {})
     # what lies there and needs something else is another matter
-    with pytest.raises(PluginError, match=r"cannot import 'own_broken' \(No module named 'nothing_of_that_name'\)"):
+    with pytest.raises(PluginError, match=r"'own_broken' \(No module named 'nothing_of_that_name'\)"):
         find("turngym.rewards", "own_broken:make", {})
-    with pytest.raises(PluginError, match=r"cannot import 'own_lamps.absent' \(No module named 'own_lamps.absent'\)"):
+    with pytest.raises(PluginError, match=r"cannot import 'own_lamps\.absent'"):
         find("turngym.rewards", "own_lamps.absent:make", {})
     with pytest.raises(PanelError, match="there is no package 'own_nothing'"):
         load_panel("own_nothing:panel")

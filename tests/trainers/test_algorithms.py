@@ -236,7 +236,7 @@ def test_turns_of_several_temperatures_in_one_episode() -> None:
         (turn, [0.6, 0.7, 0.8, 0.9, 1.0, 1.1][turn]) for turn in range(cool.depth - 1)
     }
     for wrong in ("hot", True, -0.5, float("nan"), float("inf"), [1.0]):
-        with pytest.raises(EpisodeError, match=r"turn 0: its temperature is .*; it must be a finite number"):
+        with pytest.raises(EpisodeError, match="turn 0: its temperature is "):
             pack([replace(cool, meta={"temperature": wrong})])
         with pytest.raises(EpisodeError, match="turn 0: its temperature is"):
             check_numbers(replace(cool, meta={"temperatures": [wrong] * cool.depth}), toy.VOCAB)
@@ -260,7 +260,7 @@ def test_log_probabilities_before_the_temperature_are_refused() -> None:
         )
         for number, episode in enumerate(drawn)
     ]
-    with pytest.raises(TurngymError, match=r"own.jsonl: ids were drawn at temperature 0.7, but .* those at temp"):
+    with pytest.raises(TurngymError, match=r"own\.jsonl: ids were drawn at temperature 0\.7"):
         check_logprobs([*at(1.0, rollouts(model, 2)), *raw], model, "own.jsonl")
     for fine in (raw, drawn):
         check_logprobs(fine, other, "own.jsonl")

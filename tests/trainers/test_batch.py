@@ -122,7 +122,7 @@ def test_a_response_that_a_demonstrator_began_is_told_apart_token_by_token(make_
     assert (own.label_N.tolist(), own.predictor_N.tolist()) == ([11, 12, 5], [2, 3, 5])
     assert not own.off_policy_N.any()
     for begun in (4, -1):
-        with pytest.raises(TurngymError, match=f"{begun} ids are said to be begun, of a response of 3 tokens"):
+        with pytest.raises(TurngymError, match=f"{begun} ids .* a response of 3 tokens"):
             replace(plain, turns=(replace(plain.turns[0], begun=begun), plain.turns[1]))
 
 
@@ -171,7 +171,7 @@ def test_nothing_to_train_on_is_an_error(make_episode):
         pack([])
     silent = make_episode([([1], [2])], origins=["noise"])
     failed = make_episode([([1], [2])], status=Status.ERROR_ENV)
-    with pytest.raises(BatchError, match="2 episodes, 1 of them errors, no response tokens of origin policy"):
+    with pytest.raises(BatchError, match="2 episodes, 1 of them errors"):
         pack([silent, failed])
 
 

@@ -119,7 +119,7 @@ def many(path: Path) -> Path:
 def test_a_parquet_file_that_holds_one_text_a_thousand_times(
     read: Callable[[Path], object], error: type[Exception], tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=r"first [\d,]+ rows have more than 67,108,864 bytes|are too many for a file"):
+    with pytest.raises(error, match=r"67,108,864 bytes|too many for a file"):
         read(many(tmp_path / "a.parquet"))
 
 

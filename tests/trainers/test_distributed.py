@@ -89,7 +89,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
     words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
-    with pytest.raises(TurngymError, match=r"each would start a Ray of its own; name the cluster with --ray-address"):
+    with pytest.raises(TurngymError, match="--ray-address"):
         run_training(parse(words), Ranks(rank=0, size=2))
 
 

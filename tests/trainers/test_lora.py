@@ -271,7 +271,7 @@ def test_a_layer_of_a_tied_pair_is_trained_and_played_but_not_sent(target: str, 
     shaken(model)
     save_adapter(model, model.state_dict(), tmp_path / "adapter")
     assert torch.allclose(load_model(tmp_path / "adapter")(IDS).logits, model(IDS).logits, atol=2e-5)
-    with pytest.raises(ModelError, match=rf"--lora\.targets: .*{target} shares its weight with another layer"):
+    with pytest.raises(ModelError, match=rf"--lora\.targets: .*{target} shares its weight"):
         ModelWeights(model)
     with pytest.raises(ModelError, match="shares its weight"):
         reference_refresh(1, LocalScorer(model=qwen2()), model, SINGLE)
@@ -283,7 +283,7 @@ def test_a_layer_that_cannot_be_merged_is_refused_before_training() -> None:
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Lfm2Config(vocab_size=48, num_key_value_heads=2, layer_types=["conv", "full_attention"], **sizes)
-    with pytest.raises(ModelError, match=r"layers\.0\.conv\.conv is a Conv1d; adapters are for linear"):
+    with pytest.raises(ModelError, match=r"layers\.0\.conv\.conv is a Conv1d"):
         add_adapters(Lfm2ForCausalLM(config), LoraConfig(rank=16, targets=("conv.conv",)))
 
 

@@ -167,7 +167,7 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
     model.set_attn_implementation("sdpa")
     inner, forward = model.model, model.model.forward
     inner.forward = lambda line=None, **more: forward(**more)
-    with pytest.raises(ConfigError, match=r"--packing on: Qwen3ForCausalLM lets rows in one line see each other"):
+    with pytest.raises(ConfigError, match="--packing on: Qwen3ForCausalLM"):
         check_packing(model)
 
 

@@ -97,14 +97,14 @@ def test_another_environment_than_the_recorded_one_is_refused(
     model: Path, traces: dict[str, Path], tmp_path: Path
 ) -> None:
     for algorithm in ("sft", "grpo"):
-        with pytest.raises(TurngymError, match=f"Lamps-v0.jsonl: 2 of its 2 episodes are of {LAMPS}, the run has"):
+        with pytest.raises(TurngymError, match=f"Lamps-v0.jsonl: 2 of its 2 episodes are of {LAMPS}"):
             build_trainer(options(model, tmp_path / "x", algorithm, "--traces", str(traces[LAMPS]), "--env", SHOP))
     # one stranger among them is enough
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_bytes(traces[SHOP].read_bytes() + traces[HOUSE].read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(TurngymError, match=f"1 of its 3 episodes are of {HOUSE}, the run has {SHOP}: leave"):
+    with pytest.raises(TurngymError, match=f"1 of its 3 episodes are of {HOUSE}, the run has {SHOP}"):
         build_trainer(options(model, tmp_path / "y", "sft", "--traces", str(mixed)))
-    with pytest.raises(TurngymError, match=f"hold episodes of {SHOP} .*, {HOUSE} .*: name the run's environment"):
+    with pytest.raises(TurngymError, match=f"episodes of {SHOP} .*, {HOUSE} "):
         build_trainer(options(model, tmp_path / "z", "sft", "--traces", str(traces[SHOP]), str(traces[HOUSE])))
 
 
@@ -113,7 +113,7 @@ def test_an_environment_that_nobody_registered_is_named_with_its_module(
 ) -> None:
     spec = gym.registry[LAMPS]
     monkeypatch.delitem(gym.registry, LAMPS)
-    with pytest.raises(TurngymError, match=f"of {LAMPS}, which nothing here has registered: .* --env package:{LAMPS}"):
+    with pytest.raises(TurngymError, match=f"of {LAMPS}, .* --env package:{LAMPS}"):
         build_trainer(options(model, tmp_path / "a", "sft", "--traces", str(traces[LAMPS])))
     monkeypatch.setitem(gym.registry, LAMPS, spec)
     found = collected(
@@ -150,9 +150,9 @@ def test_another_preset_than_the_recorded_one_is_refused(model: Path, tmp_path: 
     path = tmp_path / "preset.jsonl"
     play_episodes(HOUSE, "expert", preset="react", tasks=1, env_kwargs={"config": "small"}, out=path, progress=False)
     words = ("--traces", str(path), "--env-kwargs", '{"config": "small"}')
-    with pytest.raises(TurngymError, match="episodes were played with --preset react, the run has verl-agent"):
+    with pytest.raises(TurngymError, match="played with --preset react, the run has verl-agent"):
         build_trainer(options(model, tmp_path / "a", "sft", *words, "--preset", "verl-agent"))
-    with pytest.raises(TurngymError, match="were played with --preset react, the run has none: give it the same one"):
+    with pytest.raises(TurngymError, match="played with --preset react, the run has none"):
         build_trainer(options(model, tmp_path / "b", "sft", *words))
     trainer = build_trainer(options(model, tmp_path / "c", "sft", *words, "--preset", "react"))
     (episode,) = trainer.source(RolloutRequest(step=1, episodes=1, max_turns=3))

@@ -96,7 +96,7 @@ def test_an_answer_that_is_no_reward_is_one_clear_error(make_episode: Any, name:
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(PluginError, match=r"unknown reward 'thrift'; rewards are: package.module:name"):
+    with pytest.raises(PluginError, match="unknown reward 'thrift'"):
         find_reward("thrift")
     with pytest.raises(PluginError, match=r"has no 'thrifty'\. Did you mean 'thrift'"):
         find_reward("own_rewards:thrifty")
@@ -140,12 +140,12 @@ def test_the_name_is_in_the_configuration_and_a_resumed_run_must_share_it(studen
 
 def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
     words = command(student, tmp_path / "run", "grpo", "--grpo.reward", "success", *THRIFT)
-    with pytest.raises(TurngymError, match=r"takes the place of the return, but --grpo.reward is success"):
+    with pytest.raises(TurngymError, match=r"--grpo.reward is success"):
         build_trainer(train.parse(words))
 
 
 def test_a_bad_reward_ends_the_run_in_a_line(student: Path, tmp_path: Path) -> None:
-    with pytest.raises(TurngymError, match="all 4 episodes failed; the first: --reward own_rewards:endless"):
+    with pytest.raises(TurngymError, match="all 4 episodes failed; .* own_rewards:endless"):
         train.main(command(student, tmp_path / "run", "grpo", "--grpo.n", "4", "--reward", "own_rewards:endless"))
 
 

@@ -264,7 +264,7 @@ def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
 )
 def test_a_clip_out_of_range_is_refused_before_anything_is_played(clipped: Any) -> None:
     for low, high in ((1.5, 0.2), (-0.1, 0.2), (0.2, -0.1), (0.2, nan)):
-        with pytest.raises(ConfigError, match=rf"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper"):
+        with pytest.raises(ConfigError, match=rf"clip is {low} and {high};"):
             clipped(low, high)
     clipped(1.0, 0.0)
 

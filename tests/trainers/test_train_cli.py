@@ -143,7 +143,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     assert len(episodes) == 4
     assert not problems
     assert {e.task.task_id for e in episodes} == set(load_panel(PANEL).task_ids[:2])
-    with pytest.raises(TurngymError, match=r"another configuration.*run\.episodes: checkpoint 4, now 5"):
+    with pytest.raises(TurngymError, match=r"run\.episodes: checkpoint 4, now 5"):
         train.main([*options, "--resume", "--episodes", "5"])
 
 
@@ -194,7 +194,7 @@ def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp
     slipping = collected("--sft.players", "repeat:1", "--sft.loop-after", "1", "--sft.loop-slips", "0.99")
     assert slipping == [["demonstration", "noise", "noise"]] * 6
     assert collected("--sft.players", "noisy:1", "--sft.noise", "1", "1") == [["noise"] * 3] * 6
-    with pytest.raises(TurngymError, match=r"players: 'cyle'; known are expert, noisy, repeat, cycle.*Did you mean"):
+    with pytest.raises(TurngymError, match=r"players: 'cyle'; .*Did you mean"):
         collected("--sft.players", "cyle:1")
 
 
@@ -414,7 +414,7 @@ def test_groups_are_refilled_with_further_tasks(models: Path, tmp_path: Path) ->
     assert (row["episodes"], row["episodes_dropped"], row["groups/uniform"]) == (0, 12, 6)
     played = read_trace(tmp_path / "run" / "rollouts" / "step_000001.jsonl")[0]
     assert [episode.group for episode in played] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    with pytest.raises(TrainError, match="refill plays further tasks once a step's groups are known"):
+    with pytest.raises(TrainError, match="refill plays further tasks"):
         train.main([*words, "--out", str(tmp_path / "ahead"), "--staleness", "1"])
     trace = str(tmp_path / "run" / "rollouts" / "step_000001.jsonl")
     with pytest.raises(TurngymError, match="refilled by playing further tasks"):

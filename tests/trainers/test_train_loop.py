@@ -121,7 +121,7 @@ def test_recorded_attempts_at_a_task_are_groups() -> None:
     # task 0 has samples 0, 2 | 3, 6 and one left over, task 1 has 1, 4; task 2 was played once
     pairs = [tuple(e.sample for e in episodes[i : i + 2]) for episodes in steps for i in (0, 2)]
     assert sorted(pairs) == sorted([(0, 2), (3, 6), (1, 4)] * 2)
-    with pytest.raises(TurngymError, match=r"no task of the 3 in the data set has 6 episodes to compare, at most 5"):
+    with pytest.raises(TurngymError, match=r"no task of the 3 .* 6 episodes .* at most 5"):
         source(RolloutRequest(step=1, episodes=6, max_turns=9, group=6))
 
 

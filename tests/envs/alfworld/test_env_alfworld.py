@@ -162,10 +162,10 @@ def test_wrong_data(folder: Path) -> None:
     with pytest.raises(TaskError, match="shuffles numbers in training"):
         made(split="valid_seen", data=folder, domain_randomization=True)
     env = made(split="valid_seen", data=folder)
-    with pytest.raises(TaskError, match=r"unknown task 'valid_seen/odd-nam/.*Did you mean 'valid_seen/odd-name/"):
+    with pytest.raises(TaskError, match=r"'valid_seen/odd-nam/.*Did you mean 'valid_seen/odd-name/"):
         env.reset(options={"task": "valid_seen/odd-nam/trial_T1"})
     (folder / "json_2.1.1/valid_seen/odd-name/trial_T1/game.tw-pddl").write_text('{"grammar"', encoding="utf-8")
-    with pytest.raises(TaskError, match=r"odd-name/trial_T1/game\.tw-pddl: damaged game file, not JSON"):
+    with pytest.raises(TaskError, match=r"odd-name/trial_T1/game\.tw-pddl: damaged"):
         env.reset(options={"task": "valid_seen/odd-name/trial_T1"})
 
 
@@ -212,7 +212,7 @@ def test_close_gives_textworld_back_and_reset_takes_it_again() -> None:
     assert moved.base.engine is not guard.base.engine  # type: ignore[attr-defined]
     assert moved.step("look") == guard.step("look")
     native = guard_of(gym.make("turngym/ALFWorld-v0"))
-    with pytest.raises(TaskError, match="taken with engine='textworld', this environment has 'native'"):
+    with pytest.raises(TaskError, match="engine='textworld', this environment has 'native'"):
         native.set_state(state)
     moved.close()
     guard.close()

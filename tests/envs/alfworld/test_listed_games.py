@@ -64,7 +64,7 @@ def test_a_split_without_a_playable_game_says_why(tmp_path: Path) -> None:
     write(tmp_path, f"{TASK}/false", house() | {"solvable": False})
     write(tmp_path, f"{TASK}Sliced/sound", house())
     with pytest.raises(
-        TaskError, match=r'"solvable": true; 1 do not, and 1 have movable receptacles or sliced objects'
+        TaskError, match="1 do not, and 1 have movable receptacles"
     ):
         RealGames(tmp_path, "train")
 

@@ -117,7 +117,7 @@ def test_splits_of_a_file(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", *rows(("one", "train"), ("two", "test")))
     assert [len(open_source(str(path), split=split).questions) for split in (None, "train", "test")] == [2, 1, 1]
     path = write(tmp_path / "twins.jsonl", *rows(("The one!", "train"), ("one?", "test")))
-    with pytest.raises(TaskError, match=r"1 evaluation questions are also training questions: twins/1 \(in training"):
+    with pytest.raises(TaskError, match="also training questions: twins/1 "):
         open_source(str(path))
 
 

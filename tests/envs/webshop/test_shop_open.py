@@ -168,7 +168,7 @@ def test_a_changed_product_is_refused_when_it_is_read(data: Path, tmp_path: Path
     with closing(open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")) as shop:
         changed = [row for row in range(len(shop.products)) if not readable(shop, row)]
         assert len(changed) == 1
-        with pytest.raises(ShopDataError, match=r"cannot be used: .*record \d+ was changed.*delete that folder"):
+        with pytest.raises(ShopDataError, match=r"record \d+ was changed.*delete"):
             shop.products[changed[0]]
 
 
@@ -188,7 +188,7 @@ def test_a_failed_build_leaves_nothing(data: Path, tmp_path: Path) -> None:
 
 def test_foreign_files_are_named(data: Path) -> None:
     shutil.copy(data / "items_ins_v2.json", data / "items_shuffle.json")
-    with pytest.raises(ShopDataError, match=r"items_shuffle\.json begins with '{'; valid: a list of products"):
+    with pytest.raises(ShopDataError, match=r"items_shuffle\.json begins with '{'"):
         open_shop("full-synthetic", data)
 
 

@@ -210,9 +210,9 @@ def test_history_stands_in_front_oldest_first(tiny_shop: Shop) -> None:
 
 
 def test_wrong_settings_are_errors(tiny_shop: Shop) -> None:
-    with pytest.raises(TurngymError, match=r"compat is 'webshpo'; valid: webshop, repaired\. Did you mean 'webshop'"):
+    with pytest.raises(TurngymError, match=r"compat is 'webshpo'; .*Did you mean 'webshop'"):
         WebShopEnv(shop=tiny_shop, compat="webshpo")
-    with pytest.raises(TurngymError, match="observation_mode is 'rich'; valid: text, text_rich, html, url"):
+    with pytest.raises(TurngymError, match="observation_mode is 'rich'"):
         ShopSession(tiny_shop, "rich")
     with pytest.raises(TurngymError, match="num_prev_obs is -1"):
         ShopSession(tiny_shop, num_prev_obs=-1)
