@@ -119,7 +119,7 @@ def test_a_fetch_that_was_cut_goes_on(tmp_path: Path, mirror: Any) -> None:
     data = bytes(range(256)) * 4000
     mirror.files["f"], mirror.faults["f"] = data, "cut"
     target = tmp_path / "f"
-    with pytest.raises(DataError, match=r"cut at 512,000 of 1,024,000 bytes; run it again to go on"):
+    with pytest.raises(DataError, match="cut at 512,000 of 1,024,000 bytes"):
         fetch(f"{mirror.url}/f", target, largest=1 << 30)
     assert not target.exists()
     mirror.faults.clear()

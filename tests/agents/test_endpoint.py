@@ -470,9 +470,9 @@ def test_an_endpoint_that_never_worked_is_explained(
 def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make = make_doors()
     fake = serve()
-    with pytest.raises(AgentError, match=r"status 404.*--base-url is the address with the version"):
+    with pytest.raises(AgentError, match="404.*--base-url"):
         rollout(jobs(1, 1), make, agent_for(make, fake.url.removesuffix("/v1")))
-    with pytest.raises(AgentError, match=r"Is the server running, and is --base-url its address"):
+    with pytest.raises(AgentError, match="is --base-url its address"):
         rollout(jobs(1, 1), make, agent_for(make, "http://127.0.0.1:9/v1"))
     for url, problem in (
         ("127.0.0.1:80", "must begin with http"),
@@ -480,9 +480,9 @@ def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytes
     ):
         with pytest.raises(TurngymError, match=problem):
             Address.of(url, "OPENAI_API_KEY")
-    with pytest.raises(AgentError, match="environment variable OPENAI_API_KEY, which is not set"):
+    with pytest.raises(AgentError, match="OPENAI_API_KEY, which is not set"):
         Address.of("", "OPENAI_API_KEY")
-    with pytest.raises(AgentError, match="environment variable MY_KEY, which is not set"):
+    with pytest.raises(AgentError, match="MY_KEY, which is not set"):
         Address.of(fake.url, "MY_KEY")
     monkeypatch.setenv("OPENAI_BASE_URL", fake.url)
     assert Address.of("", "OPENAI_API_KEY").base_url == fake.url

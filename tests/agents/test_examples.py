@@ -111,7 +111,7 @@ def test_by_category_a_task_is_shown_its_own_kind_alone(
         (False, True),
     ]
     lonely = ModelAgent(model.policy, ChatRenderer(tokenizer, examples=found.episodes[:1]), TextChannel())
-    with pytest.raises(AgentError, match="no example is of category 'even'; there are odd"):
+    with pytest.raises(AgentError, match="of category 'even'; there are odd"):
         rollout(jobs[1:], make_doors(max_turns=1), lonely)
 
 
@@ -134,7 +134,7 @@ def test_a_text_file_is_shown_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_traces_that_show_nothing_are_refused(trace: Path, tmp_path: Path, make_doors: Any) -> None:
-    with pytest.raises(AgentError, match=r"has episodes of .*; the agent plays turngym/Search-v0"):
+    with pytest.raises(AgentError, match="the agent plays turngym/Search-v0"):
         read_examples(trace, "auto", "turngym/Search-v0", TEXT, TOOL)
     lost = rollout([Job(task_id="doors/4")], make_doors(max_turns=1), RandomAgent())
     with pytest.raises(AgentError, match="none of its 1 episodes succeeded"):

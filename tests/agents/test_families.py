@@ -172,7 +172,7 @@ def test_ids_of_a_long_episode_with_thoughts_depend_on_the_role() -> None:
 
 
 def test_templates_without_tools_name_the_text_channel() -> None:
-    with pytest.raises(RenderError, match=r"knows no tools: use the text channel \(--channel text\)"):
+    with pytest.raises(RenderError, match=r"use the text channel"):
         opened("phi3")
     renderer, channel, chat = opened("phi3", channel="tool:hermes")
     assert (chat.channel, chat.observation_role, renderer.describes_tool) == ("tool:hermes", "user", False)
@@ -197,7 +197,7 @@ def test_a_dialect_that_is_read_but_not_written_letter_by_letter() -> None:
         tokenizer.chat_template = source.replace('{"name": "', '{ "name" : "')
         dialect, exact = dialect_of_template(tokenizer, TOOL)
         assert (dialect.name, exact) == ("llama", False)
-        with pytest.warns(UserWarning, match="read as llama, but it writes them slightly differently"):
+        with pytest.warns(UserWarning, match="read as llama, but"):
             assert with_dialect(ChatSettings(channel="tool"), tokenizer, TOOL).channel == "tool:llama"
     finally:
         tokenizer.chat_template = source

@@ -181,12 +181,12 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(AgentError, match="is no GGUF file, or not the whole of one"):
             import_gguf(tmp_path / "cut.gguf", tmp_path / "out")
     (tmp_path / "gemma.gguf").write_bytes(whole.replace(b"llama", b"gemma"))
-    with pytest.raises(AgentError, match="architecture 'gemma'; known: llama, qwen2, qwen3"):
+    with pytest.raises(AgentError, match="architecture 'gemma'"):
         import_gguf(tmp_path / "gemma.gguf", tmp_path / "out")
     with pytest.raises(AgentError, match=r"m\.gguf exists; name a new folder with --out"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "m.gguf")
     monkeypatch.setattr(models, "free_bytes", lambda: 1000)
-    with pytest.raises(ModelError, match=r"needs 0\.0 GB of memory in float32, and 0\.0 GB are free"):
+    with pytest.raises(ModelError, match=r"needs 0\.0 GB .* 0\.0 GB are free"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 

@@ -151,7 +151,7 @@ def test_hints_that_forge_turns_or_do_not_fit_are_refused(
 def test_another_templates_episode_is_an_error(make_tokenizer: Make, make_doors: Make, make_policy: Make) -> None:
     episode, _ = played(make_tokenizer, make_doors, make_policy)
     other = ChatRenderer(make_tokenizer(CHATML.replace("assistant", "bot")))
-    with pytest.raises(AgentError, match="doors/3 sample 0, turn 0: its prompt has other ids"):
+    with pytest.raises(AgentError, match="doors/3 sample 0, turn 0: its prompt"):
         HintPrompts(renderer=other).enhance(with_hints(episode, {0: "open door 1"}))
 
 

@@ -193,7 +193,7 @@ def test_an_adapter_of_a_tied_head_leaves_the_embedding_alone() -> None:
 
 
 def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(TurngymError, match="dtype 'fp8' is unknown; valid: float32, bfloat16, float16"):
+    with pytest.raises(TurngymError, match="dtype 'fp8' is unknown"):
         LocalEngine(build(), dtype="fp8")
 
 

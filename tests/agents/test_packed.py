@@ -260,7 +260,7 @@ def test_what_cannot_be_packed(run: Path, tmp_path: Path) -> None:
         line.replace("You are in the middle", "You are at the edge") for line in map(json.dumps, map(json.loads, lines))
     ]
     (tmp_path / "trace.jsonl").write_text("\n".join(re.sub(r', "crc": "\w+"', "", line) for line in changed) + "\n")
-    with pytest.raises(EvaluationError, match=r"does not come out the same .* turn 0: observation is"):
+    with pytest.raises(EvaluationError, match="turn 0: observation is"):
         pack_result(tmp_path, tmp_path / "a.result.xz")
     assert not (tmp_path / "a.result.xz").exists()
 

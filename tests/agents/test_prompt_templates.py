@@ -112,7 +112,7 @@ def test_bad_templates_are_refused_in_one_line(tmp_path: Path, fault: str) -> No
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match=r"there is no .*webshop.py; name a checkout of verl-agent"):
+    with pytest.raises(AgentError, match=r"there is no .*webshop\.py"):
         read_templates(str(checkout(tmp_path)), WEBSHOP)
     with pytest.raises(AgentError, match="there are templates of turngym/ALFWorld-v0"):
         read_templates("own", "other/Env-v0")

@@ -208,7 +208,7 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_characters(
         ([{"role": "assistant", "tool_calls": [call]}], {}),
         ([user("x")], {"tools": [tool]}),
     ):
-        with pytest.raises(ApiError, match=f"this model holds 64 tokens, which are {longest} at most") as caught:
+        with pytest.raises(ApiError, match=f"64 tokens, which are {longest} at most") as caught:
             bench.ask(messages, None, **more)
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     assert tokenized == []

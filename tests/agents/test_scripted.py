@@ -148,7 +148,7 @@ def test_who_wanders_plays_what_the_environments_player_does(make_doors: Any) ->
     back_and_forth = {"click[next >]", "click[< prev]", "click[description]"}
     searches = {episode.turns[0].action for episode in played}
     assert {turn.action for turn in later if turn.origin == "policy"} <= back_and_forth | searches
-    with pytest.raises(TurngymError, match="has no player 'wander' now; its players are: none"):
+    with pytest.raises(TurngymError, match="has no player 'wander' now"):
         rollout([Job(task_id="doors/9")], make_doors(), MixedAgent(mix))
 
 
@@ -172,7 +172,7 @@ def test_a_loop_goes_on_after_a_slip(make_doors: Any) -> None:
                 assert (turn.origin, turn.action) == ("policy", f"open door {2 + (turn.index - 3) % 2}")
         assert {turn.origin for turn in episode.turns[:3]} == {"demonstration"}
     assert slips / (20 * 9) == pytest.approx(0.4, abs=0.1)
-    with pytest.raises(AgentError, match=r"loop-slips is 1\.0; valid: a share of turns below 1"):
+    with pytest.raises(AgentError, match=r"loop-slips is 1\.0;"):
         PlayerMix.parse("repeat:1", loop_slips=1.0)
 
 

@@ -155,7 +155,7 @@ def test_runs_that_do_not_pair_up_are_refused() -> None:
         over_seeds([{"a": 0.0}, {"b": 0.0}])
     with pytest.raises(ScoreError, match="no runs"):
         over_seeds([])
-    with pytest.raises(ScoreError, match="run 3 of 4 played other tasks than the first: 2 tasks"):
+    with pytest.raises(ScoreError, match="run 3 of 4 played other tasks"):
         rise([{"a": 0.0}] * 2, [{"b": 0.0}, {"a": 1.0}])
     with pytest.raises(ScoreError, match="no runs"):
         rise([], [{"a": 0.0}])
@@ -367,5 +367,5 @@ def test_coverage_is_counted_by_hand() -> None:
     assert 0.25 < one.width < 0.45
     assert study.truth() == (0.5, 0.4)
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
-    with pytest.raises(TurngymError, match="--clusters 30: at most as many as --tasks, 20"):
+    with pytest.raises(TurngymError, match="--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)

@@ -140,7 +140,7 @@ def test_another_model_is_seen_before_anything_is_sent(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="hidden_size is 128 there and 64 here"):
             check_model(fleet, mine)
         check_model(fleet, {**mine, "hidden_size": 128})
-        with pytest.raises(ServerError, match=r"serves a Qwen3ForCausalLM .* LlamaForCausalLM is meant"):
+        with pytest.raises(ServerError, match="Qwen3ForCausalLM .* LlamaForCausalLM"):
             check_model(fleet, {**mine, "architectures": ["LlamaForCausalLM"]})
         fleet.close()
 
@@ -150,7 +150,7 @@ def test_another_vocabulary_is_seen_before_anything_is_sent() -> None:
         fleet = opened(server)
         check_tokenizer(fleet, Words(), VOCABULARY)
         server.decode = lambda ids: "z" if ids == [7] else fake.letters(ids)
-        with pytest.raises(ServerError, match="another vocabulary: id 7 is 'z' there and 'h' here"):
+        with pytest.raises(ServerError, match="id 7 is 'z' there and 'h' here"):
             check_tokenizer(fleet, Words(), VOCABULARY)
         server.decode, server.encode = fake.letters, lambda text: fake.numbers(text)[::-1]
         with pytest.raises(ServerError, match=r"'Nothing happens\.' is"):

@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_nothing_and_the_old_weights(servers: Any, fleet: Fle
         raise OSError(errno.ENOSPC, "No space left on device")
 
     sink = DiskSync(fleet=fleet, save=full, folder=tmp_path / "w")
-    with pytest.raises(SyncError, match=r"no room left on the disk, make room; then resume the run"):
+    with pytest.raises(SyncError, match="no room left on the disk"):
         sink.publish(1)
     assert not list((tmp_path / "w").iterdir())
     assert fleet.versions.version == 0

@@ -146,7 +146,7 @@ def test_a_judge_that_cannot_give_what_is_asked_is_refused_before_anything_is_pl
                 judge(name, kind)
         judge(name, "hint")
     assert set(HINTS_ONLY) <= set(ENV_JUDGES)
-    with pytest.raises(TurngymError, match=r"skills webshop: \[keyword\] .* matches none of 200 tasks"):
+    with pytest.raises(TurngymError, match=r"\[keyword\] .* matches none"):
         judge("skills:webshop", "hint")
     with pytest.raises(TurngymError, match="skills are told by the tasks"):
         judge("skills:alfworld", "hint", WORDS)

@@ -278,7 +278,7 @@ def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) ->
     server = canned(lambda path, body: (422, JSON, b'{"error": "topk is 900, out of range"}'))
     retriever = client(server.url, breaker_failures=1)
     for _ in range(2):
-        with pytest.raises(RetrieverUnavailable, match=r"refused the request with status 422: .*topk is 900"):
+        with pytest.raises(RetrieverUnavailable, match="422: .*topk is 900"):
             retriever.search(["a"], 900)
     assert len(server.asked) == 2
 
@@ -359,7 +359,7 @@ def test_a_server_that_comes_back_with_another_index_is_refused(canned: Canned, 
     retriever.search(["a"], 1)
     assert retriever.fingerprint == "first"
     server.headers[FINGERPRINT_HEADER] = "second"
-    with pytest.raises(RetrieverUnavailable, match="another index, second; this client began with first"):
+    with pytest.raises(RetrieverUnavailable, match="another index, second; "):
         retriever.search(["b"], 1)
 
 

@@ -104,7 +104,7 @@ def test_wrong_use() -> None:
 
 
 def test_faiss_errors_in_words() -> None:
-    with pytest.raises(RetrievalError, match=r"cannot make 'IFV3' with 8 dimensions .*could not parse"):
+    with pytest.raises(RetrievalError, match="'IFV3' with 8 dimensions"):
         make_index("IFV3", 8)
     with pytest.raises(RetrievalError, match="IndexFlat takes no search setting nprobe=3"):
         set_parameters(make_index("Flat", 8), {"nprobe": 3})

@@ -104,7 +104,7 @@ def test_hashing_saved_and_loaded(hashing: HashingEncoder, tmp_path: Path) -> No
     other = HashingEncoder.fit(PASSAGES[:2])
     assert other.fingerprint != hashing.fingerprint
     np.save(tmp_path / "counts.npy", other.counts)
-    with pytest.raises(RetrievalError, match=r"but hashing.json says hashing-v1:dim=1024:passages=3"):
+    with pytest.raises(RetrievalError, match="hashing-v1:dim=1024:passages=3"):
         HashingEncoder.load(tmp_path)
     with pytest.raises(RetrievalError, match="no usable hashing encoder"):
         HashingEncoder.load(tmp_path / "none")
@@ -267,7 +267,7 @@ def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: P
         model.save_pretrained(tmp_path, state_dict={name: one for name, one in whole.items() if part not in name})
         return str(tmp_path)
 
-    with pytest.raises(RetrievalError, match=r"its files lack the weights encoder\.layer\.0.* more"):
+    with pytest.raises(RetrievalError, match=r"lack the weights encoder\.layer\.0.* more"):
         HuggingFaceEncoder(without("layer.0."), "e5")
     # a pooler is needed where it is used
     first = HuggingFaceEncoder(without("pooler."), "e5")
@@ -275,7 +275,7 @@ def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: P
     assert HuggingFaceEncoder(str(tmp_path), "e5").fingerprint == first.fingerprint
     with pytest.raises(RetrievalError, match=r"lack the weights pooler\.dense\.bias, pooler\.dense\.weight$"):
         HuggingFaceEncoder(str(tmp_path), "dpr")
-    with pytest.raises(RetrievalError, match=r"cannot load the reranker .* lack the weights classifier"):
+    with pytest.raises(RetrievalError, match="reranker .* lack the weights classifier"):
         open_reranker(f"hf:{tiny_bert}")
 
 

@@ -66,7 +66,7 @@ def test_an_index_is_built_and_opened_with_it(outside: None, tmp_path: Path, nam
     assert (record.kind, record.model, record.fingerprint, record.dim) == ("other", name, "count-v1", 3)
     assert ["encoder", name] in [list(row) for row in describe_index(read_manifest(out))]
     if ":" in name:
-        with pytest.raises(IndexFolderError, match="which no installed package has as an entry point"):
+        with pytest.raises(IndexFolderError, match="no installed package has as an entry point"):
             open_retriever(out)
     # what is installed is known by its name; a module is imported for whoever names it
     found = open_retriever(out, encoder=name if ":" in name else None).search(["river", "stone", "apple"], 1)

@@ -296,13 +296,13 @@ def test_another_encoder_is_refused(built: Path, tmp_path: Path) -> None:
         open_retriever(built, encoder="hf:x")
     folder = damaged(built, tmp_path)
     np.save(folder / "encoder" / "counts.npy", np.load(folder / "encoder" / "counts.npy") + np.uint32(1))
-    with pytest.raises(RetrievalError, match=r"encoder/counts\.npy was changed after it was written"):
+    with pytest.raises(RetrievalError, match=r"encoder/counts\.npy was changed"):
         open_retriever(folder)
 
 
 def test_damaged_folders(built: Path, tmp_path: Path) -> None:
     folder = damaged(built, tmp_path)
-    with pytest.raises(IndexFolderError, match=r"there is no such index folder; did you mean .*copy\?"):
+    with pytest.raises(IndexFolderError, match=r"did you mean .*copy\?"):
         open_retriever(tmp_path / "cpoy")
     with pytest.raises(IndexFolderError, match="no finished index"):
         open_retriever(tmp_path)
@@ -314,7 +314,7 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
     with pytest.raises(IndexFolderError, match=r"faiss\.index is missing"):
         open_retriever(folder)
     (folder / "manifest.json").write_text(json.dumps({**raw, "format": 99}))
-    with pytest.raises(IndexFolderError, match="index format 99, this version of turngym reads 1"):
+    with pytest.raises(IndexFolderError, match="index format 99"):
         open_retriever(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(IndexFolderError, match="damaged manifest"):
@@ -328,7 +328,7 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     data = bytearray((folder / "faiss.index").read_bytes())
     data[-5] ^= 1
     (folder / "faiss.index").write_bytes(bytes(data))
-    with pytest.raises(IndexFolderError, match=r"faiss\.index was changed after .*; build the index again"):
+    with pytest.raises(IndexFolderError, match=r"faiss\.index was changed after .*build"):
         open_retriever(folder)
     monkeypatch.setattr("turngym.retrieval.index.CHECKED", 10)
     manifest = read_manifest(folder)
@@ -347,7 +347,7 @@ def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Pat
     open_retriever(folder)
     store = PassageStore(folder / "passages")
     assert store[2].text
-    with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed after it was written"):
+    with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed"):
         store[3]
 
 
@@ -380,7 +380,7 @@ def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_
 def test_a_changed_digit_in_the_manifest_is_refused(built: Path, tmp_path: Path) -> None:
     path = damaged(built, tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"passages": ', '"passages": 1'))
-    with pytest.raises(IndexFolderError, match=r"damaged manifest \(it was changed after it was written"):
+    with pytest.raises(IndexFolderError, match=r"damaged manifest"):
         read_manifest(path.parent)
 
 

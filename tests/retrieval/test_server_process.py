@@ -62,7 +62,7 @@ def test_batches_go_to_a_child_and_a_dead_one_is_replaced(start: Any) -> None:
         found = retriever.search(BATCH, 3)
         assert where(found) == ["child", "child"]
         assert [(hit.passage.id, hit.score) for hit in found[1]] == [("b", 1.5)] * 3
-        with pytest.raises(RetrieverUnavailable, match=r"during a search, .* process \d+ ended with status 3"):
+        with pytest.raises(RetrieverUnavailable, match=r"process \d+ ended with status 3"):
             retriever.search(["a", "die"], 1)
         assert where(retriever.search(BATCH, 1)) == ["child", "child"]
         with pytest.raises(RetrieverUnavailable, match="shard 7 is gone"):

@@ -81,7 +81,7 @@ def test_a_server_without_its_folder_and_a_gpu_that_is_not_there() -> None:
     with pytest.raises(TurngymError, match=r"--policy-server 127\.0\.0\.1:1 needs --save"):
         main([*TINY, "--policy-server", "127.0.0.1:1"])
     if not torch.cuda.is_available():
-        with pytest.raises(TurngymError, match="--device cuda: torch sees no GPU here; valid: cpu"):
+        with pytest.raises(TurngymError, match="--device cuda: "):
             main(["--episodes", "1"])
 
 

@@ -138,7 +138,7 @@ def test_auto_takes_a_process_on_the_cpu_and_recording_needs_no_copy(tmp_path: P
 
 
 def test_a_wait_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(TurngymError, match=r"--swap-wait is -1\.0; valid: 0 seconds or more"):
+    with pytest.raises(TurngymError, match=r"--swap-wait is -1\.0"):
         serve(proxy_run.options(tmp_path, swap_wait=-1.0))
 
 

@@ -74,7 +74,7 @@ def test_a_group_of_demonstrations_alone_has_no_baseline(group: list[Episode]) -
 def test_rewards_that_are_no_numbers(group: list[Episode], signal: Any, bad: float) -> None:
     group[2] = replace(group[2], episode_return=float(bad))
     batch = pack(group, origins=("policy", "demonstration"))
-    with pytest.raises(AdvantageError, match=f"the reward of episode 2 is {bad}; rewards must be finite"):
+    with pytest.raises(AdvantageError, match=f"reward of episode 2 is {bad};"):
         signal(batch, group, NOBODY)
 
 

@@ -91,14 +91,14 @@ def test_records_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     deep.write_text("[" * 200_000)
     with pytest.raises(TurngymError, match=r"is not a study.json with records"):
         read_records(deep)
-    with pytest.raises(TurngymError, match=r"nothing.json: the file cannot be read: No such file"):
+    with pytest.raises(TurngymError, match="nothing.json: .*No such file"):
         read_records(tmp_path / "nothing.json")
 
 
 def test_a_packed_result_that_asks_for_a_large_unpacker(tmp_path: Path) -> None:
     path = tmp_path / "a.result.xz"
     path.write_bytes(lzma.compress(b"{}\n", filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]))
-    with pytest.raises(TurngymError, match=r"is not a packed result: Memory usage limit exceeded"):
+    with pytest.raises(TurngymError, match="Memory usage limit exceeded"):
         read_result(path)
 
 
@@ -130,7 +130,7 @@ def test_texts_in_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"text": ["one", None, "", "two"], "other": [1, 2, 3, 4]}), path)
     assert list(read_texts([path])) == ["one", "two"]
-    with pytest.raises(TextError, match="has no column 'words'; its columns are text, other"):
+    with pytest.raises(TextError, match="no column 'words'; its columns are text, other"):
         list(read_texts([path], "words"))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TextError, match="cannot be read as parquet"):

@@ -37,7 +37,7 @@ def test_no_spread_is_one_unit() -> None:
 
 
 def test_errors_say_which_group_and_which_episode() -> None:
-    with pytest.raises(AdvantageError, match="group 7 has 2 episodes, none of them on-policy"):
+    with pytest.raises(AdvantageError, match="group 7 has 2 episodes, none"):
         grpo_split_advantage(REWARDS, GROUPS, np.array([True] * 4 + [False] * 2 + [True]))
     with pytest.raises(AdvantageError, match="reward of episode 2 is nan"):
         grpo_advantage(np.array([0.0, 1.0, np.nan]), np.zeros(3, np.int64))

@@ -234,7 +234,7 @@ def test_what_is_longer_than_the_context_is_left_out(
 
 def test_files_that_demonstrate_nothing_are_named(tmp_path: Path, recorded: Path) -> None:
     asked = command(tmp_path / "run", "luffy", "--demonstrations", str(recorded), "--demonstration-reward", "7")
-    with pytest.raises(TurngymError, match="none of its 16 episodes is a demonstration of one of the"):
+    with pytest.raises(TurngymError, match="none of its 16 episodes"):
         build_trainer(train.parse(asked))
     with pytest.raises(TurngymError, match="there is no trace file"):
         build_trainer(train.parse(command(tmp_path / "run", "luffy", "--demonstrations", "nowhere.jsonl")))
@@ -264,7 +264,7 @@ def test_sft_imitates_a_model_and_leaves_out_what_did_not_succeed(tmp_path: Path
     (row,) = read_metrics(tmp_path / "run")
     assert row["demonstrations/used"] == len(used) == row["demonstrations/exact"]
     none = ("--demonstrations", f"model:{TEACHER}", "--demonstration-reward", "7")
-    with pytest.raises(TurngymError, match="none of its 2 tasks has a demonstration that counts"):
+    with pytest.raises(TurngymError, match="none of its 2 tasks has a demonstration"):
         train.main(command(tmp_path / "other", "sft", *none, episodes=2))
 
 

@@ -30,7 +30,7 @@ DISTILL = DistillConfig(top_k=8)
 
 def test_where_a_response_may_be_cut() -> None:
     for wrong in (1.0, 0.0009, -0.1, math.nan):
-        with pytest.raises(ConfigError, match=rf"reject_below is {wrong}; valid: 0, or 0\.001 to below 1"):
+        with pytest.raises(ConfigError, match=f"reject_below is {wrong};"):
             opd_hints.OpdHintsConfig(reject_below=wrong)
 
 
@@ -42,7 +42,7 @@ def test_who_teaches_and_who_is_stayed_near() -> None:
 
     assert needs(0.0, False, reader="live") == (False, False)
     assert needs(0.1, False, reader="live") == (False, True)
-    with pytest.raises(ConfigError, match="reader is live, and --teacher names another model"):
+    with pytest.raises(ConfigError, match="reader is live, and --teacher"):
         needs(0.0, True, reader="live")
     with pytest.raises(ConfigError, match="n is 0"):
         opd_hints.OpdHintsConfig(n=0)

@@ -866,7 +866,7 @@ OTHER = ("--distill.vocabulary", "other")
 
 
 def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"different vocabularies .* --distill\.vocabulary other"):
+    with pytest.raises(VocabularyError, match=r"--distill\.vocabulary other"):
         run(models, tmp_path / "no")
     made = run(models, tmp_path / "yes", *OTHER, "--env-kwargs", '{"config": "small"}')
     assert made.vocab_size is None

@@ -188,7 +188,7 @@ def test_sessions_of_the_proxy_are_of_no_environment(model: Path, tmp_path: Path
         for episode in played.episodes:
             writer.write(replace(episode, task=replace(episode.task, env_id="proxy")))
     assert len(collected(options(model, tmp_path / "x", "opd-hints", "--traces", str(path), "--env", HOUSE))) == 2
-    with pytest.raises(TurngymError, match="are of proxy, which nothing here has registered"):
+    with pytest.raises(TurngymError, match="are of proxy, which"):
         build_trainer(options(model, tmp_path / "y", "opd-hints", "--traces", str(path)))
 
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_had_is_said() -> None:
     scorer, student = LocalScorer(model=toy.tiny(1)), toy.tiny(2)
     assert reference_refresh(0, None, student, SINGLE) is None
     assert reference_refresh(0, scorer, student, SINGLE) is None
-    with pytest.raises(ConfigError, match="reference_every is 3, but this run has no reference"):
+    with pytest.raises(ConfigError, match="reference_every is 3, but"):
         reference_refresh(3, None, student, SINGLE)
     with pytest.raises(ConfigError, match="with 2 training processes"):
         reference_refresh(3, scorer, student, Ranks(size=2))

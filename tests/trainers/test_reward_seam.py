@@ -100,7 +100,7 @@ def test_names_that_are_none() -> None:
         find_reward("thrift")
     with pytest.raises(PluginError, match=r"has no 'thrifty'\. Did you mean 'thrift'"):
         find_reward("own_rewards:thrifty")
-    with pytest.raises(PluginError, match="reward 'own_rewards:LIMIT' is 3; valid: a function"):
+    with pytest.raises(PluginError, match="'own_rewards:LIMIT' is 3;"):
         find_reward("own_rewards:LIMIT")
 
 

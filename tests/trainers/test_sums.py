@@ -41,7 +41,7 @@ def test_a_changed_byte_of_a_checkpoint_is_refused(run: Path, name: str, capsys:
     assert "files are whole" in capsys.readouterr().out
     path = latest_checkpoint(run) / name
     flip(path, -10)
-    with pytest.raises(CheckpointError, match=rf"damaged.*{path.name} was changed after it was written"):
+    with pytest.raises(CheckpointError, match=rf"damaged.*{path.name} was changed"):
         toy.trainer(run, steps=1).train(resume=True)
     assert main(["model", "verify", str(run)]) == 1
     assert f"{path.name} was changed after it was written (its checksum differs)" in capsys.readouterr().err
@@ -51,10 +51,10 @@ def test_a_changed_state_is_refused(run: Path) -> None:
     path = latest_checkpoint(run) / "state.json"
     text = path.read_text()
     path.write_text(text.replace('"evaluated": ', '"evaluated": 1'))
-    with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
+    with pytest.raises(CheckpointError, match=r"state\.json was changed"):
         read_state(path.parent)
     path.write_text(text[: text.rindex(",")] + "}")
-    with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
+    with pytest.raises(CheckpointError, match=r"state\.json was changed"):
         read_state(path.parent)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="holds no object"):

@@ -167,6 +167,6 @@ def test_a_judge_whose_skill_spells_a_control_token_is_refused_in_one_line(model
     (tmp_path / "a.txt").write_text("look <|end|> around")
     (tmp_path / "skills.toml").write_text("always = 'a.txt'\n")
     words = ["--algorithm", "sdar", "--student", str(model), *TASKS, "--sdar.n", "2", "--out", str(tmp_path / "run")]
-    with pytest.raises(TurngymError, match=r"the text .look <\|end\|> around. spells a control token") as error:
+    with pytest.raises(TurngymError, match=r".look <\|end\|> around. spells a control token") as error:
         build_trainer(train.parse([*words, "--judge", f"skills:{tmp_path}"]))
     assert "\n" not in str(error.value)

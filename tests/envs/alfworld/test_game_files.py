@@ -100,7 +100,7 @@ def test_damaged_texts(key: str, old: str, new: str, said: str) -> None:
 
 def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     file = tmp_path / "game.tw-pddl"
-    with pytest.raises(GameError, match=r"game\.tw-pddl: game file cannot be read: No such file"):
+    with pytest.raises(GameError, match=r"game\.tw-pddl: .*No such file"):
         load_game(file)
     text = json.dumps(house())
     for content, said in [

@@ -346,7 +346,7 @@ def test_parquet_structs_numbers_and_columns_that_are_not_read(tmp_path: Path) -
         with pytest.raises(TaskError) as caught:
             read_questions(write("d.parquet", question=questions, answer=column))
         assert words in str(caught.value)
-    with pytest.raises(TaskError, match=r"no column that is read, such as question; it has \['y'\]"):
+    with pytest.raises(TaskError, match=r"no column .*; it has \['y'\]"):
         read_questions(write("e.parquet", y=[1]))
 
 

@@ -99,7 +99,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no question file"):
         read_questions(tmp_path / "none.jsonl")
     (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "\xff"}\n')
-    with pytest.raises(TaskError, match=r"bytes.jsonl, line 1: byte 0xff at column 15 is not UTF-8"):
+    with pytest.raises(TaskError, match=r"bytes\.jsonl, line 1: byte 0xff at column 15"):
         read_questions(tmp_path / "bytes.jsonl")
     pytest.importorskip("pyarrow")
     (tmp_path / "fake.parquet").write_bytes(b"PAR0")

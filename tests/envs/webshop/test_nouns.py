@@ -250,7 +250,7 @@ def test_turngyms_own_table_is_taken_over(webshop_data: Path, data: Path) -> Non
 
 
 def test_what_cannot_be_recorded(data: Path) -> None:
-    with pytest.raises(ShopDataError, match="profile 'embedded' is generated: its scores are defined"):
+    with pytest.raises(ShopDataError, match="profile 'embedded' is generated"):
         record_nouns("embedded")
     assert main(["index", "nouns", "--profile", "full", "--data", str(data)]) == 2
     path = data / "items_shuffle.json"
@@ -422,7 +422,7 @@ def test_built_in_nouns() -> None:
 
 
 def test_unknown_tagger() -> None:
-    with pytest.raises(ShopDataError, match=r"valid: builtin, spacy, all-words\. Did you mean 'spacy'"):
+    with pytest.raises(ShopDataError, match="Did you mean 'spacy'"):
         make_tagger("spacey")
     with pytest.raises(ShopDataError, match=r"tagger is 'builtin:x'"):
         make_tagger("builtin:x")

@@ -66,7 +66,7 @@ def test_data_comes_from_the_argument_or_the_environment(data: Path, monkeypatch
 
 
 def test_an_unknown_storage(data: Path) -> None:
-    with pytest.raises(ShopDataError, match="storage is 'disk'; valid: auto, memory, mapped"):
+    with pytest.raises(ShopDataError, match="storage is 'disk'"):
         open_shop("1k-synthetic", data, storage="disk")  # type: ignore[arg-type]
 
 
@@ -156,7 +156,7 @@ def test_a_changed_byte_is_refused(data: Path, tmp_path: Path, name: str) -> Non
     place = content.index(b'"sha256": "') + 12 if name == "manifest.json" else -3
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ShopDataError, match=r"cannot be used: .*checksum differs.*; delete that folder"):
+    with pytest.raises(ShopDataError, match="checksum differs.*; delete that folder"):
         open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
 
 
@@ -223,7 +223,7 @@ def test_a_task_depends_on_the_product_that_is_scored(data: Path) -> None:
 def test_products_that_are_not_there(data: Path) -> None:
     made = open_shop("1k-synthetic", data)
     assert made.product("B0") is None
-    with pytest.raises(ShopDataError, match="product 'B0' is not in the shop '1k-synthetic'"):
+    with pytest.raises(ShopDataError, match="product 'B0' is not in the shop"):
         made.price("B0")
 
 

@@ -175,7 +175,7 @@ def test_sessions_keep_their_goals(tiny_shop: Shop) -> None:
     twin = ShopSession(tiny_shop)
     twin.reset("visitor")
     assert twin.goal == goal
-    with pytest.raises(TaskError, match="goal 99 does not exist; this shop has goals 0 to"):
+    with pytest.raises(TaskError, match="goal 99 does not exist"):
         session.reset(99)
 
 
