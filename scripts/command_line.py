@@ -1,8 +1,8 @@
 """How a verb's settings are read and explained: command line, TOML file, help.
 
 A verb declares its settings as a frozen dataclass whose field docstrings are the help. `parse` reads them from `argv`
-and from the file that `--config` names; an option on the command line overrides the file. `turngym train` has some 180
-settings and prints its help with `section`, a line for each; the other verbs leave their help to tyro.
+and from the file that `--config` names; an option on the command line overrides the file. `turngym train` has more than
+80 options and prints its help with `section`, a line for each; the other verbs leave their help to tyro.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class WorkerOptions:
     lock (a pattern, a C extension) ends its process after twice this time and 20 s. A worker is replaced; with
     --workers 0 the command ends and keeps the episodes that have finished."""
     worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = field(default=600.0, metadata=IN_FILE)
-    """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (--retries)."""
+    """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (`retries`)."""
     needs: ClassVar[Needs] = (
         (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda workers: workers.executor == "ray"),
         (("retries", "worker_timeout"), "--workers of 1 or more, or auto", lambda workers: workers.workers != 0),
@@ -114,10 +114,10 @@ class WorkerOptions:
         # all steps of a round may hang, which takes a worker two limits
         if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
             raise TurngymError(
-                f"--worker-timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
+                f"worker_timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
                 f"({self.step_timeout:g}) before it is taken for dead"
             )
-        for name, claim in (("--worker-cpus", self.worker_cpus), ("--worker-gpus", self.worker_gpus)):
+        for name, claim in (("worker_cpus", self.worker_cpus), ("worker_gpus", self.worker_gpus)):
             if not claim >= 0:
                 raise TurngymError(f"{name} is {claim:g}; valid: 0 or more")
         if self.executor == "ray" and self.workers in (0, "auto"):

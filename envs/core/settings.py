@@ -7,8 +7,8 @@
 
 A field that is a dataclass becomes a table of its own, unless it is flat (`field(metadata=FLAT)`): then its settings
 stand beside the others. A field that only some readers have (`read_by`) does not exist for a class whose `uses` name
-none of them. One that nobody varies from run to run (`IN_FILE`) is a key of the file and no option. TOML has no null,
-so None is written as "none" where it is not the default.
+none of them. One that hardly anybody varies from run to run (`IN_FILE`) is a key of the file and no option of `turngym
+train`. TOML has no null, so None is written as "none" where it is not the default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from turngym.retrieval.user_files import read_text, user_path
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
 IN_FILE: Mapping[str, Any] = types.MappingProxyType({"in_file": True})
-"""Marks a setting, or a group of them, that a file and a Python call may set, but no option of a command line."""
+"""Marks a setting, or a group of them, that a file and a Python call may set, but no option of `turngym train`.
+
+Other verbs have an option for it: they have few, and a server is rarely started from a file."""
 Needs = tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]
 """The class attribute `needs` of a settings class (`envs.core.needed`): (keys, what must be given, whether it is). Keys
 are those of the class, or patterns of them (`run.*`); the function is given the object of that class."""
@@ -113,7 +115,7 @@ class Setting:
     range: Range
     """What its numbers may be."""
     in_file: bool = False
-    """Whether only a file and a Python call may set it, and no option."""
+    """Whether `turngym train` has no option for it (`IN_FILE`)."""
 
     @property
     def key(self) -> str:
