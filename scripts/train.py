@@ -43,6 +43,7 @@ try:
         TrainConfig,
         config_class,
         in_file_of,
+        keys_of,
         train_config,
         who_reads,
     )
@@ -117,10 +118,17 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         head, dot, last = key.rpartition(".")
         # --luffy.no-filter-groups would turn luffy.filter_groups off
         switch = f"{head}{dot}{last.removeprefix('no_')}"
-        line = f"{key} = ..." if key in in_file else f"{switch} = false" if in_file.get(switch) is bool else ""
-        if line:
-            return f" It is set in a file: {line} ({CONFIG} FILE)."
-        return f" {said}" if (said := who_reads(key)) else ""
+        if key in in_file:
+            return f" It is set in a file: {key} = ... ({CONFIG} FILE)."
+        if in_file.get(switch) is bool:
+            return f" It is set in a file: {switch} = false ({CONFIG} FILE)."
+        if any(other.startswith(f"{key}.") for other in in_file):
+            return f" It is a table of a file: [{key}] ({CONFIG} FILE)."
+        for one in (key, switch) if dot else (key,):
+            own = any(f"{other}.".startswith(f"{one}.") for other in keys_of(name))
+            if not own and (said := who_reads(one)):
+                return f" {said}"
+        return ""
 
     options = [setting for setting in settings_of(cls) if not setting.in_file]
     check_options(options, words, prog=f"turngym train {name}", subject=f"{name} has", owner=owner)

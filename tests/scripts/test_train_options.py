@@ -98,6 +98,10 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
         # of a table that only a file has, and a switch
         (("luffy", "--luffy.prefix.count", "2"), r"It is set in a file: luffy\.prefix\.count = \.\.\."),
         (("luffy", "--luffy.no-filter-groups"), r"It is set in a file: luffy\.filter_groups = false "),
+        (("opd", "--luffy.no-filter-groups"), r"It belongs to luffy\.$"),
+        (("luffy", "--luffy.prefix", "2"), r"It is a table of a file: \[luffy\.prefix\] "),
+        (("opd", "--lora", "4"), r"opd has no option --lora\. Did you mean '--lora\.rank'"),
+        (("grpo", "--grpo.no-clip"), r"grpo has no option --grpo\.no-clip\. Did you mean '--grpo\.clip'"),
         (("grpo", "--grpo.no-filter-gruops"), r"grpo has no option .* Did you mean '--grpo\.no-filter-groups'"),
         (
             ("grpo", "--distill.top-k", "4"),
