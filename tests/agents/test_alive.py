@@ -152,9 +152,7 @@ def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.
         # another failure is not called one of room
         workers.close()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-        with pytest.raises(
-            ExecutorError, match=r"0\.1 MB, cannot be written in .*: No such file"
-        ):
+        with pytest.raises(ExecutorError, match=r"0\.1 MB, cannot be written in .*: No such file"):
             workers.share(b"x" * 100_000)
         monkeypatch.setattr(tempfile, "tempdir", str(small))
         assert workers.share(b"x" * 100_000).read_bytes() == b"x" * 100_000
@@ -294,9 +292,7 @@ def test_a_trace_whose_lock_another_keeps(tmp_path: Path, monkeypatch: pytest.Mo
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             other.stdout.readline()
-            with pytest.raises(
-                trace.TraceError, match=r"held its lock for 0\.3"
-            ):
+            with pytest.raises(trace.TraceError, match=r"held its lock for 0\.3"):
                 writer.write(episode)
             threading.Timer(0.1, other.kill).start()
             monkeypatch.setattr(trace, "LOCKED", 30.0)

@@ -192,9 +192,7 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
     )
     opened = OpenedAgent(agent=model, channel="tool")
     assert as_opened(opened, {}, lambda: env) is opened
-    with pytest.raises(
-        AgentError, match="noise, device: settings of agents"
-    ):
+    with pytest.raises(AgentError, match="noise, device: settings of agents"):
         as_opened(ExpertAgent(), {"noise": 0.5, "device": "cpu", "max_context": None, "channel": "text"}, lambda: env)
     with pytest.raises(AgentError, match=r"'temprature'\..*Did you mean 'temperature'"):
         as_opened("random", {"temprature": 1.0}, lambda: env)

@@ -470,7 +470,7 @@ def test_an_endpoint_that_never_worked_is_explained(
 def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make = make_doors()
     fake = serve()
-    with pytest.raises(AgentError, match="404.*--base-url"):
+    with pytest.raises(AgentError, match=r"404.*--base-url"):
         rollout(jobs(1, 1), make, agent_for(make, fake.url.removesuffix("/v1")))
     with pytest.raises(AgentError, match="is --base-url its address"):
         rollout(jobs(1, 1), make, agent_for(make, "http://127.0.0.1:9/v1"))

@@ -184,7 +184,7 @@ def test_an_unknown_dialect_is_shown_and_not_played() -> None:
     source = tokenizer.chat_template
     try:
         tokenizer.chat_template = source.replace('{"name": "', "CALL ").replace('", "parameters": ', " WITH ")
-        with pytest.raises(RenderError, match="not known here: .*CALL alfworld_step"):
+        with pytest.raises(RenderError, match=r"not known here: .*CALL alfworld_step"):
             complete_settings(ChatSettings(channel="tool"), tokenizer, TOOL)
     finally:
         tokenizer.chat_template = source

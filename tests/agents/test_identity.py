@@ -141,7 +141,5 @@ def test_a_panel_of_another_environment(capsys: pytest.CaptureFixture[str]) -> N
     check_panel(panel, panel.make_kwargs, "mine/Household-v0", tool)
     assert "is of turngym/ALFWorld-v0, the run trains on mine/Household-v0" in capsys.readouterr().err
     shop = load_panel("webshop-quickstart")
-    with pytest.raises(
-        TurngymError, match=r"webshop-quickstart-v\d+ is of turngym/WebShop-v0"
-    ):
+    with pytest.raises(TurngymError, match=r"webshop-quickstart-v\d+ is of turngym/WebShop-v0"):
         check_panel(shop, shop.make_kwargs, ALFWORLD, tool)

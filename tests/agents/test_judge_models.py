@@ -314,9 +314,7 @@ def test_a_judge_of_another_package_that_hangs_or_raises() -> None:
 
 
 def test_judges_that_are_not_there(outside: None) -> None:
-    with pytest.raises(
-        PluginError, match=r"judge 'exprt'; .* Did you mean 'expert'"
-    ):
+    with pytest.raises(PluginError, match=r"judge 'exprt'; .* Did you mean 'expert'"):
         made("exprt")
     with pytest.raises(PluginError, match="outside_judge has no 'Longest'"):
         made("outside_judge:Longest")

@@ -73,7 +73,7 @@ def test_a_react_transcript_has_every_thought_action_and_observation() -> None:
 
 def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
     for name in ("window", "window:-1", "window:x", "windows:2", ""):
-        with pytest.raises(TurngymError, match="memory .* is unknown"):
+        with pytest.raises(TurngymError, match=r"memory .* is unknown"):
             Memory(name)
     with pytest.raises(TurngymError, match="Did you mean"):
         ChatSettings(memory="raect")

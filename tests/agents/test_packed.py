@@ -225,9 +225,7 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
             read_result(path)
     for name, value in {"samples": "x", "tasks": True, "seed": None, "make": 5, "limit": "z", "panel": ["x"]}.items():
         setting(**{name: value})(result).write(path)
-        with pytest.raises(
-            EvaluationError, match=rf"its setting {name} is {re.escape(repr(value))}"
-        ):
+        with pytest.raises(EvaluationError, match=rf"its setting {name} is {re.escape(repr(value))}"):
             read_result(path)
     many = check_result(setting(samples=10**9)(result).write(path))
     assert f"{5 * 10**9 - 10} episodes are missing" in many

@@ -239,7 +239,7 @@ def test_what_is_far_too_long_is_not_tokenized_to_its_end(
     bench = make_bench(max_context=1000)
     monkeypatch.setattr(bench.renderer, "longest_token", 1000)
     tokenized = lengths_tokenized(bench, monkeypatch)
-    with pytest.raises(ApiError, match="more than 2000 tokens; .* 1000") as caught:
+    with pytest.raises(ApiError, match=r"more than 2000 tokens; .* 1000") as caught:
         bench.ask([user("x" * 500_000)], "a")
     assert caught.value.code == "context_length_exceeded"
     assert tokenized == [20_000]

@@ -196,9 +196,7 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         TaskEvaluation(
             panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl"
         ).run()
-    with pytest.raises(
-        ScoreError, match=r"doors/4 \(tasks differs: 3 and 4"
-    ):
+    with pytest.raises(ScoreError, match=r"doors/4 \(tasks differs: 3 and 4"):
         compare_recorded(tmp_path / "3.jsonl", tmp_path / "4.jsonl")
     table = rescore(tmp_path / "4.jsonl").to_json()
     table["episodes"][0]["sha256"] = "0" * 64

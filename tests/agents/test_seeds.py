@@ -367,5 +367,5 @@ def test_coverage_is_counted_by_hand() -> None:
     assert 0.25 < one.width < 0.45
     assert study.truth() == (0.5, 0.4)
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
-    with pytest.raises(TurngymError, match="--clusters 30: .* 20"):
+    with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)

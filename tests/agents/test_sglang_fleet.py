@@ -140,7 +140,7 @@ def test_another_model_is_seen_before_anything_is_sent(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="hidden_size is 128 there and 64 here"):
             check_model(fleet, mine)
         check_model(fleet, {**mine, "hidden_size": 128})
-        with pytest.raises(ServerError, match="Qwen3ForCausalLM .* LlamaForCausalLM"):
+        with pytest.raises(ServerError, match=r"Qwen3ForCausalLM .* LlamaForCausalLM"):
             check_model(fleet, {**mine, "architectures": ["LlamaForCausalLM"]})
         fleet.close()
 

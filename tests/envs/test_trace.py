@@ -306,9 +306,7 @@ def test_a_full_disk_leaves_whole_lines_and_writing_goes_on_when_there_is_room(t
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, hard))
             for _ in range(2):
-                with pytest.raises(
-                    TraceError, match=r"t\.jsonl cannot be written: no room left"
-                ):
+                with pytest.raises(TraceError, match=r"t\.jsonl cannot be written: no room left"):
                     writer.write(episode(sample=1))
                 assert path.read_bytes() == before
         finally:

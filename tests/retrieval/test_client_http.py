@@ -278,7 +278,7 @@ def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) ->
     server = canned(lambda path, body: (422, JSON, b'{"error": "topk is 900, out of range"}'))
     retriever = client(server.url, breaker_failures=1)
     for _ in range(2):
-        with pytest.raises(RetrieverUnavailable, match="422: .*topk is 900"):
+        with pytest.raises(RetrieverUnavailable, match=r"422: .*topk is 900"):
             retriever.search(["a"], 900)
     assert len(server.asked) == 2
 

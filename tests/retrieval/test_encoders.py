@@ -275,7 +275,7 @@ def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: P
     assert HuggingFaceEncoder(str(tmp_path), "e5").fingerprint == first.fingerprint
     with pytest.raises(RetrievalError, match=r"lack the weights pooler\.dense\.bias, pooler\.dense\.weight$"):
         HuggingFaceEncoder(str(tmp_path), "dpr")
-    with pytest.raises(RetrievalError, match="reranker .* lack the weights classifier"):
+    with pytest.raises(RetrievalError, match=r"reranker .* lack the weights classifier"):
         open_reranker(f"hf:{tiny_bert}")
 
 

@@ -72,7 +72,7 @@ def test_one_file_is_left_as_it_is() -> None:
 def test_a_cell_with_other_numbers_is_refused() -> None:
     first = OLD.records[3]
     other = study(replace(first, total=replace(first.total, cpu=7.0)))
-    with pytest.raises(TurngymError, match="^old and new both have alfworld-loops/opd/seed1"):
+    with pytest.raises(TurngymError, match=r"^old and new both have alfworld-loops/opd/seed1"):
         merge_records({"old": OLD, "new": other})
 
 

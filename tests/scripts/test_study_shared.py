@@ -110,7 +110,7 @@ def test_a_ray_cluster_plays_the_same_cells_and_a_failed_one_stops_no_other(
     here = run_study(file, tmp_path / "here")
     file.write_text(PLAYED + '[methods.broken]\nagent = "model:nowhere/model"\n')
     capsys.readouterr()
-    with pytest.raises(TurngymError, match="^failed: alfworld/broken-seed0; .*; failed: "):
+    with pytest.raises(TurngymError, match=r"^failed: alfworld/broken-seed0; .*; failed: "):
         run_study(file, tmp_path / "there", executor="ray")
     assert "(4 of 6)" in capsys.readouterr().err
     file.write_text(PLAYED)

@@ -165,9 +165,7 @@ def test_a_finished_run_can_be_extended_as_if_it_had_been_longer_from_the_start(
     a, b = (load_model(latest_model(tmp_path / name)).state_dict() for name in ("run", "whole"))
     assert all(torch.equal(a[name], b[name]) for name in a)
     before = snapshot(tmp_path / "run")
-    with pytest.raises(
-        CheckpointError, match="cannot be made one of 3: 5 steps are done"
-    ):
+    with pytest.raises(CheckpointError, match="cannot be made one of 3: 5 steps are done"):
         made("run", 3).train(resume=True)
     assert snapshot(tmp_path / "run") == before
 

@@ -91,7 +91,7 @@ def test_records_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     deep.write_text("[" * 200_000)
     with pytest.raises(TurngymError, match=r"is not a study.json with records"):
         read_records(deep)
-    with pytest.raises(TurngymError, match="nothing.json: .*No such file"):
+    with pytest.raises(TurngymError, match=r"nothing.json: .*No such file"):
         read_records(tmp_path / "nothing.json")
 
 

@@ -199,7 +199,7 @@ def test_a_judge_that_never_worked_is_a_mistake_and_one_that_did_may_fail(three:
     awake: list[bool] = [False]
     judge = tools.Says(lambda request: tools.boxed(1) if awake[0] else (None,))
     source = JudgedSource(source=lambda request: [three], judge=judge)
-    with pytest.raises(JudgeError, match="step 3: all 3 votes .* it is asleep"):
+    with pytest.raises(JudgeError, match=r"step 3: all 3 votes .* it is asleep"):
         source(REQUEST)
     awake[0] = True
     source(REQUEST)

@@ -145,7 +145,7 @@ def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_reward_ends_the_run_in_a_line(student: Path, tmp_path: Path) -> None:
-    with pytest.raises(TurngymError, match="all 4 episodes failed; .* own_rewards:endless"):
+    with pytest.raises(TurngymError, match=r"all 4 episodes failed; .* own_rewards:endless"):
         train.main(command(student, tmp_path / "run", "grpo", "--grpo.n", "4", "--reward", "own_rewards:endless"))
 
 

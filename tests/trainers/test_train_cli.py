@@ -162,7 +162,7 @@ def test_a_finished_run_gets_more_steps_and_its_folder_says_so(models: Path, tmp
     assert [row["step"] for row in read_metrics(out)] == [1, 2]
     again = read_toml(out / "config.toml")
     assert (again["steps"], again.get("resume", False)) == (2, False)
-    with pytest.raises(TurngymError, match="cannot be made one of 3: .*linear"):
+    with pytest.raises(TurngymError, match=r"cannot be made one of 3: .*linear"):
         train.main([*options, "--steps", "3", "--resume", "--optimizer.schedule", "linear"])
 
 

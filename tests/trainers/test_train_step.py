@@ -285,7 +285,7 @@ def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
     with pytest.raises(TrainError, match="step 4: all 0 episodes failed"):
         Bench().loop._collect()
     bench.episodes = [replace(ragged[0], status=Status.ERROR_ENGINE, meta={"error": "no memory"})]
-    with pytest.raises(TrainError, match="all 1 episodes failed; .*no memory"):
+    with pytest.raises(TrainError, match=r"all 1 episodes failed; .*no memory"):
         bench.loop._collect()
     bench.episodes = [replace(ragged[0], status=Status.ERROR_ENGINE), ragged[1]]
     assert bench.loop._collect()[2] == bench.episodes

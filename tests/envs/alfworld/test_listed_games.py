@@ -63,9 +63,7 @@ def test_games_that_alfworld_leaves_out_are_no_tasks(tmp_path: Path) -> None:
 def test_a_split_without_a_playable_game_says_why(tmp_path: Path) -> None:
     write(tmp_path, f"{TASK}/false", house() | {"solvable": False})
     write(tmp_path, f"{TASK}Sliced/sound", house())
-    with pytest.raises(
-        TaskError, match="1 do not, and 1 have movable receptacles"
-    ):
+    with pytest.raises(TaskError, match="1 do not, and 1 have movable receptacles"):
         RealGames(tmp_path, "train")
 
 

@@ -170,7 +170,7 @@ def test_finding_nothing_is_an_observation_and_failing_is_an_error(files: dict[s
     assert observation == "\n\n<information>No passage was found.</information>\n\n"
     state = env.get_state()
     shelf.dead = True
-    with pytest.raises(EnvBackendError, match="popqa/c: .*no answer from the shelf"):
+    with pytest.raises(EnvBackendError, match=r"popqa/c: .*no answer from the shelf"):
         env.step("<search>more</search>")
     shelf.dead = False
     env.set_state(state)
@@ -305,7 +305,7 @@ def test_wrong_options_are_said(files: dict[str, str], options: dict[str, Any], 
 def test_questions_without_a_corpus_need_a_retriever(files: dict[str, str]) -> None:
     env = make({"source": files["source"]})
     env.reset(options={"task": "popqa/c"})
-    with pytest.raises(TaskError, match="popqa questions .*retriever="):
+    with pytest.raises(TaskError, match=r"popqa questions .*retriever="):
         env.step("<search>Tarnby</search>")
     spec = make({"source": files["source"]}, retriever=f"bm25:{files['corpus']}")
     spec.reset(options={"task": "popqa/c"})

@@ -156,7 +156,7 @@ def test_a_changed_byte_is_refused(data: Path, tmp_path: Path, name: str) -> Non
     place = content.index(b'"sha256": "') + 12 if name == "manifest.json" else -3
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ShopDataError, match="checksum differs.*; delete that folder"):
+    with pytest.raises(ShopDataError, match=r"checksum differs.*; delete that folder"):
         open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
 
 
