@@ -390,7 +390,7 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
 
     monkeypatch.setenv("COLUMNS", "250")
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
-    calls += [["train", name, "--help-all"] for name in BUILT_IN]
+    calls += [["train", "opd"], *(["train", name, "--help-all"] for name in BUILT_IN)]
     text = ""
     for words in calls:
         with pytest.raises(SystemExit) as ended:
