@@ -1,0 +1,71 @@
+"""Two detectors of loops on the same episodes: places by hand, and the divergence recomputed from whole softmaxes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs turngym[train]")
+
+import loops_by_state  # noqa: E402
+
+from tests.support.toy_run import PROMPT, RESPONSE, VOCAB, episode, tiny  # noqa: E402
+from turngym.envs.core.episode import Episode, Status  # noqa: E402
+from turngym.envs.core.trace import TraceWriter  # noqa: E402
+from turngym.trainers.batch import pack  # noqa: E402
+from turngym.trainers.models import save_model  # noqa: E402
+from turngym.trainers.scorer import LocalScorer  # noqa: E402
+
+STATES = (list("abcdef"), list("ababab"), list("abaa"))
+"""Never the same state thrice; the third a before the fifth turn, and before the fourth."""
+
+
+def played() -> list[Episode]:
+    rng = np.random.default_rng(1)
+    found = []
+    for number, states in enumerate(STATES):
+        ids = rng.integers(0, VOCAB, len(states) * (PROMPT + RESPONSE))
+        one = episode(ids, np.full((len(states), RESPONSE), -1.0), number, Status.COMPLETED)
+        turns = tuple(replace(turn, observation=f"page {turn.index}") for turn in one.turns)
+        found.append(replace(one, turns=turns, meta={"states": states}))
+    return found
+
+
+def test_a_loop_of_states_is_found_where_no_turn_comes_twice() -> None:
+    assert [loops_by_state.state_end(one) for one in played()] == [None, 5, 4]
+    assert [loops_by_state.DETECTORS["turns"](one) for one in played()] == [None] * 3
+
+
+def test_the_divergence_behind_a_loop_is_that_of_the_whole_softmaxes() -> None:
+    episodes, models = played(), [tiny(seed, 3.0) for seed in (0, 1)]
+    batch = pack(episodes)
+    found = loops_by_state.divergence(batch, *(LocalScorer(model=model) for model in models))
+    wanted = []
+    for one in episodes:
+        ids = torch.from_numpy(one.segments[0].astype(np.int64))[None]
+        with torch.no_grad():
+            p, q = (model(input_ids=ids).logits[0].double().softmax(-1) for model in models)
+        for turn in one.turns:
+            for place in range(*turn.response_span):
+                best = p[place - 1].topk(50).indices
+                both = [torch.cat([x[place - 1][best], 1 - x[place - 1][best].sum(0, keepdim=True)]) for x in (p, q)]
+                wanted.append(float((both[0] * (both[0] / both[1]).log()).sum()))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    rows = loops_by_state.compare(episodes, batch, found)
+    assert [row[:4] for row in rows] == [["turns", "0 of 3", "0", "0%"], ["states", "2 of 3", "1", "6%"]]
+    # of the second episode the last turn, of the third none
+    behind = np.arange(len(found)) // RESPONSE == 11
+    assert rows[1][4:6] == [f"{found[behind].mean():.3f}", f"{found[~behind].mean():.3f}"]
+
+
+def test_episodes_without_states_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TraceWriter(tmp_path / "t.jsonl") as trace:
+        trace.write(replace(played()[0], meta={}))
+    save_model(tiny(0), tmp_path / "model")
+    words = [str(tmp_path / "t.jsonl"), "--student", str(tmp_path / "model"), "--teacher", str(tmp_path / "model")]
+    with pytest.raises(SystemExit):
+        loops_by_state.main(words)
+    assert "1 of 1 episodes have no states" in capsys.readouterr().err
