@@ -102,8 +102,7 @@ class NoExpertEnv(LampsEnv):
 
     env_id: ClassVar[str] = "tests/NoExpert-v0"
 
-    def expert_action(self) -> str | None:
-        return None
+    expert_action = TextEnv.expert_action
 
 
 register("tests/Lamps-v0", LampsEnv, max_turns=12)

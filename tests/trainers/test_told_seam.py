@@ -170,3 +170,20 @@ def test_a_judge_whose_skill_spells_a_control_token_is_refused_in_one_line(model
     with pytest.raises(TurngymError, match=r".look <\|end\|> around. spells a control token") as error:
         build_trainer(train.parse([*words, "--judge", f"skills:{tmp_path}"]))
     assert "\n" not in str(error.value)
+
+
+def test_a_judge_that_asks_an_expert_is_refused_where_there_is_none(model: Path, tmp_path: Path) -> None:
+    words = [
+        "--algorithm",
+        "opd-hints",
+        "--student",
+        str(model),
+        "--teacher",
+        str(model),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    said = "--judge expert asks an expert, and tests/NoExpert-v0 has none; valid: another judge"
+    with pytest.raises(TurngymError, match=f"^{said}$"):
+        build_trainer(train.parse([*words, "--env", "lamps_env:tests/NoExpert-v0", "--judge", "expert"]))
+    assert not (tmp_path / "run").exists()
