@@ -43,8 +43,8 @@ class Job:
     steps: int
     """Training steps; episodes of an evaluation."""
     verb: Literal["train", "eval"] = "train"
-    needs: Job | None = None
-    """Must be finished before this one can start."""
+    needs: tuple[Job, ...] = ()
+    """All of these must be finished before this one can start."""
     evaluates: bool = False
     """A training run that ends with an evaluation."""
     processes: int = 1
@@ -120,6 +120,8 @@ class Runner:
     def run(self) -> None:
         """Runs until every job is finished, failed, or another process's; SIGINT and SIGTERM end the runs too.
 
+        It also waits for jobs of other processes that jobs still need.
+
         A failed run does not stop the others. Raises TurngymError at the end if one failed.
         """
         from turngym.trainers.train_loop import Interrupts
@@ -128,7 +130,7 @@ class Runner:
             check_command(job)
         with Board(self.jobs) as board, Interrupts():
             try:
-                while self._begin(board) or self._running:
+                while self._begin(board) or self._running or self._needs_others():
                     time.sleep(self.poll)
                     self._watch(board)
                     board.update({job.name for job, *_ in self._running})
@@ -151,7 +153,7 @@ class Runner:
             if len(self._running) >= self.parallel:
                 break
             # a job that needs a failed one never starts
-            ready = job.needs is None or job.needs.finished
+            ready = all(need.finished for need in job.needs)
             if not ready or job.finished or job in self._failed or any(one is job for one, *_ in self._running):
                 continue
             with ExitStack() as held:
@@ -168,6 +170,16 @@ class Runner:
                 self._running.append((job, launch(job, self.cores), held.pop_all()))
                 begun = True
         return begun
+
+    def _needs_others(self) -> bool:
+        """Whether a job will be ready once other processes are done with theirs. Asked when none can begin here: then
+        what is needed, unfinished and not failed is another process's."""
+        return any(
+            not job.finished
+            and any(not need.finished and need in self.jobs for need in job.needs)
+            and not any(need in self._failed for need in job.needs)
+            for job in self.jobs
+        )
 
     def _watch(self, board: Board) -> None:
         """Takes note of the runs that ended."""

@@ -105,7 +105,9 @@ class Plan:
             self._evaluation(name, model, self.out / "eval" / name)
             for name, model in (("teacher", self.teacher), ("student", self.student))
         ]
-        played += [self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=job) for job in trained]
+        played += [
+            self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=(job,)) for job in trained
+        ]
         return [*trained, *played]
 
     def _training(self, method: str) -> Job:
@@ -114,7 +116,7 @@ class Plan:
         words += ["--steps", str(self.steps), *distill_argv(self.world, self.split)]
         return Job(name=method, folder=self.out / method, words=tuple(words), steps=self.steps)
 
-    def _evaluation(self, name: str, model: Path, folder: Path, needs: Job | None = None) -> Job:
+    def _evaluation(self, name: str, model: Path, folder: Path, needs: tuple[Job, ...] = ()) -> Job:
         words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
         words += ["--dtype", self.world.dtype] if self.world.dtype != "float32" else []
         words += ["--limit", str(self.limit)] if self.limit else []

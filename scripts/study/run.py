@@ -238,7 +238,7 @@ def run_cells(
     """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none.
 
     Args:
-        cells: what is to be run, in order; a cell waits for the one that it needs.
+        cells: what is to be run, in order; a cell waits for those that it needs.
         parallel: most cells at a time.
         ended: is called with each training that has ended well, before its record is made; not with starts.
         recorded: is called after each record.
@@ -250,7 +250,7 @@ def run_cells(
                 ended(job)
             record = make_record(job)
             if job.heldout:
-                before = job.needs.model if job.needs is not None else Path(str(job.settings["student"]))
+                before = Path(str(job.settings["student"]))
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
             write_json(job.record, to_json(record))
             if recorded is not None:
@@ -310,4 +310,4 @@ def _run_on_ray(
 
 
 def _cell_task(cell: Cell, average_too: bool) -> None:
-    run_cells([cell] if cell.needs is None else [cell.needs, cell], 1, _average_weights if average_too else None)
+    run_cells([*cell.needs, cell], 1, _average_weights if average_too else None)

@@ -468,13 +468,13 @@ def _of_the_first_evaluation(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begin_with(
     study: Study, place: Place, settings: dict[str, Any], out: Path, starts: dict[tuple[str, str], Cell]
-) -> Cell | None:
+) -> tuple[Cell, ...]:
     """Puts the models of starts in place of `student = "starts.NAME"` and `teacher = "starts.NAME"`.
 
-    Returns the run that must be finished before; where both are made here, the student's comes after the teacher's.
+    Returns the runs that must be finished before, the student's first.
     """
-    needs: Cell | None = None
-    for role in ("teacher", "student"):
+    needs = list[Cell]()
+    for role in ("student", "teacher"):
         prefix, dot, name = str(settings.get(role, "")).partition(".")
         if prefix != "starts" or not dot:
             continue
@@ -489,10 +489,10 @@ def _begin_with(
                 raise SettingsError(f"{study.where}: starts.{name} begins with another start; valid: a model's folder")
             folder = out / "cells" / place.name / f"start-{name}"
             made = _as_cell(study, place, method, {**own, "seed": 0}, own.get("steps", 100), folder)
-            starts[place.name, name] = replace(made, is_start=True, needs=needs)
-        needs = starts[place.name, name]
-        settings[role] = str(needs.model)
-    return needs
+            starts[place.name, name] = replace(made, is_start=True)
+        needs.append(starts[place.name, name])
+        settings[role] = str(needs[-1].model)
+    return tuple(needs)
 
 
 def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any], steps: int, folder: Path) -> Cell:

@@ -43,7 +43,7 @@ def test_quickstart_runs_and_goes_on_where_it_stopped(name: str, tmp_path: Path)
 def test_methods_train_first_and_models_are_evaluated_when_they_are_there(tmp_path: Path) -> None:
     jobs = Plan.of(Quickstart(out=tmp_path, methods=("opd", "tcod"), steps=3, limit=5)).jobs()
     assert [job.name for job in jobs] == ["opd", "tcod", "teacher", "student", "opd after", "tcod after"]
-    assert [None if job.needs is None else job.needs.name for job in jobs] == [None] * 4 + ["opd", "tcod"]
+    assert [[need.name for need in job.needs] for job in jobs] == [[]] * 4 + [["opd"], ["tcod"]]
     assert jobs[5].folder == tmp_path / "tcod" / "eval"
     assert f"--agent model:{tmp_path}/tcod/checkpoints/step_000003/model --samples 4 --limit 5" in jobs[5].command
     assert [job.steps for job in jobs] == [3, 3, 20, 20, 20, 20]

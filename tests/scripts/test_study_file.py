@@ -150,14 +150,10 @@ def test_models_that_are_made_first(tmp_path: Path) -> None:
     # the start itself begins with the world's student
     assert Path(warm.settings["student"]).parts[-2:] == ("alfworld", "student")
     grpo, opd = found["alfworld/grpo-seed0"], found["alfworld/opd-seed0"]
-    assert (grpo.settings["student"], grpo.needs) == (str(warm.model), warm)
+    assert (grpo.settings["student"], grpo.needs) == (str(warm.model), (warm,))
     assert (opd.settings["student"], opd.settings["teacher"]) == (str(warm.model), str(strong.model))
     assert list(found)[:2] == ["alfworld/start-warm", "alfworld/start-strong"]
-    # nothing begins before both of its models are there
-    needed = (
-        {opd.needs.name, *([opd.needs.needs.name] if opd.needs and opd.needs.needs else [])} if opd.needs else set()
-    )
-    assert needed >= {warm.name}
+    assert (opd.needs, warm.needs, strong.needs) == ((warm, strong), (), ())
 
 
 def test_an_agent_is_evaluated_and_not_trained(tmp_path: Path) -> None:

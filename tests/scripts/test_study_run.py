@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,68 @@ def test_cells_are_run_once_and_those_of_somebody_else_are_left_alone(tmp_path: 
     assert len(run.run_study(path, out).records) == 4
     assert sorted(launched) == sorted(cell.name for cell in cells)
     assert not [lock for cell in cells for lock in cell.folder.parent.glob(".*.lock")]
+
+
+STARTS = (
+    FILE.replace("seeds = [0, 1]", "seeds = [0]").replace("[methods.turnopd]", "")
+    + """student = "starts.warm"
+teacher = "starts.strong"
+[methods.grpo]
+student = "starts.warm"
+[starts.warm]
+algorithm = "sft"
+steps = 3
+[starts.strong]
+algorithm = "sft"
+steps = 3
+"""
+)
+
+
+def test_a_cell_begins_when_both_of_its_models_are_there(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS)
+    works, strong, there = running.launch, "alfworld/start-strong", dict[str, bool]()
+    teacher = next(cell for cell in cells_of(read_study_file(path), out) if cell.name == strong).model
+
+    def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
+        """The teacher takes longer than the student, which is enough for the other cell."""
+        if job.name != strong:
+            there[job.name] = teacher.exists()
+            return works(job, cores)
+        launched.append(job.name)
+        return subprocess.Popen(["sh", "-ec", 'sleep 2; mkdir -p "$1"', "sh", str(job.model)])
+
+    monkeypatch.setattr(running, "launch", launch)
+    assert len(run.run_study(path, out, parallel=2).records) == 2
+    assert launched == ["alfworld/start-warm", strong, "alfworld/grpo-seed0", "alfworld/opd-seed0"]
+    assert (there["alfworld/grpo-seed0"], there["alfworld/opd-seed0"]) == (False, True)
+
+
+def test_a_start_of_another_process_is_waited_for(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS)
+    strong = next(cell for cell in cells_of(read_study_file(path), out) if cell.name.endswith("start-strong"))
+    strong.folder.parent.mkdir(parents=True)
+    seen: list[list[str]] = []
+
+    def other() -> None:
+        with locked_file(strong.folder):
+            has_it.set()
+            time.sleep(2)
+            seen.append(list(launched))
+            strong.model.mkdir(parents=True)
+
+    has_it = threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert has_it.wait(60)
+    assert len(run.run_study(path, out).records) == 2
+    thread.join(60)
+    assert seen == [["alfworld/start-warm", "alfworld/grpo-seed0"]]
+    assert launched == [*seen[0], "alfworld/opd-seed0"]
 
 
 def test_a_changed_file_adds_what_is_new_and_says_what_no_longer_fits(
