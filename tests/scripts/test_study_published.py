@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from turngym.agents.evaluation.packed_file import read_result
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import Rows, same_step, total_cost
 from turngym.trainers.study.tables import View, regime, signed
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOLD = DOCS / "results" / "told"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop"}
 """Rows that the page calls otherwise."""
 SECTIONS = {
@@ -96,8 +98,22 @@ def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int)
     found = same_step(rows, "grpo")[1]
     lines = list(told(7))
     assert {line[0] for line in lines} == set(rows)
-    assert {len(seeds) for seeds in rows.values()} == {3}
+    assert {len(seeds) for seeds in rows.values()} == {5}
     for name, *cells in lines:
         mean, minus = cells[place - 1 : place + 1]
         assert mean == str(found[name].value).partition(" ")[0], name
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
+
+
+@pytest.mark.parametrize("world", ["alfworld", "webshop", "search"])
+def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
+    rows = rows_of("told-alfworld" if world == "alfworld" else "told-webshop-search", world)
+    names = {(method, seed): f"{world}-{method}-seed{seed}.result.xz" for method in rows for seed in rows[method]}
+    assert {path.name for path in TOLD.glob(f"{world}-*")} == set(names.values())
+    for (method, seed), name in names.items():
+        played: dict[str, list[bool]] = {}
+        for episode in read_result(TOLD / name).episodes:
+            played.setdefault(episode.task.task_id, []).append(episode.success)
+        assert {len(samples) for samples in played.values()} == {4}
+        means = {task: sum(samples) / 4 for task, samples in played.items()}
+        assert means == rows[method][seed].evaluations[-1].tasks, name
