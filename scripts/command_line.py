@@ -75,11 +75,11 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
     A wrong option or value is explained on standard error, and the process exits with status 2. Raises SettingsError
     if the file sets an unknown setting, or a setting to a value of the wrong type.
     """
-    argv, files = pop_option(argv, CONFIG)
+    argv, file = pop_option(argv, CONFIG)
     check_options(settings_of(cls), argv, prog=prog)
-    if not files:
+    if file is None:
         return read(cls, argv, prog=prog, description=_with_config(description))
-    default = from_table(cls, read_toml(files[-1]), files[-1], missing=tyro.MISSING)
+    default = from_table(cls, read_toml(file), file, missing=tyro.MISSING)
     return read(cls, argv, prog=prog, description=_with_config(description), default=default)
 
 
@@ -168,10 +168,10 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     return verbs[type(command)](command)
 
 
-def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], list[str]]:
-    """Removes every `name VALUE` and `name=VALUE` from `argv`; returns what is left and the values.
+def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """Removes `name VALUE` or `name=VALUE` from `argv`; returns what is left and the value, None if there is none.
 
-    Raises TurngymError if the option is given without a value.
+    Raises TurngymError if the option is given without a value, or twice: no value would be read but the last.
     """
     rest: list[str] = []
     values: list[str] = []
@@ -186,7 +186,9 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], list[str]]:
             values.append(argument.removeprefix(f"{name}="))
         else:
             rest.append(argument)
-    return rest, values
+    if len(values) > 1:
+        raise TurngymError(f"{name} is given {len(values)} times ({', '.join(values)}); valid: once")
+    return rest, values[0] if values else None
 
 
 def _with_config(description: str) -> str:
@@ -302,7 +304,7 @@ def say_channel(player: AgentOptions) -> None:
 
 def list_presets(argv: Sequence[str]) -> bool:
     """Prints the table of presets if `argv` contains `--preset list`, and returns whether it did."""
-    if "list" not in pop_option(argv, "--preset")[1]:
+    if pop_option(argv, "--preset")[1] != "list":
         return False
     print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
     return True

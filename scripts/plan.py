@@ -175,9 +175,9 @@ def ahead_seconds(found: Estimate) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
-    words, files = pop_option(argv, CONFIG)
+    words, file = pop_option(argv, CONFIG)
     check_options(settings_of(PlanOptions), words, prog="turngym plan")
-    default = of_run(read_toml(files[-1])) if files else PlanOptions()
+    default = PlanOptions() if file is None else of_run(read_toml(file))
     description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
     options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:

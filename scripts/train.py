@@ -149,13 +149,15 @@ def parse(argv: Sequence[str]) -> TrainConfig:
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:
     """The algorithm ("" if none is named), the other words, and the table of the configuration file with its name."""
-    rest, files = pop_option(words, CONFIG)
-    table = read_toml(Path(files[-1])) if files else {}
+    rest, file = pop_option(words, CONFIG)
+    table = {} if file is None else read_toml(Path(file))
     rest, named = pop_option(rest, ALGORITHM)
     if rest and not rest[0].startswith("-"):
-        named, rest = [rest[0]], rest[1:]
-    written = table.pop("algorithm", "")
-    return (named[-1] if named else str(written)), rest, table, files[-1] if files else "options"
+        if named is not None:
+            raise TurngymError(f"{rest[0]} and {ALGORITHM} {named} are two algorithms; valid: one")
+        named, rest = rest[0], rest[1:]
+    written = str(table.pop("algorithm", ""))
+    return written if named is None else named, rest, table, "options" if file is None else file
 
 
 def groups_of(cls: type[Any], path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Group]:

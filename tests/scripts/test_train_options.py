@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError, read_toml, settings_of
 from turngym.scripts import train
+from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
@@ -220,3 +222,20 @@ def test_a_run_is_repeated_from_its_folder(models: Path, tmp_path: Path) -> None
     assert (chat.max_new_tokens, chat.system, chat.max_context) == (5, "Do it.", 512)
     train.main(["--config", str(one / "config.toml"), "--resume"])
     assert (one / "config.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "said"),
+    [
+        ("train", "opd --config a.toml --config=b.toml", r"--config is given 2 times \(a.toml, b.toml\); valid: once"),
+        ("train", "opd --algorithm grpo", r"opd and --algorithm grpo are two algorithms; valid: one"),
+        ("eval", "--config a.toml --config b.toml", r"--config is given 2 times"),
+        ("plan", "--config a.toml --config b.toml", r"--config is given 2 times"),
+        ("eval", "--preset list --preset verl-agent", r"--preset is given 2 times"),
+    ],
+)
+def test_what_is_given_once_is_refused_twice(
+    verb: str, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, *words.split()]) == 2
+    assert re.search(said, capsys.readouterr().err)
