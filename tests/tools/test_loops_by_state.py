@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,14 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 import loops_by_state  # noqa: E402
 
 from tests.support.toy_run import PROMPT, RESPONSE, VOCAB, episode, tiny  # noqa: E402
+from turngym.agents.playing.env_maker import env_maker  # noqa: E402
+from turngym.agents.playing.rollout import Job, rollout  # noqa: E402
+from turngym.agents.playing.scripted import ReplayAgent  # noqa: E402
 from turngym.envs.core.episode import Episode, Status  # noqa: E402
-from turngym.envs.core.trace import TraceWriter  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.envs.core.loops import loop_end  # noqa: E402
+from turngym.envs.guard import guard_of  # noqa: E402
 from turngym.trainers.batch import pack  # noqa: E402
-from turngym.trainers.models import save_model  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
 STATES = (list("abcdef"), list("ababab"), list("abaa"))
@@ -30,13 +33,29 @@ def played() -> list[Episode]:
         ids = rng.integers(0, VOCAB, len(states) * (PROMPT + RESPONSE))
         one = episode(ids, np.full((len(states), RESPONSE), -1.0), number, Status.COMPLETED)
         turns = tuple(replace(turn, observation=f"page {turn.index}") for turn in one.turns)
-        found.append(replace(one, turns=turns, meta={"states": states}))
+        found.append(replace(one, turns=turns))
     return found
 
 
-def test_a_loop_of_states_is_found_where_no_turn_comes_twice() -> None:
-    assert [loops_by_state.state_end(one) for one in played()] == [None, 5, 4]
-    assert [loops_by_state.DETECTORS["turns"](one) for one in played()] == [None] * 3
+def test_a_loop_of_states_is_the_third_time_in_one() -> None:
+    assert [loops_by_state.state_end(states) for states in STATES] == [None, 5, 4]
+
+
+def test_states_are_those_of_the_environment_where_no_turn_comes_twice() -> None:
+    make_env = env_maker("turngym/ALFWorld-v0")
+    env = make_env()
+    env.reset(seed=0)
+    task = guard_of(env).task
+    said = ["inventory", "look", "inventory", "look", "go to desk 1"]
+    script = ReplayAgent(said)
+    one = rollout([Job(task_id=task.task_id, seed=0)], make_env, script, max_turns=len(said))[0]
+    states = loops_by_state.states_of(one, make_env)
+    assert len(states) == len(said)
+    assert len(set(states[:4])) == 1
+    assert loops_by_state.state_end(states) == 3
+    assert loop_end(one.turns) is None
+    with pytest.raises(TurngymError, match="goes otherwise in turngym/ALFWorld-v0"):
+        loops_by_state.states_of(one, env_maker("turngym/ALFWorld-v0", show_admissible=True))
 
 
 def test_the_divergence_behind_a_loop_is_that_of_the_whole_softmaxes() -> None:
@@ -54,18 +73,9 @@ def test_the_divergence_behind_a_loop_is_that_of_the_whole_softmaxes() -> None:
                 both = [torch.cat([x[place - 1][best], 1 - x[place - 1][best].sum(0, keepdim=True)]) for x in (p, q)]
                 wanted.append(float((both[0] * (both[0] / both[1]).log()).sum()))
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
-    rows = loops_by_state.compare(episodes, batch, found)
+    ends = {"turns": [None] * 3, "states": [loops_by_state.state_end(states) for states in STATES]}
+    rows = loops_by_state.compare(episodes, ends, batch, found)
     assert [row[:4] for row in rows] == [["turns", "0 of 3", "0", "0%"], ["states", "2 of 3", "1", "6%"]]
     # of the second episode the last turn, of the third none
     behind = np.arange(len(found)) // RESPONSE == 11
     assert rows[1][4:6] == [f"{found[behind].mean():.3f}", f"{found[~behind].mean():.3f}"]
-
-
-def test_episodes_without_states_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TraceWriter(tmp_path / "t.jsonl") as trace:
-        trace.write(replace(played()[0], meta={}))
-    save_model(tiny(0), tmp_path / "model")
-    words = [str(tmp_path / "t.jsonl"), "--student", str(tmp_path / "model"), "--teacher", str(tmp_path / "model")]
-    with pytest.raises(SystemExit):
-        loops_by_state.main(words)
-    assert "1 of 1 episodes have no states" in capsys.readouterr().err
