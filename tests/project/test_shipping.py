@@ -90,11 +90,27 @@ def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch
     tool, chosen = bootstrap(), []
     monkeypatch.setattr(tool, "set_up_tests", lambda: None)
     monkeypatch.setattr(tool, "run", lambda *words, check=True: chosen.append(words) or 0)
+    monkeypatch.setattr(tool, "failed", lambda *words: "")
     assert (tool.test([]), tool.long([])) == (0, 0)
     tests = [" ".join(words[words.index("-m", 2) + 1 :]) for words in chosen if "pytest" in words]
     assert tests == ["not long and not sglang and not vllm", "long and not sglang and not vllm"]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(f"python3 scripts/bootstrap.py {job} " in ci for job in ("test", "long", "sglang", "vllm"))
+
+
+def test_a_tool_that_fails_fails_the_job_and_says_why_behind_the_tests(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tool = bootstrap()
+    monkeypatch.setattr(tool, "PYTHON", sys.executable)
+    monkeypatch.setattr(tool, "set_up_tests", lambda: None)
+    monkeypatch.setattr(tool, "TOOLS", (["this", "-q"], ["no_such_tool", "check"]))
+    monkeypatch.setattr(tool, "run", lambda *words, check=True: print("the tests") or 0)
+    assert tool.test([]) == 1
+    said = capfd.readouterr().out
+    assert said.startswith("the tests\n[bootstrap] failed: no_such_tool check\n")
+    assert "No module named no_such_tool" in said
+    assert "Zen" not in said
 
 
 def test_newest_names_what_the_bounds_hold_back() -> None:
