@@ -175,7 +175,7 @@ def test_tasks_that_are_held_out_are_refused(make_doors: Any) -> None:
     env = make_doors()()
     tasks = ("doors/3", "doors/4")
     collect = live(make_doors, rollout, tasks, held_out=collect_tasks(env, ["doors/9", "doors/3"]))
-    with pytest.raises(PanelError, match="also training tasks: doors/3"):
+    with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks: doors/3"):
         collect(request())
     assert len(live(make_doors, rollout, tasks, held_out=collect_tasks(env, ["doors/9"]))(request())) == 4
 
@@ -324,7 +324,7 @@ def test_recorded_demonstrations_become_what_the_student_would_have_written(
     with pytest.raises(TurngymError, match="step 1: none of its 2 tasks has a demonstration"):
         replace(collect, task_ids=("doors/4",))(request(episodes=2))
     held = collect_tasks(make_doors()(), ["doors/3"])
-    with pytest.raises(PanelError, match="also training tasks: doors/3"):
+    with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks: doors/3"):
         replace(collect, held_out=held)(asked)
     unwritten = DemonstrationSource(demonstrations=replace(found, writer=None), task_ids=tasks[:1])
     assert {turn.excluded for turn in unwritten(request(episodes=2))[0].turns} == {"demonstration: used"}

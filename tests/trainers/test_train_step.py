@@ -282,7 +282,7 @@ def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
     assert (plan, found, bench.asked) == (planned.plan, ragged, ["the source"])
     assert bench.depth.planned[-1] == (DepthState(hbar=7.0), 4)
     assert bench.phases == ["rollout"]
-    with pytest.raises(TrainError, match="step 4: all 0 episodes failed"):
+    with pytest.raises(TrainError, match=r"step 4: all 0 episodes failed; the first: the source returned none$"):
         Bench().loop._collect()
     bench.episodes = [replace(ragged[0], status=Status.ERROR_ENGINE, meta={"error": "no memory"})]
     with pytest.raises(TrainError, match=r"all 1 episodes failed; .*no memory"):
