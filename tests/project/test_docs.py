@@ -277,14 +277,18 @@ def test_the_commands_of_a_page_are_parsed(
             (tmp_path / block.title).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / block.title).write_text(block.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    problems = []
-    for line, words in commands(page):
-        write_missing_config(words)
-        problem = parse(words, monkeypatch)
-        said = capsys.readouterr()
-        if problem is not None:
-            problems.append(f"{name_of(page)}, line {line}: turngym {shlex.join(words)}: {problem}\n{said.err}")
-    assert not problems, "\n".join(problems)
+    problems = [problem_of(words, monkeypatch, capsys, f"{name_of(page)}, line {n}") for n, words in commands(page)]
+    assert not any(problems), "\n".join(problems)
+
+
+def problem_of(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> str:
+    """Why the command that stands at `place` cannot be parsed; "" if it can."""
+    write_missing_config(words)
+    problem = parse(words, monkeypatch)
+    said = capsys.readouterr()
+    return "" if problem is None else f"{place}: turngym {shlex.join(words)}: {problem}\n{said.err}"
 
 
 def examples() -> Iterator[tuple[str, list[str]]]:
@@ -304,13 +308,9 @@ def test_the_examples_of_a_help_are_parsed(
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        write_missing_config(words)
-        problem = parse(words, monkeypatch)
-        said = capsys.readouterr()
-        if problem is not None:
-            problems.append(f"{place}: turngym {shlex.join(words)}: {problem}\n{said.err}")
-    assert not problems, "\n".join(problems)
-    assert len(list(examples())) > 60
+        problems.append(problem_of(words, monkeypatch, capsys, place))
+    assert not any(problems), "\n".join(problems)
+    assert len(problems) > 60
 
 
 def test_panels_and_studies_that_commands_name_come_along() -> None:

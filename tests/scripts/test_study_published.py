@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.evaluation.packed_file import read_result
+from turngym.scripts.study.show import tables_of
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import Rows, same_step, total_cost
 from turngym.trainers.study.tables import View, regime, signed
@@ -72,6 +73,13 @@ def test_the_regime_is_in_the_tables_of_a_recorded_study() -> None:
     ]
 
 
+def at_equal_cpu(file: str, world: str) -> dict[str, str]:
+    """By method, what is more than the baseline's success at the least CPU time that any of them needed."""
+    header, rows = tables_of(read_records(DOCS / "data" / f"study-{file}.json.gz"))[f"{world}: accuracy"]
+    place = next(number for number, name in enumerate(header) if name.startswith("Least-CPU")) + 1
+    return {row[0]: row[place] for row in rows}
+
+
 def told(columns: int) -> Iterator[list[str]]:
     """The rows of methods in docs/told.md that have so many columns; the first names the method."""
     for line in (DOCS / "told.md").read_text(encoding="utf-8").splitlines():
@@ -85,7 +93,9 @@ def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
     found = same_step(rows, "grpo")[1]
     lines = list(told(8))
     assert {line[0] for line in lines} == set(rows)
-    for name, seeds, _, mean, minus, _, _, seconds in lines:
+    equal = at_equal_cpu("told-alfworld", "alfworld")
+    for name, seeds, _, mean, minus, _, at_equal, seconds in lines:
+        assert at_equal == equal[name], name
         assert seeds == f"{len(rows[name])}"
         assert mean == str(found[name].value).partition(" ")[0], name
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
@@ -99,8 +109,10 @@ def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int)
     lines = list(told(7))
     assert {line[0] for line in lines} == set(rows)
     assert {len(seeds) for seeds in rows.values()} == {5}
+    equal = at_equal_cpu("told-webshop-search", world)
     for name, *cells in lines:
-        mean, minus = cells[place - 1 : place + 1]
+        mean, minus, at_equal = cells[place - 1 : place + 2]
+        assert at_equal == equal[name], name
         assert mean == str(found[name].value).partition(" ")[0], name
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
 

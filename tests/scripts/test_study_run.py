@@ -114,6 +114,31 @@ def test_a_cell_begins_when_both_of_its_models_are_there(
     assert (there["alfworld/grpo-seed0"], there["alfworld/opd-seed0"]) == (False, True)
 
 
+@pytest.mark.parametrize("failing", ["warm", "strong"])
+def test_what_needs_a_failed_start_is_not_waited_for(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS)
+    works = running.launch
+
+    def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["false"]) if job.name.endswith(failing) else works(job, cores)
+
+    monkeypatch.setattr(running, "launch", launch)
+    with pytest.raises(TurngymError, match=f"failed: alfworld/start-{failing}; "):
+        run.run_study(path, out)
+    other = {"warm": "alfworld/start-strong", "strong": "alfworld/start-warm"}[failing]
+    assert launched == [other, *(["alfworld/grpo-seed0"] if failing == "strong" else [])]
+
+
+def test_one_start_may_be_both_models(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS.replace('"starts.strong"', '"starts.warm"'))
+    assert len(run.run_study(path, out, parallel=2).records) == 2
+    assert sorted(launched) == ["alfworld/grpo-seed0", "alfworld/opd-seed0", "alfworld/start-warm"]
+
+
 def test_a_start_of_another_process_is_waited_for(tmp_path: Path, launched: list[str]) -> None:
     path, out = study(tmp_path)
     path.write_text(STARTS)
