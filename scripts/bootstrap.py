@@ -73,10 +73,10 @@ def other_python(name: str = "") -> Path:
     return python
 
 
-def set_up(extras: str) -> None:
+def set_up(extras: str, check: bool = True) -> int:
     other_python()
     install(pinned_torch())
-    install("-e", f".[{extras}]")
+    return install("-e", f".[{extras}]", check=check)
 
 
 def quickstart(arguments: list[str]) -> int:
@@ -85,8 +85,11 @@ def quickstart(arguments: list[str]) -> int:
 
 
 def set_up_tests() -> None:
-    """What needs an extra that does not install here is skipped with a reason."""
-    set_up("train,gguf,parquet,serve,endpoint,dense,docs,dev")
+    """All extras at once. Where one of them does not install, one by one: what needs it is skipped with a reason."""
+    needed = "train,gguf,parquet,serve,endpoint,dense,docs,dev"
+    if not set_up(",".join([needed, *OPTIONAL]), check=False):
+        return
+    set_up(needed)
     for extra, lost in OPTIONAL.items():
         if install("-e", f".[{extra}]", check=False):
             say(f"the extras [{extra}] did not install ({lost} will be skipped)")
@@ -97,10 +100,10 @@ def test(arguments: list[str]) -> int:
     set_up_tests()
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
     # lint, types and the site take a minute of one core, beside tests that wait for servers, time-outs and disks nearly
-    # half of their time, in one process more than there are cores
+    # half of their time, in twice as many processes as there are cores
     with ThreadPoolExecutor(1) as beside:  # ends: with the tools, which end by themselves
         tools = beside.submit(lambda: [failure for tool in TOOLS if (failure := failed(*tool))])
-        status = pytest_in(3, f"not long and {NO_SERVER}", *arguments)
+        status = pytest_in(4, f"not long and {NO_SERVER}", *arguments)
         failures = tools.result()  # ends: with the tools
     for failure in failures:
         say(failure)
@@ -272,6 +275,8 @@ def main() -> int:
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
+    # Containers like to set it. The tests start hundreds of processes, each of which would compile turngym anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     jobs = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
     return dict(zip(JOBS, jobs, strict=True))[sys.argv[1]](sys.argv[2:])
 

@@ -140,6 +140,7 @@ def test_closing_ends_the_process_and_gives_the_memory_back(engine: EngineProces
         os.kill(pid or 0, 0)
 
 
+@pytest.mark.long
 def test_what_a_killed_process_leaves_is_removed() -> None:
     """Weights lie in memory, payloads in a temporary folder; the processes that map or read them remove them."""
     pipe, words = subprocess.PIPE, [sys.executable, "-c", LEAVES]

@@ -69,6 +69,7 @@ def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
     assert ray.is_initialized()
 
 
+@pytest.mark.long
 def test_exceptions_keep_their_type(cluster: Any) -> None:
     run = ParallelRollout(RayWorkers(1))
     with pytest.raises(TaskError, match="the data differ") as caught:
@@ -76,7 +77,7 @@ def test_exceptions_keep_their_type(cluster: Any) -> None:
     assert "in a worker:\nTraceback" in caught.value.__notes__[0]
 
 
-def test_what_makes_no_sense(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExecutorError, match="0 workers"):
         RayWorkers(0)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)

@@ -121,7 +121,7 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
 
 def test_a_router_without_servers() -> None:
     with FakeServer(workers=[]) as router, pytest.raises(ServerError, match="a router without servers"):
-        Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=10.0, backoff=0.01)).open()
+        Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=1.0, backoff=0.01)).open()
 
 
 def test_an_error_is_a_text_or_an_object() -> None:

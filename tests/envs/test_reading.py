@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -105,19 +106,21 @@ def test_strict_reads_as_the_channel_does_and_says_nothing_of_it() -> None:
 
 @given(st.text(alphabet='lok \n`*:<>/{}"action', max_size=40))
 def test_no_text_raises_and_what_is_read_strictly_stays(text: str) -> None:
-    for guard in GUARDS:
+    for guard in guards():
         strict, _ = read_action(text, guard.channel, guard.base, "strict")
         lenient, found = read_action(text, guard.channel, guard.base, "lenient")
         if strict.action is not None and guard.base.check(guard.base.canonical(strict.action)) is None:
             assert (lenient, found) == (strict, "strict")
 
 
-GUARDS = [made(env_id, channel="text", reading="lenient") for env_id in MADE]
+@functools.cache
+def guards() -> list[ActionGuard]:
+    return [made(env_id, channel="text", reading="lenient") for env_id in MADE]
 
 
 def test_a_long_response_is_read_in_bounded_time() -> None:
     """Quadratic reading of these would take many minutes."""
-    for guard in GUARDS:
+    for guard in guards():
         for unit in ("action", "action:", "`", "\nlook at", "1. ", "<action", "{", "search[", "a" * 399 + "\n"):
             read_action(unit * (1_000_000 // len(unit)), guard.channel, guard.base, "lenient")
 

@@ -126,6 +126,7 @@ def trained(turngym: Turngym, student: Path, out: Path, algorithm: str, *more: s
     return [row for row in rows if row["kind"] == "train"]
 
 
+@pytest.mark.long
 def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Path) -> None:
     panel = ("--panel", "turngym_example:guess-eval", "--eval-samples", "1", "--eval-every", "2")
     rows = trained(turngym, student, tmp_path / "run", "loo", "--loo.n", "4", "--loo.cap", "1.5", *panel)

@@ -86,6 +86,19 @@ def test_newest_takes_no_constraints_but_torchs(monkeypatch: pytest.MonkeyPatch,
     assert tests[-1] == "-x"
 
 
+def test_an_extra_that_does_not_install_costs_its_own_tests_only(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tool, wanted = bootstrap(), []
+    monkeypatch.setattr(tool, "other_python", lambda: None)
+    monkeypatch.setattr(tool, "install", lambda *words, check=True: wanted.append(words[-1]) or int("ray" in words[-1]))
+    tool.set_up_tests()
+    _, together, _, *others = wanted
+    assert together == f"{others[0][:-1]},{','.join(tool.OPTIONAL)}]"
+    assert others[1:] == [f".[{extra}]" for extra in tool.OPTIONAL]
+    assert capfd.readouterr().out.count("did not install") == 1
+
+
 def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch: pytest.MonkeyPatch) -> None:
     tool, chosen = bootstrap(), []
     monkeypatch.setattr(tool, "set_up_tests", lambda: None)
