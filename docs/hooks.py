@@ -11,6 +11,7 @@ import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +127,24 @@ def write_notebooks(folder: Path) -> None:
 
 def results_page() -> str:
     """The packed results as one page that holds every episode."""
-    from turngym.scripts.result_table import grouped, page, read_folder
+    from turngym.scripts.result_table import page
 
-    return page(grouped(read_folder(ROOT / "docs" / "results")), "Results that come with turngym", ".")
+    return page(_results(), "Results that come with turngym", ".")
 
 
 def results_text() -> str:
     """Their tables in Markdown."""
-    from turngym.scripts.result_table import as_markdown, grouped, read_folder
+    from turngym.scripts.result_table import as_markdown
 
-    return as_markdown(grouped(read_folder(ROOT / "docs" / "results")), "###")
+    return as_markdown(_results(), "###")
+
+
+@cache
+def _results() -> Any:
+    """The packed results by table. They are all checked when they are read, so they are read once."""
+    from turngym.scripts.result_table import grouped, read_folder
+
+    return grouped(read_folder(ROOT / "docs" / "results"))
 
 
 def with_public_names(page: str, room: str) -> str:

@@ -1,4 +1,4 @@
-"""Every packed result in docs/results comes out the same when it is played again."""
+"""Every packed result in docs comes out the same when it is played again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turngym.agents.evaluation.packed import check_result
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.worlds import WORLDS
 
-FILES = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("*.result.xz"))
+FILES = sorted((Path(__file__).parents[2] / "docs").rglob("*.result.xz"))
 QUICK = [f"{world}-{player}" for world in ("alfworld", "webshop", "search") for player in ("student", "random")]
 QUICK += ["search-loops-tcod-seed4"]
 

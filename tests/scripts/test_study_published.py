@@ -14,7 +14,7 @@ from turngym.trainers.study.results import Rows, same_step, total_cost
 from turngym.trainers.study.tables import View, regime, signed
 
 DOCS = Path(__file__).parents[2] / "docs"
-TOLD = DOCS / "results" / "told"
+TOLD = DOCS / "data" / "told"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop"}
 """Rows that the page calls otherwise."""
 SECTIONS = {
@@ -102,6 +102,7 @@ def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
         assert seconds == f"{total_cost(rows[name]).cpu:.1f}", name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "place"), [("webshop", 1), ("search", 4)])
 def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int) -> None:
     rows = rows_of("told-webshop-search", world)
@@ -117,6 +118,7 @@ def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int)
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", ["alfworld", "webshop", "search"])
 def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
     rows = rows_of("told-alfworld" if world == "alfworld" else "told-webshop-search", world)

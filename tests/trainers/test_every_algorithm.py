@@ -143,6 +143,7 @@ def test_an_algorithm_trains_in_an_environment_and_resumes(
     assert all(torch.equal(value, before[name]) for name, value in again.model.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_trains_on_trace_files(model: Path, tmp_path: Path, recorded: Recorded, algorithm: str) -> None:
     trace = recorded.shown if algorithm == "sft" else recorded.played

@@ -142,6 +142,7 @@ def test_every_scalar_of_every_row_is_logged_at_its_step(tmp_path: Path, tracker
     assert [[set(a) & set(b) for (i, a), (j, b) in pairwise(rows) if i == j]] == [[set(), set()]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "kind"), KILLS)
 def test_a_killed_run_that_goes_on_shows_each_row_once(
     step: int, kind: str, tmp_path: Path, tracker: FakeTracker, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_exported_games_are_the_same_games(tmp_path: Path, options: dict[str, st
         export_games(made.source, ids, tmp_path)
 
 
+@pytest.mark.long
 def test_textworld_loads_and_plays_exported_games(tmp_path: Path) -> None:
     pytest.importorskip("alfworld")
     from differential import Play, compare
