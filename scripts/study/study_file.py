@@ -25,7 +25,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.worlds import WORLDS, load_world
+from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.settings import SettingsError, from_table, read_toml
@@ -239,10 +239,10 @@ def _places(table: Mapping[str, Any], where: str) -> Iterator[Place]:
             rest["panel"] = str(beside)
         _no_foreign(rest, f"{where}: worlds.{name}")
         base = settings.get("world", name)
-        if base in WORLDS:
-            yield Place(name=name, world=load_world(base), settings=rest)
+        if base in ALL_WORLDS:
+            yield Place(name=name, world=ALL_WORLDS[base], settings=rest)
         elif "world" in settings or not {"env", "student"} <= set(rest):
-            hint = did_you_mean(str(base), WORLDS) or f" There are: {', '.join(WORLDS)}."
+            hint = did_you_mean(str(base), ALL_WORLDS) or f" There are: {', '.join(ALL_WORLDS)}."
             raise SettingsError(
                 f"{where}: there is no world {base!r}.{hint} An environment of your own is a table with `env` and "
                 "`student`"
@@ -529,8 +529,8 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     if place.world is not None:
         world = place.world
         settings = merged(settings, world.settings(method.algorithm))
-        settings |= {"student": str(world.checkpoint("student")), "panel": world.panel}
-        settings |= {"teacher": str(world.checkpoint("teacher")), "expert": world.expert}
+        settings |= {"student": str(world.folder("student")), "panel": world.panel}
+        settings |= {"teacher": str(world.folder("teacher")), "expert": world.expert}
     shared, own = [study.train, place.settings], [method.settings, method.within.get(place.name, {})]
     for layer in shared:
         settings = merged(settings, layer)

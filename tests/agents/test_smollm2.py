@@ -12,6 +12,7 @@ import torch
 
 from turngym.agents import evaluate, load_world
 from turngym.agents.models import load_policy
+from turngym.agents.worlds import REAL_WORLDS
 from turngym.scripts.main import main
 from turngym.trainers.metrics import read_metrics
 
@@ -67,9 +68,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("clone")
-def test_the_shipped_teacher_plays_the_household() -> None:
-    teacher = load_world("alfworld-smollm2").checkpoint("teacher")
-    result = evaluate("alfworld-quickstart", f"model:{teacher}", samples=1, limit=3, temperature=0.0)
+@pytest.mark.parametrize("name", REAL_WORLDS)
+def test_the_shipped_teachers_play(name: str) -> None:
+    world = load_world(name)
+    result = evaluate(world.panel, f"model:{world.checkpoint('teacher')}", samples=1, limit=3, temperature=0.0)
     assert result.scores.verdicts["malformed"] == 0  # without its adapter the model writes nothing else
     assert result.scores.overall.avg.mean > 0
 

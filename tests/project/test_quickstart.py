@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds import WORLDS, load_world
+from turngym.agents.worlds import ALL_WORLDS, WORLDS, load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
@@ -70,7 +70,7 @@ def test_shipped_models_speak_the_embedded_world(name: str, role: str) -> None:
     assert (folder / "model.safetensors").stat().st_size < 3_000_000
 
 
-@pytest.mark.parametrize("name", [*WORLDS])
+@pytest.mark.parametrize("name", ALL_WORLDS)
 def test_the_panel_is_played_as_the_student_trains(name: str) -> None:
     world = load_world(name)
     kwargs = load_panel(world.panel).make_kwargs

@@ -57,7 +57,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-def study(tmp_path: Path, *changes: str) -> tuple[Path, Path]:
+def study(tmp_path: Path) -> tuple[Path, Path]:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)
     return path, tmp_path / "out"
@@ -223,6 +223,20 @@ def test_a_node_trains_a_cell_in_several_processes(tmp_path: Path) -> None:
     assert together.command.startswith("torchrun --standalone --nproc-per-node 8 -m turngym train --config ")
     assert together.argv[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
     assert Job(name="e", folder=out, words=(), steps=1, verb="eval", processes=8).argv[1:3] == ["-m", "turngym.scripts"]
+
+
+def test_a_world_of_a_model_that_is_not_here_is_refused_before_anything_runs(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    path.write_text(FILE.replace("alfworld", "webshop-smollm2"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TurngymError, match="smollm2` makes it"):
+        run.run_study(path, out)
+    assert not out.exists()
+    (tmp_path / "models" / "smollm2").mkdir(parents=True)
+    run.run_study(path, out)
+    assert len(launched) == 4
 
 
 def test_the_command_writes_and_shows_tables(
