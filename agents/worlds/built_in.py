@@ -195,8 +195,8 @@ SHOP_SMOLLM2 = _of_smollm2(
         eval_every=0,
         samples=2,
         tasks=50,
-        # 12 turns are up to 4,700 tokens: 8 GB without checkpointing
-        settings={**SMOLLM2_SETTINGS, "micro_tokens": 2048, "gradient_checkpointing": True},
+        # twelve turns are up to 4,700 tokens; the caches of 64 such episodes would take over 12 GB
+        settings={**SMOLLM2_SETTINGS, "micro_tokens": 2048, "slots": 24},
     ),
 )
 REAL_WORLDS: Mapping[str, EmbeddedWorld] = {world.name: world for world in (HOUSEHOLD_SMOLLM2, SHOP_SMOLLM2)}
