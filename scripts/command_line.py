@@ -326,7 +326,9 @@ def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     argv += ["--eval-every", str(recipe.eval_every), "--eval-samples", "1"]
     for name, value in {"micro_tokens": 2048, **recipe.settings}.items():
         parts = {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
-        argv += [word for key, v in parts.items() for word in (f"--{key.replace('_', '-')}", str(v))]
+        for key, v in parts.items():
+            # a setting that is switched on is a flag
+            argv += [f"--{key.replace('_', '-')}", *([] if v is True else [str(v)])]
     return argv
 
 

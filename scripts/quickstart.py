@@ -120,6 +120,8 @@ class Plan:
         words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
         words += ["--dtype", self.world.dtype] if self.world.dtype != "float32" else []
         words += ["--limit", str(self.limit)] if self.limit else []
+        slots = self.world.distill.settings.get("slots")
+        words += ["--slots", str(slots)] if slots else []
         words += ["--seed", str(self.options.seed)]
         episodes = len(load_panel(self.panel).tasks[: self.limit]) * self.samples
         return Job(name=name, folder=folder, verb="eval", words=tuple(words), steps=episodes, needs=needs)

@@ -195,8 +195,9 @@ SHOP_SMOLLM2 = _of_smollm2(
         eval_every=0,
         samples=2,
         tasks=50,
-        # twelve turns are up to 4,700 tokens; the caches of 64 such episodes would take over 12 GB
-        settings={**SMOLLM2_SETTINGS, "micro_tokens": 2048, "slots": 24},
+        # Twelve turns are up to 4,700 tokens. The update of such an episode takes 12 GB without checkpointing, and as
+        # much are the caches of an evaluation of 64.
+        settings={**SMOLLM2_SETTINGS, "micro_tokens": 2048, "gradient_checkpointing": True, "slots": 24},
     ),
 )
 REAL_WORLDS: Mapping[str, EmbeddedWorld] = {world.name: world for world in (HOUSEHOLD_SMOLLM2, SHOP_SMOLLM2)}

@@ -14,9 +14,10 @@ from turngym.agents.worlds import ALL_WORLDS, WORLDS, load_world
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
-from turngym.scripts import main, quickstart
+from turngym.scripts import main, quickstart, train
 from turngym.scripts.quickstart import Plan, Quickstart
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.train_config import train_config
 
 
 # a world of loops is another one with other models and more turns: it would cost most and hold nothing more
@@ -83,6 +84,27 @@ def test_an_unknown_world_is_named() -> None:
         load_world("alfword")
 
 
+@pytest.mark.parametrize("name", ALL_WORLDS)
+def test_a_training_is_told_all_that_its_world_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "smollm2").mkdir(parents=True)
+    monkeypatch.setattr(quickstart, "find_spec", {"peft": "there"}.get)
+    world = load_world(name)
+    job = Plan.of(Quickstart(env=name, out=tmp_path, methods=("opd",))).jobs()[0]
+    about = {
+        "algorithm": "opd",
+        "out": str(job.folder),
+        "panel": world.panel,
+        "threads": 1,
+        "steps": world.distill.steps,
+    }
+    about |= {role: str(world.folder(role)) for role in ("student", "teacher")}
+    about |= {"eval_every": world.distill.eval_every, "eval_samples": 1}
+    assert train.parse([*job.words, "--out", str(job.folder)]) == train_config(
+        "opd", world.settings("opd") | about, name
+    )
+
+
 def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +120,8 @@ def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
     assert [job.steps for job in jobs] == [48, 100, 100, 100]
     assert Plan.of(Quickstart(env="alfworld-smollm2")).methods == ("opd",)
     assert Plan.of(Quickstart(env="alfworld")).methods == ("opd", "turnopd")
+    shop = Plan.of(Quickstart(env="webshop-smollm2", out=tmp_path / "shop")).jobs()
+    assert "--slots 24" in shop[1].command
     # trained on short episodes, evaluated on the panel's own
     wanted = ["--max-turns 10", "--distill.form forward", "--lora.rank 16", "--autocast bfloat16"]
     for words in (*wanted, "--rollout-dtype bfloat16", "--teacher-dtype bfloat16"):
