@@ -151,6 +151,7 @@ SMOLLM2_SETTINGS = {
     "rollout_dtype": "bfloat16",
     "head_chunk": 256,
 }
+"""Settings of every training of SmolLM2 in a world."""
 
 
 def _of_smollm2(world: EmbeddedWorld, distill: DistillRecipe) -> EmbeddedWorld:
@@ -203,3 +204,4 @@ SHOP_SMOLLM2 = _of_smollm2(
 REAL_WORLDS: Mapping[str, EmbeddedWorld] = {world.name: world for world in (HOUSEHOLD_SMOLLM2, SHOP_SMOLLM2)}
 """Worlds of models that do not come along, by name: their adapters do (docs/real_model.md)."""
 ALL_WORLDS: Mapping[str, EmbeddedWorld] = {**WORLDS, **REAL_WORLDS}
+"""Both, by name."""
