@@ -100,7 +100,7 @@ def test(arguments: list[str]) -> int:
     set_up_tests()
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
     # lint, types and the site take a minute of one core, beside tests that wait for servers, time-outs and disks nearly
-    # half of their time, in twice as many processes as two cores
+    # half of their time: four processes keep two cores at work
     with ThreadPoolExecutor(1) as beside:  # ends: with the tools, which end by themselves
         tools = beside.submit(lambda: [failure for tool in TOOLS if (failure := failed(*tool))])
         status = pytest_in(4, f"not long and {NO_SERVER}", *arguments)

@@ -91,21 +91,14 @@ def test_a_training_is_told_all_that_its_world_says(name: str, tmp_path: Path, m
     monkeypatch.setattr(quickstart, "find_spec", {"peft": "there"}.get)
     world = load_world(name)
     job = Plan.of(Quickstart(env=name, out=tmp_path, methods=("opd",))).jobs()[0]
-    about = {
-        "algorithm": "opd",
-        "out": str(job.folder),
-        "panel": world.panel,
-        "threads": 1,
-        "steps": world.distill.steps,
-    }
+    about = {"algorithm": "opd", "out": str(job.folder), "panel": world.panel, "threads": 1}
     about |= {role: str(world.folder(role)) for role in ("student", "teacher")}
-    about |= {"eval_every": world.distill.eval_every, "eval_samples": 1}
-    assert train.parse([*job.words, "--out", str(job.folder)]) == train_config(
-        "opd", world.settings("opd") | about, name
-    )
+    about |= {"steps": world.distill.steps, "eval_every": world.distill.eval_every, "eval_samples": 1}
+    wanted = train_config("opd", world.settings("opd") | about, name)
+    assert train.parse([*job.words, "--out", str(job.folder)]) == wanted
 
 
-def test_the_household_of_a_real_model_says_what_it_needs_and_trains_adapters(
+def test_a_world_of_a_real_model_says_what_it_needs_and_trains_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
