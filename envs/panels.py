@@ -23,7 +23,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.tables import atomic_write
 from turngym.envs.core.task import Task, content_hash, plain_id
-from turngym.envs.registration import require_env
+from turngym.envs.registration import NOT_GIVEN, make
 from turngym.retrieval.named_module import look_here
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import read_text, user_path
@@ -65,8 +65,7 @@ class Panel:
 
     def make_env(self, **overrides: Any) -> gym.Env[str, str]:
         """Makes the panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
-        env: gym.Env[str, str] = gym.make(require_env(self.env_id), **{**self.make_kwargs, **overrides})
-        return env
+        return make(self.env_id, {**self.make_kwargs, **overrides})
 
 
 def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]) -> Panel:
@@ -82,9 +81,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         tasks: in the order in which they are played.
     """
     _check_fields(name, version, env_id, make_kwargs, tasks)
-    # the name of its file, by which the panel must be found again
-    if not _FILE.fullmatch(f"{name}-v{version}.json"):
-        raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
+    _check_name(name, version)
     if not tasks:
         raise PanelError(f"panel {name}: there are no tasks")
     seen: set[str] = set()
@@ -108,6 +105,9 @@ def _check_fields(name: object, version: object, env_id: object, make_kwargs: ob
         raise PanelError(f"panel {name}: env_id is {brief(env_id, 80)}; it must be a text")
     if not isinstance(make_kwargs, Mapping):
         raise PanelError(f"panel {name}: make_kwargs is {brief(make_kwargs, 80)}; it must be an object")
+    for argument in (*NOT_GIVEN, "channel"):
+        if argument in make_kwargs:
+            raise PanelError(f"panel {name}: make_kwargs has {argument}, which is no part of a task")
     for task in tasks:
         for field in ("task_id", "sha256", "split", "category"):
             value = getattr(task, field)
@@ -118,6 +118,12 @@ def _check_fields(name: object, version: object, env_id: object, make_kwargs: ob
             _check_json(value, f"panel {name}: {field} of a task")
     _check_json(env_id, f"panel {name}: env_id")
     _check_json(dict(make_kwargs), f"panel {name}: make_kwargs")
+
+
+def _check_name(name: str, version: int) -> None:
+    """Raises PanelError for a name that its file could not have, by which the panel must be found again."""
+    if not _FILE.fullmatch(f"{name}-v{version}.json"):
+        raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
 
 
 def _check_json(value: Any, what: str) -> None:
@@ -148,7 +154,11 @@ def panel_of_env(
         private: further arguments that are not written into the panel, for example the folder of the data.
     """
     kwargs = dict(make_kwargs or {})
-    env = gym.make(require_env(env_id), **{**kwargs, **private})
+    # before all tasks are begun
+    _check_name(name, version)
+    if "data" in kwargs:
+        raise PanelError(f"panel {name}: data is a folder of this machine; valid: data= beside make_kwargs (--data)")
+    env = make(env_id, {**kwargs, **private})
     try:
         return make_panel(name, version, env_id, kwargs, collect_tasks(env, task_ids))
     finally:

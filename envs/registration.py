@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from enum import Enum
+from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.secrets import refuse_credentials
+from turngym.envs.core.settings import type_name
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
 from turngym.retrieval.named_module import import_named
+from turngym.retrieval.redaction import brief
 
 
 def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> None:
@@ -77,9 +86,10 @@ def make_env(
         tool_argument: name of the tool's argument that agents see; None: the class's own.
         options: arguments of the class.
     """
+    given = {name: value for name, value in locals().items() if name not in ("env_class", "options")}
     found = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
-    _check_arguments(found, options)
+    _check_arguments(found, {**given, **options})
     refuse_credentials("", options)
     env = found(**found.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
@@ -97,22 +107,79 @@ def make_env(
     )
 
 
-def _check_arguments(env_class: type[TextEnv], options: Mapping[str, Any]) -> None:
-    """Raises TurngymError for an argument that neither the class nor its guard takes."""
-    own = inspect.signature(make_env).parameters
-    known = {name for name in own if name not in ("env_class", "options")}
+def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None:
+    """Raises TurngymError for an argument that neither the class nor its guard takes, or whose type is another.
+
+    Arguments come from files and options, too, where `"false"` is a text and no text is false.
+    """
+    known = {name: kind for name, kind in argument_types(make_env).items() if name not in ("env_class", "options")}
     for base in env_class.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        known |= {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        made = vars(base)["__init__"]
+        known = {**argument_types(made), **known}
+        if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(made).parameters.values()):
             break
-    names = sorted(known - {"self"})
-    for name in options:
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise TurngymError(f"{env_class.env_id} takes no argument {name!r}.{hint} It takes: {', '.join(names)}")
+    for name, value in given.items():
+        if name not in known:
+            names = sorted(known)
+            raise TurngymError(
+                f"{env_class.env_id} takes no argument {name!r}.{did_you_mean(name, names)} It takes: "
+                f"{', '.join(names)}"
+            )
+        if not _fits(value, known[name]):
+            raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {type_name(known[name])}")
+
+
+@cache
+def argument_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """The named arguments of a function with their types; Any where it has no type, or none that can be found."""
+    try:
+        hints = get_type_hints(function)
+    # a name that is imported for type checkers alone
+    except NameError:
+        hints = {}
+    parameters = inspect.signature(function).parameters.values()
+    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return {one.name: hints.get(one.name, Any) for one in named if one.name != "self"}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether `value` may be given for the type `kind`, as far as it is of a type that JSON has.
+
+    Which texts a text may be, and any other object, are the environment's own matter.
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind in (Any, object):
+        return True
+    if origin is Annotated:
+        return _fits(value, inside[0])
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inside)
+    if origin is Literal:
+        return any(type(value) is type(one) for one in inside)
+    plain = origin or kind
+    # a type variable, a new type
+    if not isinstance(plain, type):
+        return True
+    if value is None:
+        return plain is NoneType
+    if isinstance(value, bool | np.bool_):
+        return plain is bool
+    if isinstance(value, Real):
+        return plain is float or (plain is int and isinstance(value, Integral))
+    if isinstance(value, str) and (plain in (Path, os.PathLike) or issubclass(plain, Enum)):
+        return True
+    if not isinstance(value, str | list | tuple | Mapping):
+        return True
+    # a protocol says what an object can do, and these can do nothing
+    if plain is Callable or getattr(plain, "_is_protocol", False):
+        return False
+    if issubclass(plain, Mapping) or not issubclass(plain, Iterable) or not inside:
+        return isinstance(value, plain)
+    items = [value] if isinstance(value, str) else value
+    each = inside if plain is tuple and Ellipsis not in inside else inside[:1] * len(items)
+    return len(each) == len(items) and all(map(_fits, items, each))
 
 
 def make_vec(
@@ -123,6 +190,30 @@ def make_vec(
 ) -> TextVectorEnv:
     """Makes `num_envs` environments that are stepped together; `options` are those of `make_env`."""
     return TextVectorEnv([lambda: make_env(env_class, **options)] * num_envs, autoreset_mode)
+
+
+NOT_GIVEN = ("id", "env_class", "max_episode_steps", "disable_env_checker")
+"""Arguments of `gym.make` that belong to Gymnasium or to `register`. A file that could give them would name code to
+run, or a limit of turns that no record has."""
+
+
+def make(env_id: str, given: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """`gym.make` with arguments that come from a file or from options.
+
+    Raises TurngymError for an unknown id, an argument that nobody may give, and an environment that cannot be made.
+    """
+    require_env(env_id)
+    for name in NOT_GIVEN:
+        if name in given:
+            instead = "; valid: max_turns" if name == "max_episode_steps" else ""
+            raise TurngymError(f"{env_id}: {name} is no argument of an environment{instead}")
+    try:
+        return gym.make(env_id, disable_env_checker=True, **given)
+    # these have words of their own at the end of a command
+    except (TurngymError, gym.error.Error, ImportError, OSError):
+        raise
+    except Exception as error:
+        raise TurngymError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def require_env(env_id: str) -> str:

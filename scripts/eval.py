@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -24,6 +24,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.playing.env_maker import env_arguments
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import checked_int
 from turngym.envs.core.files import locked_folder
@@ -153,11 +154,8 @@ def again(options: EvalOptions) -> EvalResult:
 def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
     """Play, and write the files if a folder was named."""
     assert options.panel is not None
-    shown: dict[str, Any] = (
-        {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
-    )
-    for name in ("reading", "on_invalid"):
-        shown |= {} if (value := getattr(options, name)) is None else {name: value}
+    shown = None if options.show_admissible is None else options.show_admissible == "on"
+    named = {"show_admissible": shown, "reading": options.reading, "on_invalid": options.on_invalid}
     result = evaluate(
         options.panel,
         options.player.agent,
@@ -171,7 +169,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
         limit=options.limit,
         data=options.data,
         max_turns=options.max_turns,
-        env_kwargs=json_object("--env-kwargs", options.env_kwargs) | shown,
+        env_kwargs=env_arguments(json_object("--env-kwargs", options.env_kwargs), named),
         workers=options.workers,
         servers=options.servers,
         verify=options.verify,

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import gymnasium as gym
 import tyro
 
-from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
@@ -30,6 +29,7 @@ from turngym.envs.core.settings import Length, Needs, Seed
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
+from turngym.envs.registration import make
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
 from turngym.envs.search.test_sets import write_test_sets
@@ -88,15 +88,20 @@ def export_prompts(command: ExportPrompts) -> int:
 
 def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]:
     """Opens the environment; returns it with its task ids and the expected hash of each task."""
-    more: dict[str, Any] = {"channel": command.channel, **({} if command.data is None else {"data": command.data})}
+    more = _data(command.data)
     if command.panel is not None:
         if command.env is not None:
             raise TurngymError("export-prompts takes a panel or --env, not both")
         panel: Panel = load_panel(command.panel)
-        return panel.make_env(**more), panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
+        return (
+            panel.make_env(**more, channel=command.channel),
+            panel.task_ids,
+            {task.task_id: task.sha256 for task in panel.tasks},
+        )
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
-    env: Any = env_maker(command.env, **{**json_object("--env-kwargs", command.env_kwargs), **more})()
+    given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
+    env: Any = env_maker(command.env, **given, channel=command.channel)()
     return env, env.unwrapped.task_ids(), {}
 
 
@@ -239,7 +244,7 @@ def _write(command: Write) -> int:
         command.name,
         command.env,
         version=command.version,
-        make_kwargs=json_object("--env-kwargs", command.env_kwargs),
+        make_kwargs=env_arguments(json_object("--env-kwargs", command.env_kwargs), {}),
         task_ids=None if command.ids is None else _lines(command.ids),
         **_data(command.data),
     )
@@ -259,7 +264,7 @@ def _export_games(command: ExportGames) -> int:
     if panel is not None and plain_id(panel.env_id) != ALFWorldEnv.env_id:
         what = f"its tasks are of {panel.env_id}"
         raise TurngymError(f"panel export-games {panel.full_name}: {what}; games are exported of {ALFWorldEnv.env_id}")
-    env = gym.make(ALFWorldEnv.env_id, **given) if panel is None else panel.make_env()
+    env = make(ALFWorldEnv.env_id, given) if panel is None else panel.make_env()
     try:
         base: Any = env.unwrapped
         ids = base.task_ids() if panel is None else panel.task_ids

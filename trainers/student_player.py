@@ -21,7 +21,7 @@ from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.agent import system_message
-from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
@@ -118,11 +118,11 @@ class StudentPlayer:
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         given = {} if self.preset is None else self.preset.make(training=True)
-        split = {} if play.split is None else {"split": play.split}
         self.data = {} if play.data is None else {"data": play.data}
         """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
         self._env_id = play.env_id
-        self._made: dict[str, Any] = {**given, "max_turns": run.max_turns, **split, **self.env_kwargs, **self.data}
+        own = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
+        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, own)}
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         if not (Path(run.folder) / FILE).exists():

@@ -15,7 +15,7 @@ from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.envs.core.errors import TurngymError
@@ -91,11 +91,7 @@ def evaluate(
             {**settings, "temperature": temperature, "slots": slots},
             preset=preset,
             base=panel.make_kwargs,
-            given={
-                **(env_kwargs or {}),
-                **({} if data is None else {"data": data}),
-                **({} if max_turns is None else {"max_turns": max_turns}),
-            },
+            given=env_arguments(env_kwargs or {}, {"data": data, "max_turns": max_turns}),
             workers=workers,
             servers=servers,
         )

@@ -16,7 +16,7 @@ from turngym.agents.evaluation.original import departures
 from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.named_agent import OpenedAgent, as_opened
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.env_maker import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker, probe, refuse_channel
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.servers.server_options import PolicyServer
@@ -128,6 +128,7 @@ def prepare(
         workers: processes that play; auto takes several if they pay off.
         servers: those that play with a model's weights; None: this process.
     """
+    refuse_channel(given)
     named = find_preset(preset, env)
     overrides = given if named is None else named.make(dict(given))
     kwargs = {**base, **overrides}

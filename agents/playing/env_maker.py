@@ -14,7 +14,8 @@ from turngym.envs.core.settings import Length
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
-from turngym.envs.registration import registered_class, require_env
+from turngym.envs.registration import make, registered_class, require_env
+from turngym.retrieval.redaction import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gym.Env[str, str]:
-        try:
-            return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
-        # these have words of their own at the end of a command
-        except (TurngymError, gym.error.Error, ImportError, OSError):
-            raise
-        except Exception as error:
-            raise TurngymError(f"{self.env_id} cannot be made: {type(error).__name__}: {error}") from error
+        return make(self.env_id, self.kwargs)
 
     def check(self) -> None:
         """Raises TurngymError if the module cannot be imported or the id is not registered."""
@@ -68,10 +63,31 @@ class EnvOptions:
         named = {name: getattr(self, name) for name in ("split", "data", "max_turns", "on_invalid", "reading")}
         if self.show_admissible is not None:
             named["show_admissible"] = self.show_admissible == "on"
-        return {**json_object("--env-kwargs", self.env_kwargs), **{k: v for k, v in named.items() if v is not None}}
+        return env_arguments(json_object("--env-kwargs", self.env_kwargs), named)
 
 
-def env_maker(env_id: str, **kwargs: Any) -> EnvSpec:
+def env_arguments(env_kwargs: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of gym.make: `env_kwargs` and those that have settings of their own (`named`; None: not given).
+
+    Raises TurngymError for one that is in both, and for what `refuse_channel` refuses.
+    """
+    refuse_channel(env_kwargs)
+    given = {name: value for name, value in named.items() if value is not None}
+    for name in given:
+        if name in env_kwargs:
+            both = f"{name} is {brief(given[name], 80)}, and env_kwargs say {brief(env_kwargs[name], 80)}"
+            raise TurngymError(f"{both}: give one of them")
+    return {**env_kwargs, **given}
+
+
+def refuse_channel(given: Mapping[str, Any]) -> None:
+    """Raises TurngymError for a channel among arguments of gym.make: it is the agent's, who is told how to write."""
+    if "channel" in given:
+        said = f"channel is {brief(given['channel'], 80)} among the environment's arguments"
+        raise TurngymError(f"{said}; valid: as the agent's own setting, --channel or channel=")
+
+
+def env_maker(env_id: str, /, **kwargs: Any) -> EnvSpec:
     """The `EnvSpec` of an id that is registered. Raises TurngymError for another id."""
     spec = EnvSpec(env_id, kwargs)
     spec.check()

@@ -19,7 +19,7 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -461,7 +461,7 @@ def type_name(kind: Any) -> str:
         return " or ".join(type_name(item) for item in inside)
     if origin is Literal:
         return ", ".join(map(str, inside))
-    if origin is tuple:
+    if isinstance(origin, type) and issubclass(origin, Sequence):
         return "a list of " + ", ".join(type_name(item) for item in inside if item is not Ellipsis)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
     return "none" if kind is type(None) else names.get(kind, getattr(kind, "__name__", str(kind)))

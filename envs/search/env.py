@@ -13,6 +13,7 @@ from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, turn_protocol
+from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
 from turngym.envs.search.players import Scene
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
@@ -94,7 +95,7 @@ class SearchEnv(TextEnv):
         split: str | None = None,
         data: str | Path | None = None,
         corpus: str | Path | None = None,
-        config: Any = "full",
+        config: str | FictionConfig = "full",
         retriever: Retriever | str | None = None,
         rerank: Reranker | str | None = None,
         topk: int = 3,
@@ -104,7 +105,7 @@ class SearchEnv(TextEnv):
         doc_tokens: int | None = 256,
         count: Count | None = None,
         reward: RewardKind = "em",
-        format_scores: Sequence[float] = (0.2, 0.1, 0.0),
+        format_scores: tuple[float, float, float] = (0.2, 0.1, 0.0),
         strict_compat: bool = False,
         held_out: Sequence[str] = (),
         render_mode: str | None = None,

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from turngym.envs import panels
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import FolderInUseError
 from turngym.envs.core.task import Task
@@ -29,6 +30,7 @@ from turngym.envs.panels import (
     verify_panel,
     write_panel,
 )
+from turngym.envs.registration import NOT_GIVEN
 from turngym.envs.search.sources import read_questions
 from turngym.scripts import panel as verb
 
@@ -125,6 +127,18 @@ def test_bad_panels_cannot_be_made() -> None:
             make_panel("toy", 1, env_id, {}, listed)
 
 
+@pytest.mark.parametrize("name", [*NOT_GIVEN, "channel"])
+def test_a_manifest_names_no_code_and_no_channel(name: str, tmp_path: Path) -> None:
+    with pytest.raises(PanelError, match=f"make_kwargs has {name}"):
+        make_panel("toy", 1, TOY, {name: "this:s"}, toy_panel().tasks)
+
+
+def test_a_bad_name_is_refused_before_all_tasks_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "collect_tasks", lambda *_: pytest.fail("tasks were begun"))
+    with pytest.raises(PanelError, match="'Z_'"):
+        panels.panel_of_env("Z_", TOY)
+
+
 def test_verification_finds_what_differs() -> None:
     panel = toy_panel()
     assert verify_panel(panel, panel.make_env()) == []
@@ -185,7 +199,17 @@ def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         verb.main(words[:-2])
 
 
-@pytest.mark.parametrize(("make", "message"), [("{", "is not JSON"), ("[]", "must be a JSON object")])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"data": "/mine"}', "--data"),
+        ('{"channel": "tool"}', "channel is 'tool'"),
+        ('{"env_class": "this:s"}', "env_class is no argument"),
+        ('{"id": "x"}', "id is no argument"),
+    ],
+)
 def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
     words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--env-kwargs", make]
     with pytest.raises(TurngymError, match=message):

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from turngym.envs import ActionGuard, TextVectorEnv, TurngymError, make_env, panel_of_env, register
 from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.alfworld.priors import SMALL
 from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel
-from turngym.envs.registration import require_env
+from turngym.envs.registration import NOT_GIVEN, argument_types, make, registered_class, require_env
 from turngym.envs.search.env import SearchEnv
+from turngym.envs.search.fiction import PRESETS
 
 ENV_ID = "turngym-test/Registered-v0"
 
@@ -129,3 +132,67 @@ def test_pages_name_the_defaults_for_invalid_actions() -> None:
     said = " ".join((root / "README.md").read_text(encoding="utf-8").split())
     assert 'ALFWorld and WebShop say why, and what is possible (`on_invalid="reject"`), Search' in said
     assert 'Search answers in Search-R1\'s words (`"noop"`)' in said
+
+
+WRONG_TYPES = [
+    ("Search", "strict_compat", "false"),
+    ("Search", "source", 5),
+    ("Search", "split", ["eval"]),
+    ("Search", "config", 5),
+    ("Search", "format_scores", [0.2]),
+    ("Search", "format_scores", [0.2, "0.1", 0]),
+    ("Search", "retriever", 5),
+    ("Search", "count", "len"),
+    ("Search", "tool_name", 5),
+    ("Search", "tool_name", True),
+    ("WebShop", "backdoors", "false"),
+    ("WebShop", "show_admissible", "false"),
+    ("WebShop", "show_attributes", 1),
+    ("WebShop", "price_seed", "7"),
+    ("WebShop", "price_seed", 7.5),
+    ("WebShop", "price_seed", True),
+    ("WebShop", "shop", "mine"),
+    ("WebShop", "strict_admissible", None),
+    ("ALFWorld", "domain_randomization", "no"),
+    ("ALFWorld", "config", {"rooms": 3}),
+    ("ALFWorld", "list_admissible", 0),
+]
+
+
+@pytest.mark.parametrize(("env", "name", "value"), WRONG_TYPES, ids=lambda value: str(value))
+def test_an_argument_of_another_type_is_refused(env: str, name: str, value: Any) -> None:
+    with pytest.raises(TurngymError, match=f"turngym/{env}-v0: {name} is .*; valid: "):
+        gym.make(f"turngym/{env}-v0", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("env", "given"),
+    [
+        ("Search", {"format_scores": [0.2, 0, 0], "reward": "format", "topk": np.int64(2), "config": "tiny"}),
+        ("Search", {"held_out": ["world"], "count": len, "config": PRESETS["tiny"]}),
+        ("WebShop", {"backdoors": np.bool_(True), "price_seed": None, "invalid_cost": 1}),
+        ("ALFWorld", {"config": SMALL, "data": Path("none"), "max_turns": None}),
+    ],
+)
+def test_arguments_of_their_types_are_taken(env: str, given: dict[str, Any]) -> None:
+    gym.make(f"turngym/{env}-v0", **given).close()
+
+
+def test_the_types_of_our_arguments_are_known() -> None:
+    for env_id in ("turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"):
+        assert Any not in argument_types(registered_class(env_id).__init__).values()
+
+
+def test_a_class_whose_types_cannot_be_found_takes_what_it_is_given(toy_class: type[Any]) -> None:
+    def begin(self: Any, *, level: Unknown = 1) -> None:  # type: ignore[name-defined] # noqa: F821
+        toy_class.__init__(self)
+        self.level = level
+
+    env_class = type("Level", (toy_class,), {"env_id": ENV_ID, "__init__": begin})
+    assert make_env(env_class, level="high").unwrapped.level == "high"
+
+
+@pytest.mark.parametrize("name", NOT_GIVEN)
+def test_what_is_gymnasiums_cannot_be_given(name: str) -> None:
+    with pytest.raises(TurngymError, match=f"turngym/ALFWorld-v0: {name} is no argument"):
+        make("turngym/ALFWorld-v0", {name: "this:s"})

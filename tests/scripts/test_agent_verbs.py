@@ -74,10 +74,31 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--agent", "replay:none.jsonl"], "none.jsonl"),
         (["--env", "turngym/ALFWord-v0"], "turngym/ALFWorld-v0"),
         (["--env-kwargs", "[1]"], "must be a JSON object"),
+        (["--env-kwargs", '{"channel": "tool"}'], "channel is 'tool' among the environment's arguments"),
+        (["--env-kwargs", '{"env_id": "x"}'], "takes no argument 'env_id'"),
+        (["--env-kwargs", '{"env_class": "this:s"}'], "env_class is no argument"),
+        (["--env-kwargs", '{"max_episode_steps": 3}'], "valid: max_turns"),
+        (["--env-kwargs", '{"split": "generated"}', "--split", "generated_unseen"], "env_kwargs say 'generated'"),
+        (["--env-kwargs", '{"show_admissible": "off"}'], "show_admissible is 'off'; valid: true or false"),
         (["--tasks", "0"], "--tasks is 0; it must be at least 1"),
     ):
         assert main(["rollout", *out, *argv]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is 3, and env_kwargs say 5"),
+        (["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'], "reading is 'lenient', and env_kwargs"),
+        (["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'], "show_admissible is True, and"),
+        (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is 'x', and env_kwargs say 'y'"),
+        (["--env-kwargs", '{"channel": "text"}'], "--channel"),
+    ],
+)
+def test_an_evaluation_is_told_nothing_twice(given: list[str], words: str, capsys: Any) -> None:
+    assert main(["eval", "--panel", "alfworld-quickstart", "--agent", "random", "--limit", "1", *given]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_rollout_appends_only_when_asked(tmp_path: Path, capsys: Any) -> None:
