@@ -1,8 +1,9 @@
 """The original benchmarks' data: where they are published, how they are fetched, and where everything looks for them.
 
 `get` fetches a data set in parts that go on where they were cut, refuses what is not the file (a page of HTML, another
-size, another hash), unpacks safely, and leaves nothing half-made where it would be found. What the games and shops are
-is checked afterwards by content: `turngym data verify` recomputes the hashes of the panels.
+size, another hash), unpacks safely, replaces no file that is there, and leaves nothing half-made where it would be
+found. What the games and shops are is checked afterwards by content: `turngym data verify` recomputes the hashes of
+the panels.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 
 from turngym.envs.alfworld.games import DEFAULT_FOLDER, ROOT_FOLDER, SPLITS, VARIABLE
 from turngym.envs.core.errors import TurngymError, checked_choice
-from turngym.envs.core.files import locked_folder
+from turngym.envs.core.files import add_files, locked_folder
 from turngym.envs.search.sources import DATA_VARIABLE as SEARCH_VARIABLE
 from turngym.envs.search.sources import SEARCH_HOME
 from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
 from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
 from turngym.envs.webshop.products import SHOP_HOME
+from turngym.retrieval.mapped import files_under
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import user_path
 
@@ -153,7 +155,7 @@ def get(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked_folder(folder):
-            kept = folder / ".download"
+            kept = folder / ".turngym.download"
             for file in known.files:
                 url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
                 fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
@@ -171,8 +173,7 @@ def _install(name: str, known: DataSet, kept: Path, folder: Path) -> None:
     elif name == "search":
         write_test_sets([kept / file.name for file in known.files], folder)
     else:
-        for file in known.files:
-            os.replace(kept / file.name, folder / file.name)
+        add_files([file.name for file in known.files], kept, folder, DataError)
 
 
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
@@ -269,8 +270,8 @@ MOST_GAMES, LARGEST_GAME, LARGEST_ALL = 50_000, 1 << 24, 1 << 33
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpacks the games of a release into `folder`/json_2.1.1, all of them or none. Raises DataError."""
-    scratch = folder / ".unpacking"
+    """Unpacks the games of a release into `folder`/json_2.1.1, beside whatever is there. Raises DataError."""
+    scratch = folder / ".turngym.unpacking"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -297,15 +298,10 @@ def unpack(archive: Path, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file, CHUNK)
+        # alfworld keeps files of its own beside the games, and people add games: only what is missing is put in
+        add_files(files_under(scratch), scratch, folder / ROOT_FOLDER, DataError)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         archive.unlink(missing_ok=True)
         raise DataError(f"{archive.name} is no archive that can be read ({error}); run it again") from None
-    except BaseException:
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    root = folder / ROOT_FOLDER
-    root.mkdir(exist_ok=True)
-    for split in sorted(scratch.iterdir()):
-        shutil.rmtree(root / split.name, ignore_errors=True)
-        os.replace(split, root / split.name)
-    scratch.rmdir()

@@ -1,19 +1,21 @@
 """How files of ours are kept safe: one writer at a time, checksums of what was written, and whole model weights.
 
 - `locked_folder` and `locked_file` let one process write at a time and tell the next one who that is.
+- `add_files` puts files into a folder beside what is there and replaces none.
 - `write_sums` records the checksums of a model or checkpoint folder, and `check_sums` refuses a damaged one.
 - `weights_hash` names the weights of a folder, and `missing_weights` says which of them were never loaded.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
 import socket
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,6 +140,27 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError):
         # it has the lock and is about to write its name
         return "another process"
+
+
+def add_files(names: Iterable[str], source: Path, folder: Path, error: type[TurngymError]) -> None:
+    """Moves the files `names` from `source` to the same places under `folder`, each whole; all else there stays.
+
+    A file that is there with the same content stays, too. Raises `error`, and moves nothing, if one has other content.
+    """
+    missing = [name for name in names if not _is_same(folder / name, source / name)]
+    if changed := [name for name in missing if os.path.lexists(folder / name)]:
+        more = f" (so have {len(changed) - 1:,} other files)" if len(changed) > 1 else ""
+        raise error(
+            f"{folder / changed[0]} has other content than the file that belongs there{more}; nothing was replaced: "
+            "move it away, or choose another folder with --out"
+        )
+    for name in missing:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, folder / name)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.is_file() and filecmp.cmp(path, other, shallow=False)
 
 
 # Checksums of the files of a model or checkpoint folder, in one file beside them.

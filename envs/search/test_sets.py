@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from turngym.envs.core.errors import TaskError
+from turngym.envs.core.files import add_files
 from turngym.envs.core.tables import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.question_rows import read_questions
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import SETS
+from turngym.retrieval.mapped import files_under
 
 OFFICIAL: Mapping[str, int] = {
     "nq": 3610,
@@ -39,7 +42,8 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
         out: folder for the panels and question files.
 
     Raises:
-        TaskError: a set has not the official number of questions, repeats an id, or there is none of these sets.
+        TaskError: a set has not the official number of questions, repeats an id, or there is none of these sets; or
+            `out` has a file of such a name with other content.
     """
     found: dict[str, list[Question]] = {}
     for file in files:
@@ -61,16 +65,20 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
         if len({question.id for question in questions}) != len(questions):
             raise TaskError(f"{source}: some questions share an id")
     folder, panels = Path(out), list[Panel]()
-    for name in (name for name, source in SETS.items() if source in found):
-        with atomic_write(folder / f"{name}_questions.jsonl") as written:
-            for question in found[SETS[name]]:
-                answers = list(question.golden_answers)
-                row = {"id": question.id, "question": question.question, "golden_answers": answers}
-                row |= {"data_source": question.data_source, "split": "test"}
-                written.write(json.dumps(row, ensure_ascii=False) + "\n")
-        panel = panel_of_env(
-            f"search-{name}-test", SearchEnv.env_id, make_kwargs={"source": name, **RULES}, data=folder
-        )
-        write_panel(panel, folder)
-        panels.append(panel)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".turngym.", dir=folder) as made:
+        scratch = Path(made)
+        for name in (name for name, source in SETS.items() if source in found):
+            with atomic_write(scratch / f"{name}_questions.jsonl") as written:
+                for question in found[SETS[name]]:
+                    answers = list(question.golden_answers)
+                    row = {"id": question.id, "question": question.question, "golden_answers": answers}
+                    row |= {"data_source": question.data_source, "split": "test"}
+                    written.write(json.dumps(row, ensure_ascii=False) + "\n")
+            panel = panel_of_env(
+                f"search-{name}-test", SearchEnv.env_id, make_kwargs={"source": name, **RULES}, data=scratch
+            )
+            write_panel(panel, scratch)
+            panels.append(panel)
+        add_files(files_under(scratch), scratch, folder, TaskError)
     return panels

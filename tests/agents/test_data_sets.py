@@ -115,6 +115,51 @@ def test_games_are_fetched_unpacked_and_found(
     assert f"{tmp_path / 'games'} ($ALFWORLD_DATA), here" in capsys.readouterr().out
 
 
+def test_games_are_added_beside_what_is_there(tmp_path: Path, mirror: Any, release: bytes) -> None:
+    """alfworld's own files of a game lie in its folder, and people put games of their own beside the release's."""
+    mirror.files[ARCHIVE] = release
+    root = tmp_path / "json_2.1.1"
+    get("alfworld", out=tmp_path, mirror=mirror.url)
+    games = sorted(root.rglob("*.tw-pddl"))
+    own = [games[0].with_name("traj_data.json"), root / "valid_seen/my-own/trial_T1/game.tw-pddl"]
+    for path in own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    games[1].unlink()
+    get("alfworld", out=tmp_path, mirror=mirror.url)
+    assert [path.read_text() for path in own] == ["mine", "mine"]
+    assert len(games[1].read_bytes()) > 100
+    # a game that was changed is not replaced, and nothing else is put in
+    games[0].write_text("changed")
+    games[1].unlink()
+    with pytest.raises(DataError, match=f"{games[0]} has other content.*--out"):
+        get("alfworld", out=tmp_path, mirror=mirror.url)
+    assert games[0].read_text() == "changed"
+    assert not games[1].exists()
+    assert not (tmp_path / ".turngym.unpacking").exists()
+
+
+def test_a_shop_and_questions_of_ones_own_are_not_replaced(
+    tmp_path: Path, mirror: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"id": "test_0", "question": "who", "golden_answers": ["Ada"]}
+    for name in ("webshop", "search"):
+        for file in DATA_SETS[name].files:
+            mirror.files[file.name] = (json.dumps(row) + "\n").encode()
+    monkeypatch.setattr(test_sets, "OFFICIAL", dict.fromkeys(OFFICIAL, 1))
+    for name, own in (("webshop", "items_ins_v2_1000.json"), ("search", "musique_questions.jsonl")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / own).write_text("mine")
+        with pytest.raises(TurngymError, match=f"{own} has other content"):
+            get(name, out=folder, mirror=mirror.url)
+        assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [own]
+        assert (folder / own).read_text() == "mine"
+        (folder / own).unlink()
+        for _ in range(2):
+            get(name, out=folder, mirror=mirror.url)
+
+
 def test_a_fetch_that_was_cut_goes_on(tmp_path: Path, mirror: Any) -> None:
     data = bytes(range(256)) * 4000
     mirror.files["f"], mirror.faults["f"] = data, "cut"
@@ -174,7 +219,7 @@ def test_a_full_disk_keeps_what_there_is(tmp_path: Path, mirror: Any) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has a disk that is always full")
     mirror.files[ARCHIVE] = b"x" * 100_000
-    kept = tmp_path / ".download"
+    kept = tmp_path / ".turngym.download"
     kept.mkdir()
     (kept / f"{ARCHIVE}.part").symlink_to("/dev/full")
     with pytest.raises(DataError, match="the disk is full; make room and run it again"):
