@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,12 +105,30 @@ class Closes(ABC):
         self.close()
 
 
-@contextmanager
-def build_lock(folder: Path, error: type[RetrievalError] = RetrievalError) -> Iterator[None]:
-    """Holds the lock on building in `folder`; it ends with its process, so a killed build leaves none behind.
+def build_folder(out: Path) -> Path:
+    """The folder in which `out` is built, beside it."""
+    return out.with_name(out.name + ".building")
 
-    Raises `error` if another process has it. Where the file system has no locks, a warning says so.
+
+def real_folder(out: Path) -> Path:
+    """`out`, or the folder that it leads to if it is a link: what is built goes there, and the link stays."""
+    return Path(os.path.realpath(out)) if out.is_symlink() else out
+
+
+@contextmanager
+def build_lock(
+    folder: Path, is_ours: Callable[[str], bool], error: type[RetrievalError] = RetrievalError
+) -> Iterator[None]:
+    """Makes `folder` and holds the lock on building in it, which ends with its process: a killed build leaves none.
+
+    Raises `error` if another process has it, or the folder holds a name that is not `is_ours`: a build removes what is
+    there. Where the file system has no locks, a warning says so.
     """
+    if folder.exists() and not folder.is_dir():
+        raise error(f"{folder} is a file, and the build needs a folder of this name; move it away")
+    folder.mkdir(parents=True, exist_ok=True)
+    if others := sorted(path.name for path in folder.iterdir() if not is_ours(path.name)):
+        raise error(f"{folder}, where the build works, holds {others[0]!r}, which no build has left; move it away")
     lock = FileLock(folder / "lock", timeout=0, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()  # ends: at once, with a time-out of 0

@@ -8,7 +8,8 @@
 
 `build_index` works in `OUT.building`: it stores the passages, writes vectors shard by shard (`vectors/00000.npy`, each
 whole or absent), builds the faiss index and then the BM25 index, verifies a sample, and moves the folder into place at
-the end. After a kill, a build of the same plan does not repeat finished stages.
+the end. After a kill, a build of the same plan does not repeat finished stages; one with another factory or other
+search settings keeps passages and vectors.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
-from turngym.retrieval.core import Encoder, RetrievalError, build_lock
+from turngym.retrieval.core import Encoder, RetrievalError, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters
 from turngym.retrieval.encoders import (
@@ -241,7 +242,7 @@ def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     return float(np.mean(found))
 
 
-STATE, LOCK, VECTORS = "state.json", "lock", "vectors"
+STATE, STATE_TMP, LOCK, VECTORS = "state.json", "state.tmp", "lock", "vectors"
 """Parts of an unfinished build's folder that the index does not keep."""
 Progress = Callable[[str, int, int | None], None]
 """Is called with a stage, the passages that it has done, and how many there are (None while unknown)."""
@@ -301,16 +302,18 @@ def build_index(
         RetrievalError: the encoder or the factory string cannot be used, or the finished index fails its checks.
     """
     report = progress or (lambda stage, done, total: None)
+    plan = dataclasses.replace(plan, out=real_folder(plan.out))
     _check(plan, force)
-    work = plan.out.with_name(plan.out.name + ".building")
-    work.mkdir(parents=True, exist_ok=True)
-    with build_lock(work, IndexFolderError):
+    work = build_folder(plan.out)
+    # the state is written first and goes last: a folder with something else in it and no state is no build's
+    begun = (work / STATE).is_file()
+    with build_lock(work, lambda name: begun or name in (LOCK, STATE_TMP), IndexFolderError):
         _prepare(work, plan, restart)
         manifest = _Build(plan, work, report, encoder).run()
         for name in (VECTORS, LOCK):
             _remove(work / name)
         # an older index stays whole until the new one is in its place
-        old = plan.out.with_name(plan.out.name + ".old")
+        old = plan.out.with_name(f".{plan.out.name}.replaced")
         _remove(old)
         if plan.out.exists():
             os.replace(plan.out, old)
@@ -421,36 +424,54 @@ def _check(plan: BuildPlan, force: bool) -> None:
     if plan.out.exists():
         if not force:
             raise IndexFolderError(f"{plan.out} exists already; choose another folder, or replace it with --force")
-        if plan.out.is_dir() and any(plan.out.iterdir()) and not (plan.out / MANIFEST).is_file():
+        is_index = (plan.out / MANIFEST).is_file() and (plan.out / PASSAGES).is_dir()
+        is_empty = plan.out.is_dir() and not any(plan.out.iterdir())
+        if not (is_index or is_empty):
             raise IndexFolderError(f"{plan.out} is no index, so it is not replaced; choose another folder")
+        if plan.corpus.resolve().is_relative_to(plan.out.resolve()):
+            raise IndexFolderError(f"{plan.out} is not replaced, because the corpus {plan.corpus} lies in it")
 
 
 def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
-    """Leaves `work` either empty or with an unfinished build of the same plan."""
+    """Leaves in `work` what an unfinished build has done that this plan can use, and the state with this plan."""
     state, stat = work / STATE, plan.corpus.stat()
     # a corpus that was moved or another device gives the same index
     wanted = {key: value for key, value in dataclasses.asdict(plan).items() if key not in ("corpus", "out", "device")}
     wanted |= {"corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
-    if restart or not state.is_file():
-        for path in work.iterdir():
-            if path.name != LOCK:
-                _remove(path)
-        scratch = state.with_suffix(".tmp")
-        scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, state)
-        return
+    # without all passages, nothing was built that another plan would throw away
+    if restart or not (work / PASSAGES / "passages.json").is_file():
+        _remove_parts(work, PASSAGES, ENCODER, VECTORS, FAISS, LUCENE, MANIFEST)
+    else:
+        differ = _changes(state, json.loads(json.dumps(wanted)))
+        if others := differ.keys() - {"factory", "parameters"}:
+            changes = ", ".join(differ[key] for key in sorted(others))
+            raise IndexFolderError(
+                f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with "
+                "it, or --restart to throw it away"
+            )
+        # passages and vectors, which take long, do not depend on these two
+        if differ:
+            _remove_parts(work, MANIFEST, *([FAISS] if "factory" in differ else []))
+    scratch = work / STATE_TMP
+    scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+    os.replace(scratch, state)
+
+
+def _changes(state: Path, now: dict[str, Any]) -> dict[str, str]:
+    """What the plan `now` has changed since `state` was written, in words by key."""
     try:
         then: dict[str, Any] = dict(json_file(state, IndexFolderError))
     except (ValueError, TypeError) as error:
         raise IndexFolderError(f"{state}: damaged ({error}); --restart throws the unfinished build away") from error
-    now = json.loads(json.dumps(wanted))
-    differ = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
-    if differ:
-        changes = ", ".join(f"{key} {then.get(key)!r} then, {wanted.get(key)!r} now" for key in differ)
-        raise IndexFolderError(
-            f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with it, "
-            "or --restart to throw it away"
-        )
+    differ = [key for key in {*then, *now} if then.get(key) != now.get(key)]
+    return {key: f"{key} {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
+
+
+def _remove_parts(work: Path, *parts: str) -> None:
+    """Removes parts of a build, and what it keeps beside them while it makes them (`faiss.index.trained`)."""
+    for path in work.iterdir():
+        if path.name.startswith(parts):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.retrieval.core import RetrievalError, build_lock
+from turngym.retrieval.core import RetrievalError, build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_postings import (
     VERSION,
     Parts,
@@ -187,8 +187,8 @@ def build_index(
         progress: is called after every thousand documents with the number read so far.
 
     Raises:
-        RetrievalError: an id repeats or is no text, the folder holds something that is no index, or another process
-            builds it.
+        RetrievalError: an id repeats or is no text, the folder or the one beside it in which it is built holds
+            something else, or another process builds it.
     """
     content = ContentHash()
     if folder is None:
@@ -200,9 +200,9 @@ def build_index(
         return _in_memory(builder.finish(), settings, content)
     if folder.exists() and not (folder.is_dir() and (is_index(folder) or not any(folder.iterdir()))):
         raise RetrievalError(f"{folder} exists and is no BM25 index; name an empty or a new folder")
-    work = folder.with_name(folder.name + ".building")
-    work.mkdir(parents=True, exist_ok=True)
-    with build_lock(work):
+    folder = real_folder(folder)
+    work = build_folder(folder)
+    with build_lock(work, lambda name: name in ("lock", "new", "old", "final") or name.startswith("run-")):
         try:
             final = _assemble(_write_runs(docs, work, content, progress), work, settings, content)
         except RetrievalError:

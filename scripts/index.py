@@ -24,7 +24,7 @@ from turngym.envs.core.files import locked_file
 from turngym.envs.core.settings import Length, Needs
 from turngym.envs.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
-from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.core import RetrievalError, build_folder, real_folder
 from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.index_costs import plan_table
@@ -110,7 +110,7 @@ def _build(options: Build) -> int:
         with locked_file(options.plan.out), _bars() as progress:
             build_index(options.plan, progress=progress, restart=options.restart, force=options.force)
     except KeyboardInterrupt:
-        print(f"stopped; the same command goes on from {options.plan.out}.building", file=sys.stderr)
+        print(f"stopped; the same command goes on from {build_folder(real_folder(options.plan.out))}", file=sys.stderr)
         return 130
     return _inspect(Inspect(folder=options.plan.out))
 

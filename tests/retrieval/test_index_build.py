@@ -165,6 +165,82 @@ def test_existing_folder_is_replaced_only_on_demand(corpus: Path, tmp_path: Path
         build_index(plan(corpus, tmp_path / "photos"), force=True)
 
 
+def test_files_beside_an_index_stay(corpus: Path, tmp_path: Path) -> None:
+    """A backup, or what someone keeps in a folder with the name of the one in which an index is built."""
+    (tmp_path / "i.old").mkdir()
+    (tmp_path / "i.old" / "mine").touch()
+    build_index(plan(corpus, tmp_path / "i", kind="bm25"))
+    build_index(plan(corpus, tmp_path / "i", kind="bm25"), force=True)
+    assert (tmp_path / "i.old" / "mine").exists()
+    (tmp_path / "j.building").mkdir()
+    (tmp_path / "j.building" / "mine").touch()
+    with pytest.raises(IndexFolderError, match=r"j\.building, .* holds 'mine'"):
+        build_index(plan(corpus, tmp_path / "j", kind="bm25"), restart=True)
+    assert [path.name for path in (tmp_path / "j.building").iterdir()] == ["mine"]
+    (tmp_path / "k.building").touch()
+    with pytest.raises(IndexFolderError, match=r"k\.building is a file"):
+        build_index(plan(corpus, tmp_path / "k", kind="bm25"))
+
+
+def test_only_an_index_is_replaced(corpus: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "c.jsonl"
+    shutil.copy(corpus, mine)
+    with pytest.raises(IndexFolderError, match=r"c\.jsonl is no index"):
+        build_index(plan(mine, mine), force=True)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "manifest.json").write_text("{}")
+    with pytest.raises(IndexFolderError, match="site is no index"):
+        build_index(plan(mine, tmp_path / "site"), force=True)
+    build_index(plan(mine, tmp_path / "i", kind="bm25"))
+    inside = tmp_path / "i" / "c.jsonl"
+    mine.rename(inside)
+    with pytest.raises(IndexFolderError, match=r"the corpus .*c\.jsonl lies in it"):
+        build_index(plan(inside, tmp_path / "i", kind="bm25"), force=True)
+    assert inside.exists()
+
+
+def test_a_link_leads_to_the_folder_that_is_built(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "i").symlink_to(tmp_path / "disk" / "real")
+    build_index(plan(corpus, tmp_path / "i", kind="bm25"))
+    assert build_index(plan(corpus, tmp_path / "i", kind="dense"), force=True).kind == "dense"
+    assert (tmp_path / "i").is_symlink()
+    assert read_manifest(tmp_path / "disk" / "real").kind == "dense"
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+
+def test_another_factory_keeps_the_vectors(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that failed its checks is built again as the error advises, without encoding again."""
+
+    def fails(*_: object) -> None:
+        raise RetrievalError("too coarse")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("turngym.retrieval.index.verify_index", fails)
+        with pytest.raises(RetrievalError, match="too coarse"):
+            build_index(plan(corpus, tmp_path / "i", factory="HNSW8"))
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "i.building" / "vectors").iterdir()}
+
+    def check(stage: str, done: int, total: int | None) -> None:
+        if stage == "index":
+            assert {path: path.stat().st_mtime_ns for path in shards} == shards
+
+    made = build_index(plan(corpus, tmp_path / "i", factory="IVF4,Flat", parameters={"nprobe": 3}), progress=check)
+    assert made.faiss is not None
+    assert (made.faiss.factory, made.faiss.parameters) == ("IVF4,Flat", {"nprobe": 3})
+    build_index(plan(corpus, tmp_path / "whole", factory="IVF4,Flat", parameters={"nprobe": 3}))
+    assert content(tmp_path / "i") == content(tmp_path / "whole")
+
+
+def test_a_corpus_that_was_refused_is_built_once_it_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"id": 1, "contents": "x"}\nbad\n')
+    with pytest.raises(CorpusError, match="line 2"):
+        build_index(plan(path, tmp_path / "i"))
+    path.write_text('{"id": 1, "contents": "x"}\n')
+    assert build_index(plan(path, tmp_path / "i")).passages == 1
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

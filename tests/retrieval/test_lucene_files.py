@@ -155,6 +155,10 @@ def test_an_index_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
         with pytest.raises(RetrievalError, match="exists and is no BM25 index"):
             LuceneIndex.build(DOCS, tmp_path / name)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "text"
+    (tmp_path / "mine").rename(tmp_path / "new.building")
+    with pytest.raises(RetrievalError, match=r"new\.building, .* holds 'thesis\.txt'"):
+        LuceneIndex.build(DOCS, tmp_path / "new")
+    assert (tmp_path / "new.building" / "thesis.txt").read_text() == "text"
 
 
 def test_two_builders_of_one_folder(tmp_path: Path) -> None:
