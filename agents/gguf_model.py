@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.models import require_memory
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.files import write_sums
+from turngym.envs.core.files import new_folder, write_sums
 from turngym.retrieval.redaction import excerpt
 from turngym.retrieval.user_files import library_path
 
@@ -153,13 +153,10 @@ def import_gguf(file: Path, folder: Path) -> Path:
     }
     model.generation_config = transformers.GenerationConfig(**ids)
     # written beside its place, so that a folder of this name is always whole
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(library_path(unfinished))
-    tokenizer.save_pretrained(library_path(unfinished))
-    write_sums(unfinished)
-    unfinished.rename(folder)
+    with new_folder(folder) as unfinished:
+        model.save_pretrained(library_path(unfinished))
+        tokenizer.save_pretrained(library_path(unfinished))
+        write_sums(unfinished)
     return folder
 
 

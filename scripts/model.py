@@ -26,7 +26,7 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
-from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, read_sums, write_sums
+from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.envs.core.provenance import FILE as CONFIG
 from turngym.envs.core.settings import Count, read_toml
 from turngym.envs.panels import load_panel, shipped_panel
@@ -136,16 +136,13 @@ def merge(adapter: Path, out: Path, *, base: Path | None = None) -> None:
 def _write(model: Any, out: Path, *folders: Path) -> None:
     """Write `model` to the new folder `out`, with tokenizer, template and chat settings of `folders`, the later ones'
     where several have them."""
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a command that was interrupted
-    unfinished.mkdir(parents=True)
-    model.save_pretrained(library_path(unfinished))
-    for folder in folders:
-        for path in folder.iterdir():
-            if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:
-                shutil.copy(path, unfinished / path.name)
-    write_sums(unfinished)
-    unfinished.rename(out)
+    with new_folder(out) as unfinished:
+        model.save_pretrained(library_path(unfinished))
+        for folder in folders:
+            for path in folder.iterdir():
+                if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:
+                    shutil.copy(path, unfinished / path.name)
+        write_sums(unfinished)
 
 
 def average(run: Path, *, last: int = 4) -> Path:

@@ -177,6 +177,8 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     finished = out / "model"
     if resume and finished.is_dir():
         return finished
+    if finished.exists():
+        raise TurngymError(f"{finished} is there already; name another --out, or keep that model with --resume")
     start, run = write_start(world, recipe, out, resume), out / "sft"
     words = ["--student", str(start), "--out", str(run), *sft_argv(world, recipe)]
     # as the command does: this module is read without torch
@@ -190,18 +192,16 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
     from turngym.agents.models import load_model
-    from turngym.envs.core.files import write_sums
+    from turngym.envs.core.files import new_folder, write_sums
     from turngym.trainers.models import save_model
 
-    partial = folder.with_name("model.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(trained, partial)
-    if dtype != "float32":
-        model = load_model(trained)
-        save_model(model.to(getattr(_torch(), dtype)), partial)
-        write_sums(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    return partial.rename(folder)
+    with new_folder(folder) as partial:
+        shutil.copytree(trained, partial, dirs_exist_ok=True)
+        if dtype != "float32":
+            model = load_model(trained)
+            save_model(model.to(getattr(_torch(), dtype)), partial)
+            write_sums(partial)
+    return folder
 
 
 def _torch() -> Any:

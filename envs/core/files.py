@@ -1,6 +1,7 @@
 """How files of ours are kept safe: one writer at a time, checksums of what was written, and whole model weights.
 
 - `locked_folder` and `locked_file` let one process write at a time and tell the next one who that is.
+- `new_folder` makes a folder that is whole or not there.
 - `add_files` puts files into a folder beside what is there and replaces none.
 - `write_sums` records the checksums of a model or checkpoint folder, and `check_sums` refuses a damaged one.
 - `weights_hash` names the weights of a folder, and `missing_weights` says which of them were never loaded.
@@ -12,6 +13,7 @@ import filecmp
 import hashlib
 import json
 import os
+import shutil
 import socket
 import sys
 import warnings
@@ -140,6 +142,20 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError):
         # it has the lock and is about to write its name
         return "another process"
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A scratch folder that becomes `folder`, which must not exist, once all of it is written; gone after an error."""
+    # the name begins with a dot, because nobody keeps files of their own under it: what a killed process left goes
+    scratch = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def add_files(names: Iterable[str], source: Path, folder: Path, error: type[TurngymError]) -> None:

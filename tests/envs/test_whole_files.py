@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from turngym.agents.proxy.turn_records import FILE, Recorder, RecordProblem, iter_records
-from turngym.envs.core.files import FolderInUseError, locked_file, locked_folder
+from turngym.envs.core.files import FolderInUseError, locked_file, locked_folder, new_folder
 from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.core.tables import atomic_write, written_whole
 from turngym.envs.core.trace import TraceWriter, read_trace
@@ -59,6 +59,24 @@ def test_a_full_disk_leaves_no_partial_file(trace: Path, verb: str, capsys: pyte
     if verb == "filter":
         assert len(read_trace(out)[0]) == 3
         assert out.read_bytes() == trace.read_bytes()
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    left = tmp_path / ".x.unfinished" / "left by a killed process"
+    left.mkdir(parents=True)
+
+    def broken_off() -> None:
+        with new_folder(tmp_path / "x") as scratch:
+            (scratch / "a").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert list(tmp_path.iterdir()) == []
+    left.mkdir(parents=True)
+    with new_folder(tmp_path / "x") as scratch:
+        (scratch / "a").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "x"]
 
 
 def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> None:

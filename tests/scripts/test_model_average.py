@@ -35,11 +35,17 @@ def checkpoint(run: Path, step: int, add: float = 0.0) -> None:
 def test_the_last_checkpoints_count_alike(tmp_path: Path) -> None:
     for step, add in ((0, 100.0), (10, 1.0), (20, 2.0), (30, 3.0), (100, 7.0)):
         checkpoint(tmp_path, step, add)
+    # no folder of ours, though its name is like that of one
+    own = tmp_path / "average" / "model.unfinished" / "mine"
+    own.parent.mkdir(parents=True)
+    own.touch()
     made, first = load_model(average(tmp_path)), load_model(STUDENT)
     assert made.config.tie_word_embeddings
     for (name, weight), before in zip(made.named_parameters(), first.parameters(), strict=True):
         # (1 + 2 + 3 + 7) / 4, tied embeddings once
         assert torch.allclose(weight, before + 3.25, atol=1e-5), name
+    assert own.exists()
+    assert sorted(path.name for path in own.parents[1].iterdir()) == ["model", "model.unfinished"]
     with pytest.raises(ModelError, match="is there already"):
         average(tmp_path)
 

@@ -68,6 +68,14 @@ def test_a_stopped_chain_goes_on_and_keeps_what_is_finished(tmp_path: Path) -> N
     assert same(tmp_path / "start", mixture)
 
 
+def test_a_model_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").touch()
+    with pytest.raises(TurngymError, match="model is there already"):
+        pretrain(WORLD, WORLD.recipes["student"], tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine"]
+
+
 def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
     world = short()
     recipe = replace(world.recipes["skilled"], start="alfworld/teacher", loop_after=5.0, loop_slips=0.25, mistakes=0.75)
