@@ -23,6 +23,7 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import evaluate_as
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.evaluation.rules import made
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
@@ -183,12 +184,15 @@ def evaluate_average(run: Path) -> EvalResult:
     if not traces:
         raise TurngymError(f"{run} has no evaluation to play again (eval/step_*.jsonl); --no-evaluate only averages")
     out = run / AVERAGE
-    # an evaluation records the name of its panel; where one of the user's own is, the run knows
-    named = read_toml(run / CONFIG).get("panel") if (run / CONFIG).is_file() else None
+    # an evaluation records the name of its panel and a hash of examples; where they are, the run knows
+    known = read_toml(run / CONFIG) if (run / CONFIG).is_file() else {}
+    named = known.get("panel")
     own = named if isinstance(named, str) and (named.endswith(".json") or ":" in named) else None
+    shown = ("examples", "examples_as", "examples_for") if known.get("examples") is not None else ()
+    places = {name: known[name] for name in ("data", *shown) if known.get(name) is not None}
     settings = rescore(traces[-1]).settings
     panel = shipped_panel(str(settings.get("panel"))) if own is None else load_panel(own)
-    return evaluate_as(settings, f"model:{out / MODEL}", panel, settings.get("make", {}), out=out)
+    return evaluate_as(settings, f"model:{out / MODEL}", panel, made(settings), out=out, **places)
 
 
 def _verify(folder: Path) -> int:

@@ -231,7 +231,11 @@ def test_which_limit_an_evaluation_in_training_has(capsys: pytest.CaptureFixture
     assert eval_note(panel, None, asked)["max_turns"] == 5
     assert capsys.readouterr().err == "evaluations: max_turns 5 instead of alfworld-quickstart-v1's 24\n"
     quiet = eval_make(bare, None, {"on_invalid": "noop", "data": "d"}, of_run(max_turns=9))
-    assert eval_note(bare, None, quiet) == {"make": {"on_invalid": "noop"}}
+    # without the limit nobody could play it again, nor tell it from an evaluation with another
+    assert eval_note(bare, None, quiet) == {"max_turns": 9, "make": {"on_invalid": "noop"}}
+    assert eval_note(bare, None, {**quiet, "max_turns": 50}) == {"make": {"on_invalid": "noop"}}
+    preset = eval_make(panel, "turnopd", {}, of_run(max_turns=24, explicit_turns=True))
+    assert eval_note(panel, "turnopd", preset)["max_turns"] == 24
     # how the agent is spoken to is true of evaluations, what is trained on is not
     told = eval_make(panel, None, {"show_admissible": True, "config": "full", "tool_name": "act"}, of_run())
     assert (told["show_admissible"], told["config"], told["tool_name"]) == (True, "small", "act")

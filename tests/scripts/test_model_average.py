@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from turngym.agents import evaluate, load_world  # noqa: E402
-from turngym.agents.evaluation.compare import rescore  # noqa: E402
-from turngym.agents.evaluation.packed import first_difference  # noqa: E402
+from turngym.agents.evaluation.compare import compare_recorded, rescore  # noqa: E402
+from turngym.agents.evaluation.packed import check_result, first_difference, pack_result  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.envs.core.errors import ModelError  # noqa: E402
 from turngym.scripts.main import main  # noqa: E402
 from turngym.scripts.model import average  # noqa: E402
+from turngym.trainers import train  # noqa: E402
 
 STUDENT = load_world("search").checkpoint("student")
 
@@ -73,6 +75,26 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
     mean = 100 * after.scores.overall.avg.mean
     assert "| method | seeds | last evaluation | mean of the last 4 | averaged weights |" in lines
     assert f"| opd | 1 | {mean:.1f} | {mean:.1f} | {mean:.1f} |" in lines
+
+
+@pytest.mark.parametrize("panel", ["alfworld-quickstart", "alfworld-generated-eval"])
+def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(panel: str, tmp_path: Path) -> None:
+    """Evaluations of training record their limit of turns beside `make`, and examples only in the run's settings."""
+    world, run = load_world("alfworld"), tmp_path / "run"
+    settings: dict[str, Any] = {"steps": 1, "episodes": 4, "max_turns": 3, "panel": panel, "eval_every": 1}
+    settings |= {"env": world.env_id, "split": world.split, "env_kwargs": world.make, "keep_checkpoints": 4}
+    few = {"eval_samples": 1, "eval_limit": 2, "examples": "skills:alfworld", "tensorboard": False, "threads": 1}
+    models = {name: world.checkpoint(name) for name in ("student", "teacher")}
+    train("opd", **models, out=run, **settings, **few)
+    shutil.copytree(run / "checkpoints" / "step_000001", run / "checkpoints" / "step_000002")
+    assert main(["model", "average", str(run), "--last", "2"]) == 0
+    step, mean = rescore(run / "eval" / "step_000001.jsonl"), rescore(run / "average")
+    assert {len(one.turns) for one in mean.episodes} <= {1, 2, 3}
+    assert compare_recorded(run / "eval" / "step_000001.jsonl", run / "average").alike
+    assert step.settings["max_turns"] == mean.settings["make"]["max_turns"] == 3
+    assert "examples" in mean.settings
+    pack_result(run / "eval" / "step_000001.jsonl", tmp_path / "packed.result.xz")
+    assert check_result(tmp_path / "packed.result.xz") == []
 
 
 def test_too_few_checkpoints_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
