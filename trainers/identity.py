@@ -6,16 +6,19 @@ models by content, since folders move. Who computes (workers, slots, servers) is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from turngym.agents.evaluation.play_panel import panel_settings
+from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.envs.core.files import weights_hash
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.run_config import LmLossConfig, fingerprint
+from turngym.trainers.run_config import EVALUATION, LmLossConfig, fingerprint
 from turngym.trainers.scorer import Scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.student_player import RunEnv
@@ -29,6 +32,7 @@ def of_training(
     teacher: Scorer | None,
     demonstrated: Mapping[str, Any],
     further: Sequence[FurtherEnv],
+    panels: Mapping[str, PanelEvaluation],
 ) -> dict[str, Any]:
     """What a run of `turngym train` shares beside algorithm, run and optimizer; what its algorithm does not read is not
     in it.
@@ -40,6 +44,7 @@ def of_training(
         teacher: known by its folder's weights, or on servers by the name that they give it.
         demonstrated: what demonstrations add (`open_demonstrations`).
         further: the environments of --also, with their shares and teachers.
+        panels: the evaluations by the name of their environment.
     """
     models, uses = config.models, find_algorithm(config.algorithm).reads
     identity: dict[str, Any] = {"models.dtype": models.dtype, **of_rollouts(envs[""], uses, demonstrated)}
@@ -65,6 +70,9 @@ def of_training(
         identity[f"{name}.share"] = item.share
         if item.teacher is not None:
             identity[f"{name}.teacher"] = weights_hash(item.teacher)
+    for name, panel in panels.items():
+        group = f"{EVALUATION}.{name}" if name else EVALUATION
+        identity |= {f"{group}.{key}": value for key, value in of_evaluations(panel).items()}
     return identity | of_adapters(config.lora, models.student)
 
 
@@ -91,6 +99,17 @@ def of_rollouts(
     if "shown" in uses:
         identity |= demonstrated
     return identity | ({} if student.preset is None else dict(student.preset.identity))
+
+
+def of_evaluations(panel: PanelEvaluation) -> dict[str, Any]:
+    """How the student is evaluated: evaluations that differ in this are no points of one curve."""
+    played = panel.evaluation
+    about = panel_settings(played.tasks, played.chosen, played.limit)
+    identity = {name: about[name] for name in ("panel", "panel_sha256", "limit")}
+    identity |= {"samples": played.samples, "temperature": played.temperature}
+    # what is otherwise than on the panel; as JSON gives it back, for a checkpoint's identity is compared after a reading
+    other = {name: played.settings.get(name) for name in ("max_turns", "make")}
+    return identity | json.loads(json.dumps(other))
 
 
 def of_adapters(lora: LoraConfig, student: Path) -> dict[str, Any]:

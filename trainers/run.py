@@ -242,12 +242,12 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # Evaluations, in each environment on its own panel.
     panels = {name: panel_evaluation(env.panel, env) for name, env in envs.items() if env.panel is not None}
-    evaluate: DivisibleEvaluation | None = panels.pop("", None)
-    if evaluate is not None and panels:
-        evaluate = EachPanel(first=evaluate, others=panels)
+    evaluate: DivisibleEvaluation | None = panels.get("")
+    if evaluate is not None and len(panels) > 1:
+        evaluate = EachPanel(first=evaluate, others={name: panel for name, panel in panels.items() if name})
 
     # What a run that goes on with this one must share with it.
-    identity = of_training(config, algorithm, envs, teacher, demonstrated, further)
+    identity = of_training(config, algorithm, envs, teacher, demonstrated, further, panels)
 
     # Targets of several teachers, or of a teacher that reads other ids.
     teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)

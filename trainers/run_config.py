@@ -226,6 +226,10 @@ FREE = frozenset(
 """Settings that may change when a run is resumed, because they do not change what it computes."""
 
 
+EVALUATION = "evaluation"
+"""The group of a run's fingerprint that says how it is evaluated, and its prefix for further environments."""
+
+
 def fingerprint(config: Any) -> dict[str, Any]:
     """Returns the settings of `config` by name, flat and JSON-able, but for those that may change (`FREE`).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.run_config import RunConfig
+from turngym.trainers.run_config import EVALUATION, RunConfig
 from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
 
@@ -110,7 +110,10 @@ class RunFolder:
         before, now = saved["fingerprint"], self.fingerprint
         check_end(saved["step"], before, now, self.fixed_end, checkpoint)
         end = {name: now[name] for name in (STEPS,) if name in before and name in now}
-        check_fingerprint({**before, **end}, now, checkpoint)
+        # a run that was not evaluated until now may be from here on
+        begun = {name.rpartition(".")[0] for name in before}
+        added = {name: value for name, value in now.items() if _new_evaluation(name, begun)}
+        check_fingerprint({**before, **end, **added}, now, checkpoint)
         return checkpoint, saved
 
     def save(self, state: RunState) -> None:
@@ -143,6 +146,12 @@ class RunFolder:
         self.order.save(folder)
         if self.refresh is not None:
             self.refresh.save(folder)
+
+
+def _new_evaluation(name: str, begun: Collection[str]) -> bool:
+    """Whether a setting says how a run is evaluated whose fingerprint, with the groups `begun`, has none of it."""
+    group = name.rpartition(".")[0]
+    return group not in begun and f"{group}.".startswith(f"{EVALUATION}.")
 
 
 def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:

@@ -147,6 +147,26 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
         train.main([*options, "--resume", "--episodes", "5"])
 
 
+def test_a_resumed_run_is_evaluated_as_before_or_for_the_first_time(models: Path, tmp_path: Path) -> None:
+    options = command(models, tmp_path / "run", "opd", "--steps", "1")
+    train.main(options)
+    # a run that was not evaluated may be from here on
+    evaluated = ["--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1"]
+    train.main([*options, *evaluated, "--steps", "2", "--resume"])
+    before = read_toml(tmp_path / "run" / "config.toml")
+    for changed, said in {
+        ("--eval-samples", "2"): r"evaluation\.samples: checkpoint 1, now 2",
+        ("--eval-temperature", "0.1"): r"evaluation\.temperature: checkpoint 0\.85, now 0\.1",
+        ("--eval-limit", "2"): r"evaluation\.limit: checkpoint 1, now 2",
+        ("--panel", "alfworld-generated-unseen"): r"evaluation\.panel: checkpoint 'alfworld-generated-eval",
+    }.items():
+        with pytest.raises(TurngymError, match=said):
+            train.main([*options, *evaluated, *changed, "--steps", "3", "--resume"])
+    with pytest.raises(TurngymError, match=r"evaluation\.panel: .*now '\(absent\)'"):
+        train.main([*options, "--steps", "3", "--resume"])
+    assert read_toml(tmp_path / "run" / "config.toml") == before
+
+
 def test_a_finished_run_gets_more_steps_and_its_folder_says_so(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = command(models, out, "opd", "--eval-every", "0")
