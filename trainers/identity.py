@@ -107,7 +107,7 @@ def of_evaluations(panel: PanelEvaluation) -> dict[str, Any]:
     about = panel_settings(played.tasks, played.chosen, played.limit)
     identity = {name: about[name] for name in ("panel", "panel_sha256", "limit")}
     identity |= {"samples": played.samples, "temperature": played.temperature}
-    # what is otherwise than on the panel; as JSON gives it back, for a checkpoint's identity is compared after a reading
+    # what is otherwise than on the panel, as JSON gives it back: a checkpoint is compared after it was read
     other = {name: played.settings.get(name) for name in ("max_turns", "make")}
     return identity | json.loads(json.dumps(other))
 
