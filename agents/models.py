@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,15 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     try:
         require_memory(path, _numbers(path), dtype)
         place = library_path(path)
-        model, loading = load(place, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True)
+        wanted = {"dtype": getattr(torch, dtype), "output_loading_info": True}
+        try:
+            model, loading = load(place, attn_implementation="sdpa", **wanted)
+        except ValueError as error:
+            # Gemma 2 caps its attention's logits, which torch's own attention cannot
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            print(f"{folder}: attention without torch's fast kernels, which this family has not", file=sys.stderr)
+            model, loading = load(place, attn_implementation="eager", **wanted)
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.playing.env_maker import EnvOptions
+from turngym.agents.playing.env_maker import EnvOptions, probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer
@@ -58,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
 def open_sessions(config: ServeOpenEnv) -> SessionPool:
     """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
     make = config.world.kwargs()
+    # what the environment does not take would be read as a setting of the sessions
+    probe(config.world.env, make)
     if config.model is None:
         return SessionPool.of(config.world.env, None, ChatSettings(), **make)
     transformers = need("transformers", "--model", "train")

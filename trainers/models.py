@@ -6,6 +6,7 @@ the end stands what must hold between two models: one vocabulary for teacher and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -104,9 +105,13 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
     if layer is None:
         raise ModelError(f"{type(model).__name__} has no output embeddings, so it is no causal language model")
     text = getattr(model.config, "get_text_config", lambda: model.config)()
-    cap = getattr(text, "final_logit_softcapping", None)
-    # Cohere multiplies by logit_scale, Granite divides by logits_scaling, in a forward() that is bypassed here
-    factor = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+    caps = (getattr(text, name, None) for name in ("final_logit_softcapping", "logits_soft_cap"))
+    cap = next((cap for cap in caps if cap is not None), None)
+    # Cohere and Falcon-H1 multiply, Granite divides, in a forward() that is bypassed here; HyperCLOVA X multiplies by
+    # what Granite divides by
+    times = [getattr(text, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier")]
+    scaling = getattr(text, "logits_scaling", None) or 1.0
+    factor = math.prod(times) * (scaling if "hyperclovax" in text.model_type else 1 / scaling)
     if cap is None and factor == 1.0:
         return layer
 
@@ -115,6 +120,28 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
     return logits
+
+
+def check_head(model: Any) -> None:
+    """Compares `head` with the model's own logits, once, on a few ids.
+
+    Families scale their logits by names of their own, and one that `head` does not know would be trained and scored by
+    other probabilities than those it plays with. Raises ModelError for it.
+    """
+    ids = np.arange(1, 9)[None] % vocabulary_size(model)
+    with torch.no_grad():
+        own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
+        ours = head(model)(hidden_states(model, ids))
+    off, most = (own.float() - ours.float()).abs().max().item(), own.float().abs().max().item()
+    if off > HEAD_TOLERANCE * most:
+        raise ModelError(
+            f"{type(model).__name__} makes its logits in a way that is not known here (they differ by {off:.3g} of "
+            f"{most:.3g}), so it cannot be trained and cannot score; `turngym eval` plays it"
+        )
+
+
+HEAD_TOLERANCE = 0.02
+"""Part of the largest logit; bfloat16 rounds to 0.004, and a scale that is forgotten changes more."""
 
 
 def vocabulary_size(model: Any) -> int:

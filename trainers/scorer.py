@@ -24,6 +24,7 @@ from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes
 from turngym.trainers.models import (
     VocabularyError,
+    check_head,
     common_vocabulary,
     head,
     rows_apart,
@@ -158,8 +159,13 @@ def _check_positions(ids: Ids, positions: Positions) -> None:
 
 
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
-    """A model to train and its tokenizer. Raises TurngymError for a folder that lacks one of them."""
-    return load_model(folder, dtype=dtype, device=device), load_tokenizer(folder)
+    """A model to train or to score with, and its tokenizer.
+
+    Raises TurngymError for a folder that lacks one of them, and for a model that `check_head` refuses.
+    """
+    model = load_model(folder, dtype=dtype, device=device)
+    check_head(model)
+    return model, load_tokenizer(folder)
 
 
 def load_scorer(

@@ -153,3 +153,5 @@ def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
     assert plain.open(plain.task_ids()[0]).request is None
     with pytest.raises(TurngymError, match="no tokenizer in /nowhere"):
         open_sessions(ServeOpenEnv(world=world, model="/nowhere"))
+    with pytest.raises(TurngymError, match="takes no argument 'temperature'"):
+        open_sessions(ServeOpenEnv(world=EnvOptions(env_kwargs='{"temperature": 0}')))

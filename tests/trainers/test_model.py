@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 
 from turngym.agents.models import load_model
 from turngym.envs.core.errors import ModelError
-from turngym.trainers.models import head, hidden_states, length_batches, pad, save_model, tiny_qwen3, vocabulary_size
+from turngym.trainers.models import (
+    check_head,
+    head,
+    hidden_states,
+    length_batches,
+    pad,
+    save_model,
+    tiny_qwen3,
+    vocabulary_size,
+)
+from turngym.trainers.scorer import load_student
 
 torch.set_num_threads(1)
 ROWS = [np.array([5, 6, 7], np.int32), np.array([1, 2, 3, 4, 8, 9], np.int32)]
@@ -66,12 +77,17 @@ def family(name: str) -> torch.nn.Module:
 
     sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": None}
+    mamba = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_expand": 2}
     made = {
         "gemma2": lambda: hf.Gemma2ForCausalLM(
             hf.Gemma2Config(**sizes, **more, head_dim=8, final_logit_softcapping=5.0, attn_implementation="eager")
         ),
         "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**sizes, **more, logit_scale=0.25)),
         "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**sizes, **more, logits_scaling=4.0)),
+        "falcon-h1": lambda: hf.FalconH1ForCausalLM(
+            hf.FalconH1Config(**sizes, **more, **mamba, lm_head_multiplier=0.02)
+        ),
+        "hyperclovax": lambda: hf.HyperCLOVAXForCausalLM(hf.HyperCLOVAXConfig(**sizes, **more, logits_scaling=0.125)),
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **more)),
         "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4)),
         "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**sizes, intermediate_size=48)),
@@ -80,7 +96,7 @@ def family(name: str) -> torch.nn.Module:
     return made[name]().eval()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "llama", "gpt2", "phi"])
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "falcon-h1", "hyperclovax", "llama", "gpt2", "phi"])
 @torch.no_grad()
 def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
     model = family(name)
@@ -89,6 +105,28 @@ def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
     for row, ids in enumerate(ROWS):
         whole = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
         assert torch.allclose(split[row, : len(ids)], whole, atol=1e-5)
+
+
+def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, monkeypatch: Any) -> None:
+    model = family("llama")
+    save_model(model, tmp_path)
+    whole = type(model).forward
+
+    def scaled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = whole(self, *args, **kwargs)
+        found.logits = found.logits * 1.1
+        return found
+
+    check_head(model)
+    monkeypatch.setattr(type(model), "forward", scaled)
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
+        load_student(tmp_path, "float32", "cpu")
+
+
+def test_a_family_without_fast_attention_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(family("gemma2"), tmp_path)
+    assert load_model(tmp_path).config._attn_implementation == "eager"
+    assert f"{tmp_path}: attention without" in capsys.readouterr().err
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))

@@ -37,6 +37,30 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("env_kwargs", "text"),
+    [
+        ({"max_turns": 2}, "max_turns is 3, and env_kwargs say 2"),
+        ({"split": "generated_unseen"}, "split is 'generated', and env_kwargs"),
+        ({"channel": "tool"}, "channel is 'tool'"),
+    ],
+)
+def test_the_environment_is_told_nothing_twice(
+    models: Path, tmp_path: Path, env_kwargs: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(TurngymError, match=text):
+        train(
+            "grpo",
+            student=models / "student",
+            out=tmp_path / "run",
+            env="turngym/ALFWorld-v0",
+            split="generated",
+            env_kwargs=env_kwargs,
+            **(SMALL_RUN | QUIET),
+        )
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_train_in_a_few_lines_is_what_the_command_does(models: Path, tmp_path: Path) -> None:
     result = train(
         "turnopd",
