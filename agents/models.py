@@ -14,7 +14,7 @@ from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.provenance import FILE
 from turngym.envs.core.settings import SettingsError, read_toml
-from turngym.retrieval.hub import HubError, model_folder
+from turngym.retrieval.hub import WEIGHTS, HubError, model_folder
 from turngym.retrieval.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -213,7 +213,8 @@ def _numbers(folder: Path) -> int:
     from safetensors import safe_open
 
     found = 0
-    for file in library_path(folder).glob("*.safetensors"):
+    # some come with the same weights a second time, under a name of their own
+    for file in (one for one in library_path(folder).iterdir() if WEIGHTS.fullmatch(one.name)):
         with safe_open(file, "pt") as weights:
             found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return found

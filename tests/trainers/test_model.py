@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.agents import models
 from turngym.agents.models import load_model
 from turngym.envs.core.errors import ModelError
 from turngym.trainers.models import (
@@ -137,3 +139,13 @@ def test_length_batches_hold_every_row_once_within_the_limit(lengths: list[int],
     assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= limit for batch in batches)
     flat = [lengths[row] for batch in batches for row in batch]
     assert flat == sorted(lengths, reverse=True)
+
+
+def test_weights_that_lie_there_twice_are_loaded_and_counted_once(tmp_path: Path, monkeypatch: Any) -> None:
+    save_model(tiny_qwen3(40, width=16), tmp_path)
+    counted = list[int]()
+    monkeypatch.setattr(models, "require_memory", lambda _, numbers, __: counted.append(numbers))
+    load_model(tmp_path)
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "consolidated.safetensors")
+    load_model(tmp_path)
+    assert counted[0] == counted[1] > 0
