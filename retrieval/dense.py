@@ -115,6 +115,10 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
         raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
 
 
+FROM_1, LARGEST = ("nprobe", "ef", "k_factor"), 2**31 - 1
+"""Search settings of these names are 1 at least; none is larger than faiss' whole numbers."""
+
+
 def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
     """Sets search parameters by faiss' names (`nprobe`, `efSearch`, `k_factor_rf`), through wrappers too.
 
@@ -124,14 +128,64 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
     faiss = load_faiss()
     space = faiss.ParameterSpace()
     for name, value in settings.items():
+        # faiss takes any number, cuts it to a whole one, and fails in the search or finds nothing
+        kind = name.rpartition("quantizer_")[2]
+        whole, least = not kind.startswith("k_factor"), int(kind.startswith(FROM_1))
+        number = isinstance(value, int | float) and least <= value <= LARGEST
+        if not number or (whole and value != int(value)):
+            wanted = f"a {'whole ' * whole}number from {least} to {LARGEST:,}"
+            raise RetrievalError(f"the search setting {name} is {value!r}; it must be {wanted}")
         try:
             space.set_index_parameter(index, name, value)
         except RuntimeError as error:
-            kind = type(faiss.downcast_index(index)).__name__
             raise RetrievalError(
-                f"{kind} takes no search setting {name}={value:g} ({_reason(error)}); IVF takes nprobe, HNSW efSearch, "
-                "refining indexes k_factor_rf"
+                f"{_kind(index)} takes no search setting {name}={value:g} ({_reason(error)}); IVF takes nprobe, "
+                "HNSW efSearch, refining indexes k_factor_rf"
             ) from error
+
+
+def try_index(factory: str, dim: int, parameters: Mapping[str, float], rows: int) -> None:
+    """Adds and searches as many random vectors as `rows` allow, up to 256, which takes no time beside encoding.
+
+    Kinds that must be trained are not tried, because the number of vectors that they need may be larger.
+
+    Raises:
+        RetrievalError: this kind of index cannot be filled or searched.
+    """
+    index = make_index(factory, dim)
+    if not index.is_trained or not rows:
+        return
+    vectors = np.random.default_rng(0).standard_normal((min(rows, 256), dim)).astype(np.float32)
+    add_to_index(index, vectors)
+    set_parameters(index, parameters)
+    search_index(index, vectors[:1], 1)
+
+
+def add_to_index(index: Any, vectors: np.ndarray) -> None:
+    """Adds `vectors [n, dim]` to a trained index. Raises RetrievalError where faiss cannot."""
+    try:
+        index.add(vectors)
+    except RuntimeError as error:
+        raise RetrievalError(
+            f"{_kind(index)} cannot take {len(vectors)} vectors ({_reason(error)}); try the factory Flat, SQ8, HNSW32, "
+            "IVF1024,Flat or IVF4096,SQ8"
+        ) from error
+
+
+def search_index(index: Any, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores, rows) of faiss, both `[n, k]`. Raises RetrievalError where faiss cannot search with its settings."""
+    try:
+        scores, rows = index.search(vectors, k)
+    except RuntimeError as error:
+        raise RetrievalError(
+            f"{_kind(index)} cannot be searched ({_reason(error)}); give other search settings, or build it with "
+            "another factory"
+        ) from error
+    return scores, rows
+
+
+def _kind(index: Any) -> str:
+    return type(load_faiss().downcast_index(index)).__name__
 
 
 def train_index(index: Any, vectors: np.ndarray) -> None:
@@ -225,7 +279,7 @@ class DenseRetriever:
         vectors = np.concatenate([np.zeros((0, encoder.dim), np.float32), *blocks])
         index = make_index(factory, encoder.dim)
         train_index(index, vectors)
-        index.add(vectors)
+        add_to_index(index, vectors)
         named = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
         return cls(index, passages, encoder, fingerprint=named, parameters=parameters)
 
@@ -259,7 +313,7 @@ class DenseRetriever:
         if not wanted:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
-            scores, rows = self._index.search(vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+            scores, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
         if self._exact:
             scores = _score(self._index, vectors, rows)
         rows = np.where(vectors.any(1, keepdims=True), rows, -1)

@@ -30,7 +30,7 @@ import numpy as np
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, RetrievalError, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
-from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters
+from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters, try_index
 from turngym.retrieval.encoders import (
     HashingEncoder,
     HashingFit,
@@ -347,6 +347,7 @@ class _Build:
             manifest = IndexManifest(kind=plan.kind, passages=len(store), corpus_sha256=store.sha256)
             if wants_vectors:
                 encoder, record = self._encoder()
+                try_index(plan.factory, encoder.dim, plan.parameters, len(store))
                 write_vectors(store, encoder, work / VECTORS, plan.shard_rows, self.report)
                 add_vectors(work / VECTORS, work / FAISS, plan.factory, encoder.dim, len(store), self.report)
                 parameters = {**default_parameters(plan.factory, len(store)), **plan.parameters}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.retrieval.core import Encoder, Passage, RetrievalError
-from turngym.retrieval.dense import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.dense import add_to_index, load_faiss, make_index, read_index, train_index
 from turngym.retrieval.user_files import library_path
 
 _ADD = 16_384
@@ -236,7 +236,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
             streamed = True
     if not streamed:
         for block in blocks(shards):
-            index.add(block)
+            add_to_index(index, block)
             done(len(block))
         faiss.write_index(index, str(library_path(scratch.parent) / scratch.name))
     os.replace(scratch, path)

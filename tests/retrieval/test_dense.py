@@ -24,8 +24,10 @@ from turngym.retrieval.dense import (  # noqa: E402
     make_index,
     quickest,
     read_index,
+    search_index,
     set_parameters,
     train_index,
+    try_index,
 )
 
 
@@ -108,6 +110,28 @@ def test_faiss_errors_in_words() -> None:
         make_index("IFV3", 8)
     with pytest.raises(RetrievalError, match="IndexFlat takes no search setting nprobe=3"):
         set_parameters(make_index("Flat", 8), {"nprobe": 3})
+    for factory in ("IDMap,Flat", "NSG32"):
+        with pytest.raises(RetrievalError, match=r"Index\w+ cannot take 3 vectors"):
+            try_index(factory, 8, {}, 3)
+    index = make_index("IVF1,Flat", 2)
+    train_index(index, np.eye(2, dtype=np.float32))
+    index.nprobe = 0
+    with pytest.raises(RetrievalError, match="IndexIVFFlat cannot be searched"):
+        search_index(index, np.eye(2, dtype=np.float32), 1)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e12, 2.5, "4"])
+def test_search_settings_that_faiss_would_take_and_not_mean(value: float) -> None:
+    for factory, name in (("IVF2,Flat", "nprobe"), ("HNSW8", "efSearch"), ("IVF2_HNSW8,Flat", "quantizer_efSearch")):
+        with pytest.raises(RetrievalError, match=f"{name} is {value!r}; .* whole number from 1 to"):
+            set_parameters(make_index(factory, 8), {name: value})
+    refined = make_index("Flat,RFlat", 8)
+    if value == 2.5:
+        set_parameters(refined, {"k_factor_rf": value})
+    else:
+        with pytest.raises(RetrievalError, match=f"k_factor_rf is {value!r}; .* a number from 1 to"):
+            set_parameters(refined, {"k_factor_rf": value})
+    set_parameters(make_index("IVF2,Flat", 8), {"max_codes": 0})
     with pytest.raises(RetrievalError, match="3 vectors cannot train"):
         train_index(make_index("IVF4,Flat", 8), np.zeros((3, 8), np.float32))
 

@@ -250,12 +250,22 @@ def test_a_corpus_that_was_refused_is_built_once_it_is_mended(tmp_path: Path) ->
         ({"kind": "bm52"}, "index kind 'bm52'"),
         ({"shard_rows": 0}, "shard_rows is 0"),
         ({"factory": "IVF4096,Flat"}, "230 vectors cannot train"),
+        ({"factory": "IDMap,IVF4,Flat"}, "IndexIDMap cannot take 50 vectors"),
+        ({"factory": "HNSW32", "parameters": {"efSearch": 0}}, "efSearch is 0"),
     ],
 )
 def test_plans_that_cannot_work(corpus: Path, tmp_path: Path, more: dict[str, object], words: str) -> None:
     with pytest.raises(RetrievalError, match=words):
         build_index(plan(corpus, tmp_path / "i", **more))
     assert not (tmp_path / "i").exists()
+
+
+def test_a_kind_of_index_that_cannot_be_filled_is_refused_before_encoding(corpus: Path, tmp_path: Path) -> None:
+    def no_vectors(stage: str, done: int, total: int | None) -> None:
+        assert stage == "passages"
+
+    with pytest.raises(RetrievalError, match="IndexIDMap cannot take 230 vectors"):
+        build_index(plan(corpus, tmp_path / "i", factory="IDMap,Flat"), progress=no_vectors)
 
 
 def test_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
