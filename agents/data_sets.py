@@ -32,6 +32,7 @@ from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
 from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
 from turngym.envs.webshop.products import SHOP_HOME
 from turngym.retrieval.mapped import files_under
+from turngym.retrieval.outgoing import address_problem
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import user_path
 
@@ -195,8 +196,8 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
     if start:
         # a file that has changed is sent from its beginning
         heads |= {"Range": f"bytes={start}-", "If-Range": tag.read_text(encoding="utf-8")}
-    if not url.startswith(("https://", "http://")):
-        raise DataError(f"{brief(url, 200)} is no address of the web")
+    if problem := address_problem(url):
+        raise DataError(f"{brief(url, 200)} {problem}")
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=PATIENCE) as answer:
             _check_answer(answer, url)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
@@ -25,10 +24,12 @@ from turngym.retrieval.outgoing import (
     HttpReply,
     LoopThread,
     NotReached,
+    address_problem,
     read_json,
     retry_after,
 )
-from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
+from turngym.retrieval.redaction import redacted
+from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
 
 MOST_NAME = 400
 """Characters of a server's fingerprint at most; it goes into reports."""
@@ -96,6 +97,10 @@ class ClientSettings:
     seed: int = 0
     """Seeds the jitter of the waits."""
 
+    def __post_init__(self) -> None:
+        from_1 = ("breaker_failures", "chunk", "max_query_chars", "max_answer")
+        check_numbers(self, "client", above_0=("deadline", "connect", "attempt"), from_1=from_1)
+
 
 class HttpRetriever:
     """Asks `url` (with or without `/retrieve`). Threads may share it; a forked child or a pickled copy gets its own
@@ -120,7 +125,7 @@ class HttpRetriever:
             sleep: waits between two attempts; gets the seconds.
 
         Raises:
-            RetrievalError: the url is invalid, an override is unknown, or httpx is not installed.
+            RetrievalError: the url is invalid, an override is unknown or out of range, or httpx is not installed.
         """
         try:
             import httpx  # noqa: F401
@@ -272,9 +277,10 @@ class HttpRetriever:
 
 
 def _base(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise RetrievalError(f"retriever url {url!r} is not one; write http://HOST:PORT, such as http://127.0.0.1:8000")
+    problem = address_problem(url) or ("has a ? or a # in it" if "?" in url or "#" in url else "")
+    if problem:
+        shown = f"retriever url {redacted(url)!r} {problem}"
+        raise RetrievalError(f"{shown}; write http://HOST:PORT, such as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/retrieve").rstrip("/")
 
 

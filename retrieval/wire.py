@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -50,12 +50,8 @@ class ServerSettings:
     """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
 
     def __post_init__(self) -> None:
-        for name in ("topk", "max_topk", "max_queries", "max_query_chars", "max_body", "max_batch", "workers"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("window_ms", "cache"):
-            _at_least(name, getattr(self, name), 0)
-        if not self.deadline > 0:
-            raise RetrievalError(f"server setting deadline is {self.deadline!r}; it must be more than 0 seconds")
+        from_1 = ("topk", "max_topk", "max_queries", "max_query_chars", "max_body", "max_batch", "workers")
+        check_numbers(self, "server", above_0=("deadline",), from_1=from_1)
         if self.topk > self.max_topk:
             raise RetrievalError(f"server setting topk is {self.topk}, more than max_topk, {self.max_topk}")
         if self.max_waiting < self.max_queries:
@@ -65,9 +61,19 @@ class ServerSettings:
             )
 
 
-def _at_least(name: str, value: float, least: int) -> None:
-    if not value >= least:
-        raise RetrievalError(f"server setting {name} is {value!r}; it must be at least {least}")
+def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1: Collection[str]) -> None:
+    """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
+
+    Those `above_0` are more than 0, those `from_1` at least 1, all others at least 0.
+    """
+    for field in fields(settings):
+        name, value = field.name, getattr(settings, field.name)
+        least, wanted = int(name in from_1), "a whole number" if isinstance(field.default, int) else "a finite number"
+        kind = int if isinstance(field.default, int) else (int, float)
+        number = isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
+        if not number or (name in above_0 and value == 0):
+            limit = "more than 0" if name in above_0 else f"at least {least}"
+            raise RetrievalError(f"{whose} setting {name} is {value!r}; it must be {wanted}, {limit}")
 
 
 FIELDS = ("queries", "query", "topk", "return_scores")

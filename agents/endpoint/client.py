@@ -38,6 +38,7 @@ from turngym.retrieval.outgoing import (
     HttpClient,
     NotReached,
     TooLate,
+    address_problem,
 )
 from turngym.retrieval.redaction import redacted
 
@@ -170,9 +171,9 @@ class Address:
     def of(cls, base_url: str, key_env: str) -> Address:
         """Raises AgentError for an invalid address, one with a password in it, and a missing key."""
         url = base_url or os.environ.get("OPENAI_BASE_URL") or HOSTED
-        if not url.startswith(("http://", "https://")):
-            raise AgentError(f"--base-url {url!r} must begin with http:// or https://")
         refuse_credentials("--base-url", url)
+        if problem := address_problem(url):
+            raise AgentError(f"--base-url {redacted(url)!r} {problem}")
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")

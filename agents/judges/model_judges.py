@@ -15,8 +15,8 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.envs.core.task import task_number
-from turngym.retrieval.outgoing import LoopThread
-from turngym.retrieval.redaction import without_keys
+from turngym.retrieval.outgoing import LoopThread, address_problem
+from turngym.retrieval.redaction import redacted, without_keys
 
 LIMIT = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""
@@ -85,6 +85,8 @@ class HttpJudge:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
+        if problem := address_problem(self.options.judge):
+            raise AgentError(f"--judge {redacted(self.options.judge)!r} {problem}")
         self._client = EndpointClient(
             address=Address(base_url=self.options.judge, key_env=KEY),
             model=self.options.judge_model,

@@ -21,8 +21,8 @@ from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
+from turngym.retrieval.redaction import excerpt, redacted
 from turngym.retrieval.user_files import json_file
 
 
@@ -207,8 +207,8 @@ class Connection:
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise ServerError(f"server {self.url!r} must begin with http:// or https://")
+        if problem := address_problem(self.url):
+            raise ServerError(f"server {redacted(self.url)!r} {problem}")
         need("httpx", "a server", "serve")
         key = os.environ.get(KEY)
         self._http = HttpClient(

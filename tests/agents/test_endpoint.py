@@ -476,6 +476,7 @@ def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytes
         rollout(jobs(1, 1), make, agent_for(make, "http://127.0.0.1:9/v1"))
     for url, problem in (
         ("127.0.0.1:80", "must begin with http"),
+        ("http://127.0.0.1:99999/v1", "99999.* a port that is no number"),
         ("http://me:pw@host/v1", "address with a user or a password"),
     ):
         with pytest.raises(TurngymError, match=problem):

@@ -229,6 +229,8 @@ def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
     assert found.votes == (None, None)
     assert "ConnectError" in found.error
     assert judge.judge([]) == []
+    with pytest.raises(TurngymError, match=r"--judge 'http://127\.0\.0\.1:0' has a port"):
+        HttpJudge(options=JudgeOptions(judge="http://127.0.0.1:0"))
     for name in ("judge_votes", "judge_parallel", "judge_tries"):
         with pytest.raises(SettingsError, match=f"{name} is 0; valid: at least 1"):
             JudgeOptions(**{name: 0})

@@ -63,6 +63,8 @@ def test_no_server_and_no_sglang_server() -> None:
         Fleet(urls=[]).open()
     with pytest.raises(ServerError, match="must begin with http"):
         Fleet(urls=["127.0.0.1:30000"]).open()
+    with pytest.raises(ServerError, match=":-1' has a port"):
+        Fleet(urls=["http://127.0.0.1:-1"]).open()
     with FakeServer() as server:
         server.orders.append(lambda path, body: (404, {"detail": "Not Found"}))
         with pytest.raises(ServerError, match=r"neither an SGLang nor a vLLM server: .*404"):

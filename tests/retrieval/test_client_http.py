@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from servers import Answer, JsonServer
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_retriever import Breaker
+from turngym.retrieval.outgoing import address_problem
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply
 
 pytest.importorskip("httpx", reason="the client needs turngym[serve]")
@@ -393,10 +395,31 @@ def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
         client("http://127.0.0.1:1").search(["a"], k)
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host?x=1"])
+PORTS = [f"http://127.0.0.1:{port}" for port in (99999, -1, 0, "x")]
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host?x=1", "http://host?"])
 def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(RetrievalError, match="is not one; write http://HOST:PORT"):
+    with pytest.raises(RetrievalError, match="write http://HOST:PORT"):
         HttpRetriever(url)
+
+
+@pytest.mark.parametrize("url", [*PORTS, "http://[::1", "http://a b", "http://127.0.0.1:8000/ retrieve", "http://a\t"])
+def test_urls_that_no_client_could_ask(url: str) -> None:
+    """The one check of all addresses: retrievers, endpoints, policy servers, judges, mirrors."""
+    assert address_problem(url)
+    with pytest.raises(RetrievalError, match=re.escape(repr(url))):
+        HttpRetriever(url)
+    assert not any(map(address_problem, ("http://host", "https://[::1]:80/v1?x=1#y", "HTTP://me:pw@host:65535")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("deadline", "5"), ("deadline", 0), ("attempt", math.inf), ("cache", -1), ("chunk", 0), ("seed", 1.5)],
+)
+def test_settings_that_no_client_can_have(name: str, value: Any) -> None:
+    with pytest.raises(RetrievalError, match=f"client setting {name} is {value!r}"):
+        HttpRetriever("http://host", **{name: value})
 
 
 def test_urls_and_settings(client: Any) -> None:

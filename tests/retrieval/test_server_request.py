@@ -117,7 +117,9 @@ def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"topk": 0}, "topk is 0; it must be at least 1"),
+        ({"topk": 0}, "topk is 0; it must be a whole number, at least 1"),
+        ({"topk": "3"}, "topk is '3'"),
+        ({"cache": -1}, "cache is -1"),
         ({"topk": 9, "max_topk": 5}, "topk is 9, more than max_topk, 5"),
         ({"deadline": 0.0}, "deadline is 0.0"),
         ({"window_ms": float("nan")}, "window_ms is nan"),
