@@ -119,6 +119,8 @@ def _line_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
 
 
 def _table_rows(path: Path, delimiter: str, error: type[Exception]) -> Iterator[Row]:
+    # csv has one limit for the whole process. It is raised and never put back: a reader in another thread may need it
+    csv.field_size_limit(max(LONGEST, csv.field_size_limit()))
     reader = csv.reader((text for _, text in _decoded_lines(path, error)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     number = 0
@@ -134,7 +136,10 @@ def _table_rows(path: Path, delimiter: str, error: type[Exception]) -> Iterator[
                     raise error(f"{path}, line {reader.line_num}: {len(cells)} cells; the header has {len(header)}")
                 yield Row(number, reader.line_num, dict(zip(header, cells, strict=True)))
     except csv.Error as reason:
-        raise error(f"{path}, line {reader.line_num}: not a row of the table: {reason}") from None
+        # csv's own text advises how to open the file
+        ends = "new-line character" in str(reason)
+        what = "a carriage return alone ends a line; save it with the line ends of Unix or Windows" if ends else reason
+        raise error(f"{path}, line {reader.line_num}: not a row of the table: {what}") from None
 
 
 def _decoded_lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, str]]:

@@ -67,6 +67,10 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
         ("line 3", {"id": "1", "text": "a, b\nc"}),
         ("line 5", {"id": "2", "text": ""}),
     ]
+    # as long as a row of JSON may be, far beyond csv's own limit
+    long, lines = "x" * 200_000, "y\n" * 100_000
+    (tmp_path / "long.csv").write_text(f'id,text\n1,{long}\n2,"{lines}"\n', encoding="utf-8")
+    assert [len(row["text"]) for _, row in found(tmp_path / "long.csv")] == [len(long), len(lines)]
     assert [place for place, _ in found(tmp_path / "blank.jsonl")] == ["line 2", "line 4"]
     assert [place for place, _ in found(tmp_path / "array.json")] == ["row 1", "row 2"]
 
@@ -87,6 +91,7 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
         ("a.tsv", b"a\tb\n1\t2\t3\n", "line 2: 3 cells; the header has 2"),
         ("a.tsv", b"a\ta\n1\t2\n", "line 1: two columns have one name"),
         ("a.csv", b'a,b\n"1,2\n', "line 2: not a row of the table"),
+        ("a.csv", b"a,b\r1,2\r", "line 1: not a row of the table: a carriage return alone"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], "cannot be read further"),
         ("a.jsonl.gz", b"\x1f\x8b" + b"nonsense", "cannot be read further"),
         ("a.jsonl.xz", lzma.compress(b"{}"), "is compressed by xz; valid: JSON or a table as text"),
