@@ -48,11 +48,25 @@ def read_parquet(
                 unpacked += batch.nbytes
                 if unpacked > most:
                     raise error(f"{path}: its first {number:,} rows have more than {most:,} bytes")
-                for row in batch.to_pylist():
+                for row in _rows(batch, path, error):
                     number += 1
                     yield row
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as reason:
         raise error(f"{path} cannot be read as parquet: {reason}") from reason
+
+
+def _rows(batch: Any, path: Path, error: type[Exception]) -> Iterator[dict[str, Any]]:
+    """The rows of a batch. Raises `error`, which names the column, for a value that Python cannot have."""
+    values: dict[str, list[Any]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            values[name] = column.to_pylist()
+        # a time zone that this machine does not know is a KeyError
+        except (KeyError, ValueError, OverflowError) as reason:
+            what = f"{type(reason).__name__}: {reason}"
+            raise error(f"{path}, column {name!r}: values that cannot be read ({what})") from reason
+    for number in range(batch.num_rows):
+        yield {name: column[number] for name, column in values.items()}
 
 
 def arrow_modules(error: type[Exception]) -> tuple[Any, Any]:

@@ -341,6 +341,7 @@ def test_parquet_structs_numbers_and_columns_that_are_not_read(tmp_path: Path) -
         (arrow.array([[("a", 1)], []], arrow.map_(arrow.string(), arrow.int64())), "row 1: answer is"),
         (arrow.array([0, 1], arrow.timestamp("s")), "row 1: answer is"),
         (arrow.array([0, 1], arrow.date32()), "row 1: answer is"),
+        (arrow.array([0, 1], arrow.timestamp("s", tz="Mars/Olympus")), "d.parquet, column 'answer': "),
         (arrow.array(["Ann", None]), "row 2: the accepted answers are missing"),
     ):
         with pytest.raises(TaskError) as caught:
