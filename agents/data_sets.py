@@ -160,7 +160,12 @@ def get(
             for file in known.files:
                 url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
                 fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
-            _install(name, known, kept, folder)
+            try:
+                _install(name, known, kept, folder)
+            except TurngymError:
+                # files that do not belong here must not be found by a run that names another mirror
+                shutil.rmtree(kept)
+                raise
             shutil.rmtree(kept)
     except OSError as error:
         what = "the disk is full; make room and run it again" if error.errno == errno.ENOSPC else error.strerror

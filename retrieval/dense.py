@@ -115,8 +115,8 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
         raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
 
 
-FROM_1, LARGEST = ("nprobe", "ef", "k_factor"), 2**31 - 1
-"""Search settings of these names are 1 at least; none is larger than faiss' whole numbers."""
+RANGES = {"nprobe": (1, 2**20), "ef": (1, 2**20), "k_factor": (1, 2**10)}
+"""Least and largest value of search settings by how their names begin. Memory grows with the last two."""
 
 
 def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
@@ -130,10 +130,11 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
     for name, value in settings.items():
         # faiss takes any number, cuts it to a whole one, and fails in the search or finds nothing
         kind = name.rpartition("quantizer_")[2]
-        whole, least = not kind.startswith("k_factor"), int(kind.startswith(FROM_1))
-        number = isinstance(value, int | float) and least <= value <= LARGEST
+        least, most = next((found for start, found in RANGES.items() if kind.startswith(start)), (0, 2**31 - 1))
+        whole = not kind.startswith("k_factor")
+        number = isinstance(value, int | float) and least <= value <= most
         if not number or (whole and value != int(value)):
-            wanted = f"a {'whole ' * whole}number from {least} to {LARGEST:,}"
+            wanted = f"a {'whole ' * whole}number from {least} to {most:,}"
             raise RetrievalError(f"the search setting {name} is {value!r}; it must be {wanted}")
         try:
             space.set_index_parameter(index, name, value)

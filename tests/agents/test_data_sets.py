@@ -136,7 +136,7 @@ def test_games_are_added_beside_what_is_there(tmp_path: Path, mirror: Any, relea
         get("alfworld", out=tmp_path, mirror=mirror.url)
     assert games[0].read_text() == "changed"
     assert not games[1].exists()
-    assert not (tmp_path / ".turngym.unpacking").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["json_2.1.1"]
 
 
 def test_a_shop_and_questions_of_ones_own_are_not_replaced(
@@ -153,7 +153,7 @@ def test_a_shop_and_questions_of_ones_own_are_not_replaced(
         (folder / own).write_text("mine")
         with pytest.raises(TurngymError, match=f"{own} has other content"):
             get(name, out=folder, mirror=mirror.url)
-        assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [own]
+        assert [path.name for path in folder.iterdir()] == [own]
         assert (folder / own).read_text() == "mine"
         (folder / own).unlink()
         for _ in range(2):
