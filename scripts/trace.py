@@ -30,7 +30,7 @@ from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
 from turngym.envs.spaces import printable
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.redaction import brief, excerpt
 from turngym.retrieval.user_files import named_path
 from turngym.scripts.command_line import run_verb
 from turngym.scripts.report_data import name_of_run
@@ -434,7 +434,8 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     _must_be_new(command.out)
-    episodes = (episode for _, episode in selected(command.files, command.select))
+    # a seed may have any number of digits, Parquet's numbers have 64 bits
+    episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
     if command.rows == "trajectories":
         from turngym.trainers.adapters.datasets import write_parquet
 
@@ -454,6 +455,13 @@ def _parquet(command: Parquet) -> int:
             total += len(rows)
     print(f"{total} turns in {command.out}")
     return 0
+
+
+def _with_short_seed(path: Path, episode: Episode) -> Episode:
+    if not -(2**63) <= episode.seed < 2**63:
+        where = f"{path}: episode {episode.task.task_id} sample {episode.sample}"
+        raise TurngymError(f"{where} has seed {brief(episode.seed, 40)}; Parquet holds seeds of 64 bits")
+    return episode
 
 
 def _html(command: Html) -> int:

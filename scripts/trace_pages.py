@@ -24,7 +24,7 @@ from turngym.envs.core.episode import Episode, Turn, outcome_of
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json
+from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json, has_checksum
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
 from turngym.retrieval.user_files import json_of
@@ -146,7 +146,8 @@ HEAD = re.compile(
     rb'\{"schema":1,"task":(\{[^{}]*\}),"seed":(-?\d+),"sample":(-?\d+),"group":(-?\d+),"status":"(\w+)",'
     rb'"success":(true|false),"ret":("?[-\w.+]+"?),"score":("?[-\w.+]+"?),'
 )
-"""The first bytes of a line as TraceWriter writes it. Lines that begin otherwise are parsed as a whole."""
+"""The first bytes of a line as TraceWriter writes it. Lines that begin otherwise, or have no checksum, are parsed as a
+whole: anyone may have written them."""
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 _TURN = b'{"index":'
 SORTS = ("order", "task", "turns", "ret", "score", "invalid")
@@ -200,7 +201,7 @@ class TraceIndex:
             line = file.read(int(self.length[place]))
         try:
             return episode_from_json(line.decode("utf-8"))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise TraceError(f"{self.path} has changed since it was opened: {error}") from error
 
     def attempts(self, task: str) -> list[int]:
@@ -303,7 +304,7 @@ def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> Tr
 def _facts(line: bytes) -> tuple[Any, ...] | None:
     """Task id, sample, turns, return, score, success, status, category; None for a line that is no episode."""
     head = HEAD.match(line)
-    if head is None or not line.endswith(b"\n"):
+    if head is None or not line.endswith(b"\n") or not has_checksum(line):
         return _parsed(line)
     try:
         check_checksum(line)
@@ -318,7 +319,7 @@ def _facts(line: bytes) -> tuple[Any, ...] | None:
 def _parsed(line: bytes) -> tuple[Any, ...] | None:
     try:
         item = episode_from_json(line.decode("utf-8"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except ValueError:
         return None
     head = (item.task.task_id, item.sample, item.depth, item.episode_return, item.score, item.success)
     return *head, item.status.value, item.task.category

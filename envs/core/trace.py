@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any, cast, get_args, overload
 
 import numpy as np
 from filelock import SoftFileLock
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, EpisodeError, Span, Status, TopK, Turn, check_numbers
+from turngym.envs.core.episode import Episode, EpisodeError, Origin, Span, Status, TopK, Turn, check_numbers
 from turngym.envs.core.errors import TurngymError, is_disk_full
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.task import Task, Verdict
@@ -77,18 +77,11 @@ def episode_to_json(episode: Episode) -> str:
         ) from None
 
 
-def _task(record: Mapping[str, Any]) -> Task:
-    """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
-    for name, value in record.items():
-        if not isinstance(value, str):
-            raise ValueError(f"its task's {name} is {brief(value, 80)}")
-    return Task(**record)
-
-
 def episode_from_json(line: str) -> Episode:
     """Reads the episode of one line. A line without a checksum passes, for a person may have edited it.
 
-    Raises TraceError for a newer schema; ValueError, KeyError or TypeError for damage, such as another checksum.
+    Raises TraceError for a newer schema; ValueError for damage: another checksum, a field that is missing or of another
+    type.
     """
     check_checksum(line.encode("utf-8", "surrogatepass"))
     record = json_of(line)
@@ -97,30 +90,34 @@ def episode_from_json(line: str) -> Episode:
     version = record["schema"]
     if isinstance(version, int) and version > SCHEMA:
         raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
-    if version != SCHEMA:
+    if type(version) is not int or version != SCHEMA:
         raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
-    return Episode(
-        task=_task(record["task"]),
-        seed=record["seed"],
-        sample=record["sample"],
-        group=record["group"],
-        status=Status(record["status"]),
-        success=record["success"],
-        episode_return=float(record["ret"]),
-        score=float(record["score"]),
-        system=record["system"],
-        segments=tuple(np.array(segment, dtype=np.int32) for segment in record["segments"]),
-        turns=tuple(_turn_from_record(turn) for turn in record["turns"]),
-        final_observation=record["final_observation"],
-        timings={name: float(value) for name, value in record["timings"].items()},
-        meta=_meta(record["meta"]),
-    )
+    facts = _read(record, _EPISODE)
+    try:
+        return Episode(
+            task=_task(facts.pop("task")),
+            episode_return=facts.pop("ret"),
+            turns=tuple(_turn_from_record(turn, place) for place, turn in enumerate(facts.pop("turns"))),
+            meta=_meta(facts.pop("meta")),
+            **facts,
+        )
+    except EpisodeError as error:
+        raise ValueError(str(error)) from None
 
 
-def _meta(found: Any) -> dict[str, Any]:
+def _task(record: Mapping[str, Any]) -> Task:
+    """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
+    for name, value in record.items():
+        if not isinstance(value, str):
+            raise ValueError(f"its task's {name} is {brief(value, 80)}")
+    try:
+        return Task(**record)
+    except TypeError as error:
+        raise ValueError(f"its task is {brief(record, 80)}: {error}") from None
+
+
+def _meta(found: dict[str, Any]) -> dict[str, Any]:
     """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
-    if not isinstance(found, dict):
-        raise ValueError(f"its meta is {brief(found, 80)}")
     panel = found.get("panel", {})
     kinds: dict[str, Any] = {"make": dict, "panel": dict, "goal_rate": float | int | None}
     kinds |= {"temperature": float | int | None, "name": str | None, "tasks": int}
@@ -140,17 +137,8 @@ def _floats(values: NDArray[np.float32]) -> list[float | str]:
     return [_number(float(text)) for text in np.asarray(values, dtype=np.float32).astype(str)]
 
 
-def _float_array(values: list[float | str]) -> NDArray[np.float32]:
-    return np.array([float(value) for value in values], dtype=np.float32)
-
-
 def _ints(values: Iterable[int]) -> list[int]:
     return [int(value) for value in values]
-
-
-def _span(pair: Sequence[int]) -> Span:
-    start, stop = pair
-    return start, stop
 
 
 def _teacher_record(teacher: TopK) -> dict[str, Any]:
@@ -163,44 +151,148 @@ def _teacher_record(teacher: TopK) -> dict[str, Any]:
     }
 
 
-def _teacher(record: Mapping[str, Any]) -> TopK:
-    ids = np.array(record["ids"], dtype=np.int32).reshape((-1, record["k"]))
-    tail = None if "tail" not in record else _float_array(record["tail"]).reshape(len(ids))
-    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape), tail=tail)
+# Anyone may have written a line, and nothing behind this point asks for types: each reader below takes one JSON type.
+
+Read = Callable[[Any], Any]
+"""From the JSON value of a field to the value that an episode has; raises ValueError for one of another type."""
+
+
+def _read(record: Mapping[str, Any], fields: Mapping[str, Read], whose: str = "") -> dict[str, Any]:
+    """The values of all `fields`. Raises ValueError, which names the field and its value."""
+    values, name = {}, ""
+    try:
+        for name, read in fields.items():
+            value = record[name]
+            values[name] = None if value is None and name in _MAY_BE_NONE else read(value)
+    except KeyError:
+        raise ValueError(f"{whose}the field {name!r} is missing") from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{whose}its {name} is {brief(record[name], 80)}; {error}") from error
+    return values
+
+
+def _of(kind: type, valid: str) -> Read:
+    # the exact type: isinstance would take true for the number 1
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"it must be {valid}")
+        return value
+
+    return read
+
+
+_text, _list, _object = _of(str, "a text"), _of(list, "a list"), _of(dict, "an object")
+_flag, _whole = _of(bool, "true or false"), _of(int, "a whole number")
+
+
+def _count(value: Any) -> int:
+    """A whole number that tables and arrays can hold."""
+    if not -(2**63) <= _whole(value) < 2**63:
+        raise ValueError("it must be a whole number of 64 bits")
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    """A number, or what `_number` writes for one that JSON cannot hold."""
+    if type(value) in (float, int) or value in ("inf", "-inf", "nan"):
+        return float(value)
+    raise ValueError("it must be a number")
+
+
+_ORIGINS = get_args(Origin)
+
+
+def _origin(value: Any) -> Origin:
+    if value not in _ORIGINS:
+        raise ValueError(f"valid: {', '.join(_ORIGINS)}")
+    return cast(Origin, value)
+
+
+def _all(kind: type, values: Any) -> bool:
+    # one pass in C, for a list may hold thousands of ids
+    return set(map(type, _list(values))) <= {kind}
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not _all(str, values):
+        raise ValueError("it must be a list of texts")
+    return tuple(values)
+
+
+def _reals(values: Any) -> list[float]:
+    return cast(list[float], values) if _all(float, values) else [_real(value) for value in values]
+
+
+def _id_array(values: Any) -> NDArray[np.int32]:
+    try:
+        # unlike NumPy, array() refuses 1.7; it takes true for 1, so the types of zeros and ones are looked at: those of
+        # thousands of ids would take as long as all else
+        ids = np.array(array("i", _list(values)), dtype=np.int32)
+        whole = _all(int, [values[place] for place in np.flatnonzero(ids >> 1 == 0)])
+    except TypeError:
+        whole = False
+    if not whole:
+        raise ValueError("it must be a list of whole numbers")
+    return ids
+
+
+def _float_array(values: Any) -> NDArray[np.float32]:
+    return np.array(_reals(values), dtype=np.float32)
+
+
+def _span(pair: Any) -> Span:
+    start, stop = _list(pair)
+    return _whole(start), _whole(stop)
+
+
+def _version_span(values: Any) -> tuple[int, int, int]:
+    version, start, stop = _list(values)
+    return _count(version), _whole(start), _whole(stop)
+
+
+def _teacher(record: Any) -> TopK:
+    fields = {"k": _whole, "ids": _id_array, "logp": _float_array, "tail": _float_array}
+    values = _read(record, {name: read for name, read in fields.items() if name != "tail" or name in _object(record)})
+    ids = values["ids"].reshape((-1, values["k"]))
+    tail = None if "tail" not in values else values["tail"].reshape(len(ids))
+    return TopK(ids=ids, logp=values["logp"].reshape(ids.shape), tail=tail)
 
 
 def _as_it_is(value: Any) -> Any:
     return value
 
 
-_FIELDS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "index": (int, _as_it_is),
-    "observation": (_as_it_is, _as_it_is),
-    "admissible": (list, tuple),
-    "response": (_as_it_is, _as_it_is),
-    "action": (_as_it_is, _as_it_is),
+_FIELDS: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
+    "index": (int, _whole),
+    "observation": (_as_it_is, _text),
+    "admissible": (list, _texts),
+    "response": (_as_it_is, _text),
+    "action": (_as_it_is, _text),
     "verdict": (str, Verdict),
-    "reward": (_number, float),
-    "segment": (int, _as_it_is),
+    "reward": (_number, _real),
+    "segment": (int, _count),
     "prompt_span": (_ints, _span),
     "response_span": (_ints, _span),
     "logprobs": (_floats, _float_array),
-    "finish": (_as_it_is, _as_it_is),
-    "policy_version": (int, _as_it_is),
-    "origin": (_as_it_is, _as_it_is),
-    "judge_scores": (lambda scores: [*map(_number, scores)], lambda scores: tuple(map(float, scores))),
-    "hint": (_as_it_is, _as_it_is),
+    "finish": (_as_it_is, _text),
+    "policy_version": (int, _count),
+    "origin": (_as_it_is, _origin),
+    "judge_scores": (lambda scores: [*map(_number, scores)], lambda scores: tuple(_reals(scores))),
+    "hint": (_as_it_is, _text),
     "teacher": (_teacher_record, _teacher),
 }
 """How each field of a turn is written and read, in the order of a line; None stays None."""
-_OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "progress": (_number, float),
-    "judge_votes": (list, tuple),
-    "judge_cut": (_as_it_is, _as_it_is),
-    "hint_prompt_ids": (_ints, lambda ids: np.array(ids, dtype=np.int32)),
-    "excluded": (_as_it_is, _as_it_is),
-    "begun": (_as_it_is, _as_it_is),
-    "version_spans": (lambda spans: [*map(list, spans)], lambda spans: tuple((v, a, b) for v, a, b in spans)),
+_OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
+    "progress": (_number, _real),
+    "judge_votes": (list, lambda votes: tuple(None if vote is None else _text(vote) for vote in _list(votes))),
+    "judge_cut": (_as_it_is, _count),
+    "hint_prompt_ids": (_ints, _id_array),
+    "excluded": (_as_it_is, _text),
+    "begun": (_as_it_is, _count),
+    "version_spans": (
+        lambda spans: [*map(list, spans)],
+        lambda spans: tuple(map(_version_span, _list(spans))),
+    ),
 }
 """How fields that most turns lack are written and read; a line has only those that differ from their default."""
 _DEFAULTS = {name: Turn.__dataclass_fields__[name].default for name in _OPTIONAL}
@@ -218,11 +310,34 @@ def _turn_to_record(turn: Turn) -> dict[str, Any]:
     return record
 
 
-def _turn_from_record(record: Mapping[str, Any]) -> Turn:
-    values = {name: (record[name], read) for name, (_, read) in _FIELDS.items()}
-    values |= {name: (record[name], read) for name, (_, read) in _OPTIONAL.items() if name in record}
-    facts: dict[str, Any] = {name: None if value is None else read(value) for name, (value, read) in values.items()}
-    return Turn(**facts)
+_READ = {name: read for name, (_, read) in _FIELDS.items()}
+_READ_OPTIONAL = {name: read for name, (_, read) in _OPTIONAL.items()}
+_MAY_BE_NONE = frozenset(name for name, field in Turn.__dataclass_fields__.items() if field.type.endswith("| None"))
+_EPISODE: Mapping[str, Read] = {
+    "task": _object,
+    # may have any number of digits
+    "seed": _whole,
+    "sample": _count,
+    "group": _count,
+    "status": Status,
+    "success": _flag,
+    "ret": _real,
+    "score": _real,
+    "system": _text,
+    "segments": lambda segments: tuple(map(_id_array, _list(segments))),
+    "turns": _list,
+    "final_observation": _text,
+    "timings": lambda timings: {name: _real(value) for name, value in _object(timings).items()},
+    "meta": _object,
+}
+"""How each field of an episode is read."""
+
+
+def _turn_from_record(record: Any, place: int) -> Turn:
+    if type(record) is not dict:
+        raise ValueError(f"turn {place} is {brief(record, 80)}; it must be an object")
+    whose, optional = f"turn {place}: ", {name: _READ_OPTIONAL[name] for name in record.keys() & _READ_OPTIONAL.keys()}
+    return Turn(**_read(record, _READ, whose), **_read(record, optional, whose))
 
 
 _MARK, _END = b',"crc":"', b'"}'
@@ -363,16 +478,13 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
             torn = not line.endswith(b"\n")
             try:
                 item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
-            # before TurngymError below: a newer schema concerns the whole file
+            # a newer schema concerns the whole file
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
-            except (
-                *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
-                TurngymError,
-            ) as error:
+            except ValueError as error:
                 item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
                 # an id or a number that no array can hold
-                if vocabulary is not None and isinstance(error, OverflowError):
+                if vocabulary is not None and isinstance(error.__cause__, OverflowError):
                     raise TraceError(f"{path}, line {number}: {error}") from error
             if vocabulary is not None and isinstance(item, Episode):
                 try:
@@ -410,7 +522,7 @@ class TraceEpisodes(Sequence[Episode]):
                 for place in places:
                     file.seek(place)
                     yield episode_from_json(file.readline().decode("utf-8"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
 
 
@@ -454,11 +566,9 @@ def trace_errors(path: Path, kept: str) -> Iterator[None]:
         raise TraceError(f"{path} cannot be written: {why}; {kept}") from error
 
 
-def _reason(error: Exception, torn: bool) -> str:
+def _reason(error: ValueError, torn: bool) -> str:
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
         text = f"not valid JSON ({error})"
-    elif isinstance(error, KeyError):
-        text = f"the field {error} is missing"
     else:
         text = str(error) or type(error).__name__
     return f"torn: the file ends inside this line; {text}" if torn else text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,30 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
         (lambda record: record["turns"][0].update(verdict="fine"), "'fine' is not a valid Verdict"),
         (lambda record: record["turns"][0].update(response_span=[0]), "not enough values"),
         (lambda record: record["turns"][0].update(response_span=[0, 9], segment=3), "segment 3"),
+        (lambda record: record.update(schema=True), "schema version True"),
+        (lambda record: record.update(task=["x"]), "its task is ['x']"),
+        (lambda record: record.update(success="false"), "its success is 'false'; it must be true or false"),
+        (lambda record: record.update(success=1), "its success is 1"),
+        (lambda record: record.update(seed="5"), "its seed is '5'"),
+        (lambda record: record.update(sample=True), "its sample is True"),
+        (lambda record: record.update(group=2**70), "its group is 1180591620717411303424"),
+        (lambda record: record.update(score="5"), "its score is '5'"),
+        (lambda record: record.update(ret=None), "its ret is None"),
+        (lambda record: record.update(segments=[[1.7, 2]]), "its segments is [[1.7, 2]]"),
+        (lambda record: record.update(segments=[[5, True]]), "its segments is [[5, True]]"),
+        (lambda record: record.update(turns={}), "its turns is {}; it must be a list"),
+        (lambda record: record.update(turns=[3]), "turn 0 is 3"),
+        (lambda record: record.update(final_observation=5), "its final_observation is 5; it must be a text"),
+        (lambda record: record.update(timings={"env": "x"}), "its timings is {'env': 'x'}"),
+        (lambda record: record["turns"][0].update(observation=5), "turn 0: its observation is 5"),
+        (lambda record: record["turns"][0].update(response=None), "turn 0: its response is None"),
+        (lambda record: record["turns"][0].update(reward=None), "turn 0: its reward is None"),
+        (lambda record: record["turns"][0].update(admissible=[5]), "turn 0: its admissible is [5]"),
+        (lambda record: record["turns"][0].update(finish=[1]), "turn 0: its finish is [1]"),
+        (lambda record: record["turns"][0].update(policy_version="x"), "turn 0: its policy_version is 'x'"),
+        (lambda record: record["turns"][0].update(origin="noisy"), "'noisy'; valid: policy, demonstration, noise"),
+        (lambda record: record["turns"][0].update(teacher={"k": 1.0}), "its k is 1.0"),
+        (lambda record: record["turns"][0].pop("action"), "turn 0: the field 'action' is missing"),
     ],
 )
 def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) -> None:
@@ -221,6 +247,43 @@ def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) ->
     assert [problem.line for problem in problems] == [2]
     assert reason in problems[0].reason
     assert "torn" not in problems[0].reason
+
+
+def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (holder, key) in a value of JSON."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield value, key
+        yield from leaves(item)
+
+
+ODD = [None, True, 0, -1, 1.5, 2**70, 10**400, math.nan, "", "x", "5", "\ud800", [], [None], [1.5], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:8])
+def test_a_line_with_any_odd_value_is_an_episode_that_can_be_written_or_damaged(odd: Any) -> None:
+    full = turn(
+        logprobs=np.array([-0.5], np.float32),
+        response_span=(0, 1),
+        judge_scores=(1.0,),
+        judge_votes=("good", None),
+        hint="h",
+        hint_prompt_ids=np.array([3], np.int32),
+        version_spans=((2, 0, 1),),
+        progress=0.5,
+        teacher=TopK(ids=np.array([[4]], np.int32), logp=np.zeros((1, 1), np.float32), tail=np.zeros(1, np.float32)),
+    )
+    line = episode_to_json(episode(full, segments=(np.array([4], np.int32),), timings={"env": 1.0}, meta={"a": 1}))
+    record = json.loads(line.rpartition(',"crc"')[0] + "}")
+    for holder, key in list(leaves(record)):
+        was, holder[key] = holder[key], odd
+        with contextlib.suppress(ValueError, TraceError):
+            read = episode_from_json(json.dumps(record))
+            assert type(read.success) is bool
+            assert type(read.turns) is tuple
+            # a number in `meta` that JSON cannot hold is a TraceError
+            again = episode_to_json(read)
+            assert episode_to_json(episode_from_json(again)) == again
+        holder[key] = was
 
 
 def test_what_a_task_shares_with_others_is_kept_and_no_part_of_it() -> None:

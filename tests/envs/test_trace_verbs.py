@@ -128,6 +128,17 @@ def test_no_files_is_an_error() -> None:
         trace.main(["print"])
 
 
+@pytest.mark.parametrize("rows", ["turns", "trajectories"])
+def test_a_seed_that_parquet_cannot_hold_is_one_line(rows: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.parquet")
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(replace(episode(0, won=True), seed=2**70))
+    argv = ["parquet", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "t.parquet"), "--rows", rows]
+    with pytest.raises(TurngymError, match="sample 0 has seed 1180591620717411303424"):
+        trace.main(argv)
+    assert not (tmp_path / "t.parquet").exists()
+
+
 def test_parquet_has_one_row_per_turn(file: Path, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     assert trace.main(["parquet", str(file), "--out", str(tmp_path / "t.parquet")]) == 0

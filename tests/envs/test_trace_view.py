@@ -110,6 +110,15 @@ def test_the_index_says_what_the_episodes_say(index: TraceIndex, episodes: list[
         assert index.verdicts[place].tolist() == counted, "what is said in a turn is not a turn"
 
 
+@pytest.mark.parametrize(("was", "odd"), [('"score":0.5', '"score":"x"'), ('"sample":0', f'"sample":{2**70}')])
+def test_a_line_without_a_checksum_is_read_as_a_whole(was: str, odd: str, tmp_path: Path) -> None:
+    unsealed = episode_to_json(episode(0)).rpartition(',"crc"')[0] + "}\n"
+    assert was in unsealed
+    (tmp_path / "t.jsonl").write_text(unsealed + unsealed.replace(was, odd))
+    index = index_trace(tmp_path / "t.jsonl")
+    assert (len(index), index.skipped) == (1, 1)
+
+
 def test_a_torn_last_line_is_skipped(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     assert (len(index_trace(path)), index_trace(path).skipped) == (5, 2)
