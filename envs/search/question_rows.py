@@ -39,6 +39,8 @@ _FORM = '{"question": ..., "golden_answers": [...]}'
 _PREFIX = "searchR1_"
 _NO_ID = ("None", "null")
 """Texts that stand for a missing id in published files."""
+_UNLABELED = "<unk>"
+"""What Hugging Face's TriviaQA has for the answers of its test split, which are not public."""
 _PYTHON = re.compile(r"\s*[\[{]\s*['\"].*[\]}]\s*", re.DOTALL)
 """A list or dict that Python printed, such as "['Ann', 'Bob']"."""
 
@@ -177,8 +179,13 @@ def _chain(row: _Row) -> Iterator[str]:
 
 def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
     """The accepted answers; the first is what an oracle gives. Other names without a word are left out."""
-    if row.fields.get("answerable") is False:
+    answerable = row.fields.get("answerable")
+    # a table has texts alone
+    said = "" if _missing(answerable) else str(answerable).strip().lower()
+    if said in ("false", "0"):
         raise TaskError(f"{row.where}: answerable is false; leave out questions that have no accepted answer")
+    if said not in ("", "true", "1"):
+        raise row.wrong("answerable", answerable, "true, or nothing")
     field, value = next(_given_answers(row), ("golden_answers", None))
     if value is None:
         raise TaskError(
@@ -192,6 +199,8 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
     if (answer_id := row.text("answer_id")) is not None:
         other += aliases.of(answer_id)
     found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not wordless(text))
+    if set(found) == {_UNLABELED}:
+        raise row.wrong(field, value, "a known answer; this split has none, take one that has, such as validation")
     if not found:
         raise row.wrong(field, value, "at least one answer with more in it than blanks and articles")
     return found
