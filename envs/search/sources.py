@@ -24,7 +24,7 @@ from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.redaction import brief, excerpt
 from turngym.retrieval.rows import Stamp, path_stamp
 from turngym.retrieval.user_files import user_path
 
@@ -214,24 +214,31 @@ def _public_set(name: str, files: tuple[tuple[File, File], File | None]) -> tupl
     ((path, _), _), corpus_file = files
     corpus = None if corpus_file is None else _read_corpus(corpus_file)
     questions = read_questions(path, SETS[name], split="")
+    # Search-R1's files hold several sets, whose ids may be the same; names of a set are compared without regard to case
+    others = {question.data_source for question in questions if question.data_source.lower() not in (name, SETS[name])}
+    if others:
+        raise TaskError(
+            f"{path}: it has rows of data_source {brief(sorted(others)[0], 80)}; the file of {name!r} holds that set "
+            f"alone: {SETS[name]!r}, or no data_source. A file of several sets is a source by its path"
+        )
+    _check_gold(path, questions, corpus)
     titles = corpus.titles() if corpus is not None else {}
-    return tuple(_completed(question, SETS[name], titles, Path(path)) for question in questions), corpus
+    return tuple(_completed(question, SETS[name], titles) for question in questions), corpus
 
 
 @lru_cache(maxsize=8)
 def _file(files: tuple[File, File], split: str, corpus: File | None) -> Source:
     (path, _), _ = files
     questions = read_questions(path)
-    parts: dict[str, list[Question]] = {}
-    for question in questions:
-        parts.setdefault(question.split, []).append(question)
-    if len(parts) > 1 and "train" in parts:
-        assert_disjoint(parts["train"], [question for question in questions if question.split != "train"])
+    parts = dict.fromkeys(question.split for question in questions)
+    _check_halves(questions)
     if split != "all" and split not in parts:
         raise TaskError(f"{path} has no split {split!r}; its splits are: {', '.join(parts)}, all")
     corpora: dict[str, Corpus] = {}
     if corpus is not None:
-        corpora = dict.fromkeys((question.data_source for question in questions), _read_corpus(corpus))
+        passages = _read_corpus(corpus)
+        _check_gold(path, questions, passages)
+        corpora = dict.fromkeys((question.data_source for question in questions), passages)
     return _selected(path, questions, split, corpora)
 
 
@@ -244,32 +251,46 @@ def _read_corpus(file: File) -> Corpus:
     return Corpus(sha256=corpus_sha256(passages), passages=passages)
 
 
-def _completed(question: Question, data_source: str, titles: Mapping[str, str], path: Path) -> Question:
+def _check_gold(path: str, questions: Iterable[Question], corpus: Corpus | None) -> None:
+    """Raises TaskError if a gold passage is not in the corpus, where no search could find it."""
+    known = corpus.titles() if corpus is not None else {}
+    for question in questions if known else ():
+        if unknown := [gold for gold in question.gold_ids if gold not in known]:
+            raise TaskError(f"{path}: gold passage {unknown[0]!r} of question {question.id!r} is not in the corpus")
+
+
+def _completed(question: Question, data_source: str, titles: Mapping[str, str]) -> Question:
     """`question` with `train` or `eval` as its split, and the titles of gold passages as hops where none are known."""
-    unknown = [gold for gold in question.gold_ids if titles and gold not in titles]
-    if unknown:
-        raise TaskError(f"{path}: gold passage {unknown[0]!r} of question {question.id!r} is not in the corpus")
     hops = question.hops or tuple(dict.fromkeys(titles[gold] for gold in question.gold_ids if gold in titles))
     # `dev`, `test` and the like are `eval`; a row that names no split is put on a side by its words
-    side = "train" if question.split.startswith("train") else "eval"
+    side = "train" if _is_training(question.split) else "eval"
     return replace(
         question, data_source=data_source, hops=hops, split=side if question.split else half(question.question)
     )
 
 
 def _selected(name: str, questions: Iterable[Question], split: str, corpora: Mapping[str, Corpus]) -> Source:
-    chosen = {question.task_id: question for question in questions if split in ("all", question.split)}
+    chosen: dict[str, Question] = {}
+    for question in questions:
+        if split in ("all", question.split) and chosen.setdefault(question.task_id, question) is not question:
+            raise TaskError(f"source {name!r}: {question.task_id!r} is there twice; every task needs an id of its own")
     if not chosen:
         raise TaskError(f"source {name!r} has no questions in split {split!r}")
     return Source(name=name, questions=chosen, corpora=corpora)
 
 
+def _is_training(split: str) -> bool:
+    """Whether a split's name is that of training questions: `train`, `Train`, `training`, ..."""
+    return split.strip().lower().startswith("train")
+
+
 def _check_halves(questions: Iterable[Question]) -> None:
-    rows = list(questions)
-    assert_disjoint(
-        [question for question in rows if question.split == "train"],
-        [question for question in rows if question.split != "train"],
-    )
+    train, evaluation = list[Question](), list[Question]()
+    for question in questions:
+        (train if _is_training(question.split) else evaluation).append(question)
+    # what is compared is made of every question's words
+    if train and evaluation:
+        assert_disjoint(train, evaluation)
 
 
 def _data_folder(data: str | Path | None) -> Path:

@@ -116,9 +116,19 @@ def test_splits_of_a_file(tmp_path: Path) -> None:
 
     path = write(tmp_path / "q.jsonl", *rows(("one", "train"), ("two", "test")))
     assert [len(open_source(str(path), split=split).questions) for split in (None, "train", "test")] == [2, 1, 1]
-    path = write(tmp_path / "twins.jsonl", *rows(("The one!", "train"), ("one?", "test")))
-    with pytest.raises(TaskError, match="also training questions: twins/1 "):
-        open_source(str(path))
+    for train in ("train", "Train", "training"):
+        path = write(tmp_path / "twins.jsonl", *rows(("The one!", train), ("one?", "test")))
+        with pytest.raises(TaskError, match="also training questions: twins/1 "):
+            open_source(str(path))
+
+
+def test_gold_passages_that_are_not_in_the_corpus_are_refused(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus.jsonl", {"id": "p1", "title": "Mirovia", "text": "Its capital is Orlen."})
+    row = {"id": "q1", "question": "What is the capital?", "answer": "Orlen"}
+    open_source(str(write(tmp_path / "mine.jsonl", {**row, "gold_ids": ["p1"]})), corpus=corpus)
+    path = write(tmp_path / "mine.jsonl", {**row, "gold_ids": ["p1", "p2"]})
+    with pytest.raises(TaskError, match="gold passage 'p2' of question 'q1'"):
+        open_source(str(path), corpus=corpus)
 
 
 def test_questions_that_are_held_out_may_not_be_trained_on(tmp_path: Path) -> None:
@@ -219,6 +229,33 @@ def test_named_sets_keep_to_the_split_that_their_file_names(tmp_path: Path) -> N
     assert {question.split for question in sides["eval"].values()} == {"eval"}
     # by hash some of the training rows would have been for evaluation, so that this test can fail
     assert {half(str(row["question"])) for row in rows[:12]} == {"train", "eval"}
+
+
+def test_a_named_set_s_training_split_in_any_case_is_never_for_evaluation(tmp_path: Path) -> None:
+    row = {"golden_answers": ["Ann"]}
+    names = ("Train", "TRAIN", "training", "Test")
+    rows = [{**row, "id": name, "question": f"who is {name}?", "split": name} for name in names]
+    write(tmp_path / "musique.jsonl", *rows)
+    assert set(open_source("musique", split="eval", data=tmp_path).questions) == {"musique/Test"}
+
+
+def test_rows_of_another_set_in_the_file_of_a_named_one_are_refused(tmp_path: Path) -> None:
+    row = {"id": "test_0", "golden_answers": ["Ann"]}
+    nq, hotpot = (
+        {**row, "question": "who?", "data_source": "nq"},
+        {**row, "question": "what?", "data_source": "hotpotqa"},
+    )
+    path = write(tmp_path / "nq.jsonl", nq, hotpot)
+    with pytest.raises(TaskError, match=r"nq\.jsonl: .* 'hotpotqa'; .*'nq'"):
+        open_source("nq", data=tmp_path)
+    # by its path, it holds both
+    assert set(open_source(str(path)).questions) == {"nq/test_0", "hotpotqa/test_0"}
+    # a set's own names are one source, so that an id stays unique
+    write(
+        tmp_path / "2wiki.jsonl", {**nq, "data_source": "searchR1_2wiki"}, {**hotpot, "data_source": "2WikiMultihopQA"}
+    )
+    with pytest.raises(TaskError, match="'2wikimultihopqa/test_0' is there twice"):
+        open_source("2wiki", data=tmp_path)
 
 
 def test_a_question_in_both_splits_of_a_named_set_is_an_error(tmp_path: Path) -> None:
