@@ -22,6 +22,8 @@ from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError,
 from turngym.retrieval.sequences import LazySequence
 
 SHUFFLE_SEED = 233
+MOST_GOALS = 10**8
+"""Goals of a shop at most: their order takes 8 bytes each, 16 while it is shuffled, and a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,18 @@ class GoalCollector:
         self._goals = array("q")
         self._wanted: list[tuple[str, ...]] = []
         self._uses: Counter[str] = Counter()
+        self._count = 0
 
     def add(self, row: int, product: Product) -> None:
+        """Adds the instructions of the next product. Raises ShopDataError where the shop gets too many goals."""
         for number, instruction in enumerate(product.instructions):
             goals = product.combinations if instruction.options is None else 1
+            self._count += goals
+            if self._count > MOST_GOALS:
+                raise ShopDataError(
+                    f"product {product.asin!r}: every combination of its {len(product.options)} options is a goal, and "
+                    f"with them the shop has more than {MOST_GOALS:,}, the most that are read"
+                )
             self._row.append(row)
             self._number.append(number)
             self._goals.append(goals)
@@ -252,7 +262,7 @@ def make_splits(
     by product too); None: `generated` for generated shops, else `turnopd`.
 
     Training goals that ask for the same as another split's goal, in the same words, are dropped. Raises ShopDataError
-    for a scheme that the shop cannot have.
+    for a scheme that the shop cannot have, and for a shop without goals.
 
     Args:
         goals: all of the shop, in their order.
@@ -260,6 +270,11 @@ def make_splits(
         scheme: one of the four names; None: the shop's default.
         part_of: from a product's asin to `train` or `eval`, as the generator planned; None: a real shop.
     """
+    if not len(goals):
+        raise ShopDataError(
+            f"profile {profile.name!r}: the shop has no goals, for which a product needs an instruction and a value "
+            "for each of its options"
+        )
     chosen = scheme or ("generated" if profile.generated else "turnopd")
     if chosen == "turnopd":
         last = EVALUATION_GOALS + TRAINING_GOALS

@@ -147,6 +147,22 @@ def test_goals_behave_like_a_sequence() -> None:
     assert list(empty.goals) == []
 
 
+@pytest.mark.parametrize("options", [9, 20, 6000])
+def test_more_combinations_of_options_than_can_be_kept_are_refused(options: int) -> None:
+    values = tuple(map(str, range(10)))
+    many = {f"option {number}": values for number in range(options)}
+    with pytest.raises(ShopDataError, match=rf"product 'B': every combination of its {options} options"):
+        shop([product("A", instructions=(wish("oak"),)), product("B", options=many, instructions=(wish("oak"),))])
+    # without an instruction it makes no goals
+    assert len(shop([product("A", instructions=(wish("oak"),)), product("B", options=many)]).goals) == 1
+
+
+@pytest.mark.parametrize("products", [[], [product("A")]])
+def test_a_shop_without_goals_has_no_splits(products: list[Product]) -> None:
+    with pytest.raises(ShopDataError, match="'1k-synthetic': the shop has no goals"):
+        shop(products).splits()
+
+
 def test_a_random_goal_is_off_by_one() -> None:
     rng = random.Random(1)
     counts = Counter(draw_goal([1.0, 0.0, 3.0, 4.0], rng) for _ in range(4000))
