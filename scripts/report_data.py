@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.compare import note_settings, recorded
@@ -25,7 +24,7 @@ from turngym.envs.core.settings import read_toml
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import iter_trace
 from turngym.retrieval.user_files import named_path
-from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, make_record, read_record
+from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, make_record, read_record
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
@@ -413,28 +412,13 @@ def records_of(methods: Sequence[Method]) -> tuple[Records, list[str]]:
     found = []
     for number, (tasks, group) in enumerate(worlds, 1):
         world = TRAINING if len(worlds) == 1 else f"tasks {number}: {', '.join(method.name for method in group)}"
-        found += [_cut(replace(record, world=world), tasks) for method in group for record in method.records]
+        found += [cut_to(replace(record, world=world), tasks) for method in group for record in method.records]
     several = any(len(method.records) > 1 or method.records[0].averaged for method in known)
     tables = ["overview", "accuracy", *(["averages"] if several else []), "cost"]
     tables += ["categories"] if any(record.categories for record in found) else []
     # a single method is compared with nobody
     base = found[0].method if len(known) > 1 else None
     return Records(title="", records=found, baseline=base, tables=tuple(tables)), notes
-
-
-def _cut(record: Record, tasks: set[str]) -> Record:
-    """The record as if these were all of its tasks; only means, of a single task, where they are `WHOLE`."""
-
-    def cut(means: Mapping[str, float]) -> dict[str, float]:
-        return {WHOLE: fmean(means.values())} if WHOLE in tasks else {task: means[task] for task in sorted(tasks)}
-
-    averaged = record.averaged
-    return replace(
-        record,
-        evaluations=tuple(replace(point, tasks=cut(point.tasks)) for point in record.evaluations),
-        categories={task: kind for task, kind in record.categories.items() if task in tasks},
-        averaged=cut(averaged) if averaged and (WHOLE in tasks or tasks <= averaged.keys()) else None,
-    )
 
 
 # --- What is read once more, where it is asked for

@@ -20,7 +20,7 @@ from turngym.envs.core.tables import markdown, print_table
 from turngym.scripts.command_line import read
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
-from turngym.trainers.study.tables import TABLES, Rows, tables_of
+from turngym.trainers.study.tables import TABLES, Rows, notes_of, tables_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
     for name, table in tables_of(study).items():
         print_table(table, name)
         print(TABLES[name.rpartition(": ")[2]].about + "\n")
+    for note in notes_of(study):
+        print(note)
     if options.out is not None:
         write_tables(study, options.out)
         print(f"written to {options.out}")
@@ -75,6 +77,7 @@ def write_tables(study: Records, out: str | Path) -> str:
         if name not in explained:
             parts.append(TABLES[name].about)
             explained.add(name)
+    parts += ["\n".join(f"- {note}" for note in notes)] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`
     if importlib.util.find_spec("matplotlib") is not None:
         for world, rows in study.worlds.items():

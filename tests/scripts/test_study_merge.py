@@ -80,6 +80,7 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
     ("other", "said"),
     [
         (cell("tcod", 0, more={"steps": 40}), "tcod/seed0 of new has steps 40"),
+        (cell("tcod", 0, more={"max_turns": 7}), "has max_turns None, .*tcod/seed0 of new has max_turns 7"),
         (cell("tcod", 0, more={"env_kwargs": {}}), "tcod/seed0 of new has env_kwargs {}"),
         (
             cell("turnopd", 1, more={"optimizer": {"lr": 1}}),
@@ -104,6 +105,29 @@ def test_cells_of_other_settings_are_refused(other: Record, said: str) -> None:
     with pytest.raises(TurngymError, match=f"^not cells of one study: .*{said}") as error:
         merge_records(files)
     assert "\n" not in str(error.value)
+
+
+def player(name: str, **settings: Any) -> Record:
+    """An agent of the same world that was evaluated and not trained."""
+    one = cell(name, 0, settings={"agent": name, "samples": 4, **settings})
+    return replace(one, evaluations=one.evaluations[:1])
+
+
+def test_agents_share_the_game_and_nothing_of_training() -> None:
+    expert = study(cell("opd", 0), player("expert"))
+    assert names(merge_records({"one": expert, "again": expert}).records) == ["expert:0", "opd:0"]
+    assert len(merge_records({"old": OLD, "new": study(player("expert"))}).records) == 5
+    with pytest.raises(
+        TurngymError, match=r"opd/seed0 of old has max_turns None, .*expert/seed0 of new has max_turns 3"
+    ):
+        merge_records({"old": OLD, "new": study(player("expert", max_turns=3))})
+    # a panel's own limit is none that differs
+    quick = {"panel": "alfworld-quickstart"}
+    assert merge_records(
+        {"a": study(cell("opd", 0, more={**quick, "max_turns": 24})), "b": study(player("e", **quick))}
+    )
+    with pytest.raises(TurngymError, match="max_turns 12"):
+        merge_records({"a": study(cell("opd", 0, more={**quick, "max_turns": 12})), "b": study(player("e", **quick))})
 
 
 def test_a_long_value_is_cut() -> None:

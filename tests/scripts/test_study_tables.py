@@ -75,6 +75,81 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
     assert same_step(by_world([*OPD, *OURS, *FIXED])["house"])[0] == 10
 
 
+def agent(name: str, seed: int, value: float) -> Record:
+    """An agent that was evaluated and not trained."""
+    given = {"settings": {"agent": name, "panel": "p"}, "group": "main", "steps": []}
+    return study_records.record(name, seed, [cost(0.0)], [{"a": value, "b": value}], every=10, **given)
+
+
+def test_an_agent_that_is_only_evaluated_changes_no_number_of_those_that_are_trained() -> None:
+    trained, both = by_world([*OPD, *OURS])["house"], by_world([*OPD, *OURS, agent("expert", 0, 1.0)])["house"]
+    alone, beside = same_step(trained), same_step(both)
+    assert beside[0] == alone[0] == 50
+    assert [beside[1][name].value for name in trained] == [alone[1][name].value for name in trained]
+    for measure in results.MEASURES:
+        assert results.budgets(both, measure) == results.budgets(trained, measure)
+    assert tables.to_target(view(both))[1][:2] == tables.to_target(view(trained))[1]
+    # a scripted player has no training seeds: it is set against both runs of OPD, and holds for others
+    minus = beside[1]["expert"].minus_base
+    assert minus is not None
+    assert (minus.mean, minus.seeds, minus.one_run_each) == (pytest.approx(1 - 0.475), (2, 1), False)
+    # of a single run of OPD nothing is known of other seeds, whomever it is compared with; nor of a model's
+    for records in ([OPD[0], agent("expert", 0, 1.0), agent("expert", 1, 1.0)], [*OPD, agent("model:m", 0, 1.0)]):
+        (one,) = [found.minus_base for found in same_step(by_world(records)["house"])[1].values() if found.minus_base]
+        assert one.one_run_each
+    # agents alone are compared as they are
+    agents = by_world([agent("opd", 0, 0.5), agent("expert", 0, 1.0)])["house"]
+    assert same_step(agents)[1]["expert"].value.mean == least_time(agents)["expert"].value.mean == 1.0
+
+
+def test_runs_are_compared_at_the_steps_at_which_all_were_evaluated() -> None:
+    often = study_records.record(
+        "opd", 0, [cost(t) for t in (0.0, 1.0, 2.0, 3.0)], [{"a": v} for v in (0, 0.2, 0.4, 1)], 5
+    )
+    rarely = record("turnopd", 0, [0.0, 0.5], 1.0)
+    rarely = replace(rarely, evaluations=tuple(replace(p, tasks={"a": p.tasks["a"]}) for p in rarely.evaluations))
+    step, found = same_step(by_world([often, rarely])["house"])
+    # OPD's .2 at step 5 and its 1 at step 15 have no counterpart
+    assert (step, found["opd"].value.mean, found["turnopd"].value.mean) == (10, 0.4, 0.5)
+    never = replace(rarely, evaluations=(replace(rarely.evaluations[1], step=7),))
+    rows = by_world([often, never])["house"]
+    assert same_step(rows) == (0, {})
+    assert [line[2:4] for line in tables.overview(view(rows))[1]] == [["-", "-"], ["-", "-"]]
+    assert tables.to_target(view(rows))[1] == []
+
+
+def test_the_tables_say_of_which_seeds_a_difference_is() -> None:
+    opd = [replace(OPD[seed % 2], seed=seed) for seed in range(5)]
+    study = Records(title="t", baseline="opd", records=[*opd, *OURS])
+    found = same_step(study.worlds["house"])[1]["turnopd"].minus_base
+    assert found is not None
+    assert found.seeds == (2, 2)
+    said = "house: turnopd has seeds 0, 1, opd 0, 1, 2, 3, 4: differences are of 0, 1"
+    assert tables.notes_of(study) == [said]
+    assert tables.notes_of(Records(title="t", baseline="opd", records=[*OPD, *OURS])) == []
+    none = replace(study, records=[opd[3], OURS[0]])
+    assert tables.notes_of(none) == ["house: turnopd has seeds 0, opd 3: none in common, and no difference"]
+
+
+@pytest.mark.parametrize("place", [1, -1])
+def test_a_task_whose_episodes_ended_in_errors_is_left_out_and_said(
+    place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [*OURS[0].evaluations]
+    points[place] = replace(points[place], tasks={"a": 0.5})
+    study = Records(
+        title="t", baseline="opd", tables=tuple(TABLES), records=[*OPD, replace(OURS[0], evaluations=points)]
+    )
+    said = "house: 1 tasks left out that not every evaluation has an episode of"
+    assert f"- {said}" in write_tables(study, tmp_path)
+    assert main(["study", "show", str(tmp_path), "--tables", "overview"]) == 0
+    assert said in capsys.readouterr().out
+    assert {*study.worlds["house"]["opd"][0].evaluations[0].tasks} == {"a"}
+    apart = replace(study, records=[replace(OURS[0], evaluations=[replace(points[0], tasks={"c": 1.0})]), *OPD])
+    with pytest.raises(TurngymError, match="house: no task is in every evaluation of turnopd, opd"):
+        tables_of(apart)
+
+
 def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     ours = [replace(item, averaged={"a": level, "b": 0.5}) for item, level in zip(OURS, (0.6, 0.8), strict=True)]
     header, lines = tables.averages(view(by_world([*OPD, *ours, *FIXED])["house"]))
@@ -147,8 +222,9 @@ def test_what_differences_rest_on_and_their_family() -> None:
 
 def test_a_difference_in_new_scenes_is_surer_of_more_scenes() -> None:
     tasks = {f"t{n}": n / 40 for n in range(40)}
-    runs = [study_records.record("opd", 0, [cost(1.0)], [dict.fromkeys(tasks, 0.0)], every=10)]
-    runs += [study_records.record("ours", 0, [cost(1.0)], [tasks], every=10)]
+    kinds = {"categories": dict.fromkeys(tasks, "place")}
+    runs = [study_records.record("opd", 0, [cost(1.0)], [dict.fromkeys(tasks, 0.0)], every=10, **kinds)]
+    runs += [study_records.record("ours", 0, [cost(1.0)], [tasks], every=10, **kinds)]
 
     def parts(shared: int) -> dict[str, str]:
         clusters = {task: f"scene {n // shared}" for n, task in enumerate(tasks)}
@@ -287,13 +363,73 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
         assert all(f" {value}" in tex for name, value in row.items() if name != "method"), row
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        *(
+            ("world", name, "record 0: world .* names a folder")
+            for name in ("/tmp/evil", "../evil", "a/b", "", 3, "a\n")
+        ),
+        *(("method", name, "record 0: method .* names a folder") for name in ("../evil", ["a"])),
+        *(("seed", "x", r"house/opd/seed'x'\): seed is 'x'"), ("samples", True, "samples is True")),
+        *(("evaluations", value, "evaluations is") for value in ([], 3)),
+        *(("evaluations", [value], r"evaluations\[0\]\.step is") for value in (3, {"step": "x"})),
+        ("categories", {"a": "place"}, "opd/seed0.: categories has no 'b'"),
+        *(("categories", ["a"], "categories is"), ("clusters", {"a": 3}, "clusters is"), ("group", 3, "group is 3")),
+        ("total", {"seconds": -1.0, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*-1.0"),
+        ("total", {"seconds": 1.0}, "total is .*; valid: numbers from 0: seconds, cpu"),
+        *(("phases", value, "phases is") for value in ({}, {"rollout": 3}, 3)),
+        *(("steps", value, "steps is") for value in (3, [{}], [{"step": 1, "depth/cap": "x"}])),
+        *(("regime", value, "regime is") for value in (3, {"early": [1]}, {"early": {"kl_T": [1.0]}})),
+        *(("text", value, "text is") for value in ([{}, {}], [{"a": 1.0}], [{"a": "x"}, {"a": 1}])),
+        *(("averaged", value, "averaged is") for value in ({}, {"a": 7.0}, 3)),
+    ],
+)
+def test_a_field_that_cannot_be_is_one_line(field: str, value: object, said: str, tmp_path: Path) -> None:
+    refused(tmp_path, {field: value}, said)
+
+
+@pytest.mark.parametrize("value", [7.0, -0.1, float("nan"), "x", None, True])
+def test_success_that_cannot_be_is_refused(value: object, tmp_path: Path) -> None:
+    points = json.loads(json.dumps(to_json(OPD[0])))["evaluations"]
+    points[2]["tasks"]["a"] = value
+    refused(tmp_path, {"evaluations": points}, r"house/opd/seed0\): evaluations\[2\]\.tasks is .*from 0 to 1")
+
+
+def refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    """A study.json whose first record has `changed` fields is refused in one line, and nothing is written."""
+    write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path / "good")
+    table = json.loads((tmp_path / "good" / "study.json").read_text())
+    table["records"][0] |= changed
+    (tmp_path / "bad.json").write_text(json.dumps(table))
+    with pytest.raises(
+        TurngymError, match=rf"bad\.json, record 0.*{said}" if "record 0" not in said else said
+    ) as error:
+        read_records(tmp_path / "bad.json")
+    assert "\n" not in str(error.value)
+
+
+def test_a_study_has_every_cell_once_and_its_own_fields(tmp_path: Path) -> None:
+    write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path)
+    table = json.loads((tmp_path / "study.json").read_text())
+    for changed, said in (
+        ({"records": [table["records"][0]] * 2}, "has house/opd/seed0 2 times"),
+        *(({"tables": value}, "tables is") for value in ("overview", [1])),
+        *(({"baseline": 3}, "baseline is 3"), ({"against": ["a"]}, "against is"), ({"made_by": 3}, "made_by is 3")),
+        ({"title": 3}, "title is 3"),
+    ):
+        (tmp_path / "bad.json").write_text(json.dumps(table | changed))
+        with pytest.raises(TurngymError, match=said):
+            read_records(tmp_path / "bad.json")
+
+
 def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
     values = json.loads(json.dumps(to_json(OPD[0])))
     assert to_json(from_json(values, "here")) == to_json(OPD[0])
     with pytest.raises(TurngymError, match="here: schema 7"):
         from_json({**values, "schema": 7}, "here")
     del values["total"]
-    with pytest.raises(TurngymError, match=r"here: not a study's record \('total'\)"):
+    with pytest.raises(TurngymError, match=r"house/opd/seed0\): not a study's record \('total'\)"):
         from_json(values, "here")
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(TurngymError, match=r"x\.json is not a study\.json"):

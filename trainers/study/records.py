@@ -7,9 +7,13 @@ by turn. Tables and figures are made from records alone (`turngym.trainers.study
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +25,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import provenance
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
+from turngym.envs.panels import list_panels, shipped_panel
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_whole
 from turngym.retrieval.user_files import json_file
@@ -114,6 +119,16 @@ class Record:
     """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Task -> its scene, world or product, where its environment names one."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is of a training run; an agent was evaluated only."""
+        return "agent" not in self.settings
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a player without training seeds played: neither a model nor an endpoint."""
+        return not self.trained and not str(self.settings["agent"]).startswith(("model", "openai"))
 
 
 def make_record(cell: Finished, *, strict: bool = True) -> Record:
@@ -244,12 +259,30 @@ def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
     return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
 
 
+def cut_to(record: Record, tasks: set[str]) -> Record:
+    """The record as if these were all of its tasks; only means, of a single task, where they are `WHOLE`."""
+
+    def cut(means: Mapping[str, float]) -> dict[str, float]:
+        return {WHOLE: fmean(means.values())} if WHOLE in tasks else {task: means[task] for task in sorted(tasks)}
+
+    averaged = record.averaged
+    return replace(
+        record,
+        evaluations=tuple(replace(point, tasks=cut(point.tasks)) for point in record.evaluations),
+        categories={task: kind for task, kind in record.categories.items() if task in tasks},
+        averaged=cut(averaged) if averaged and (WHOLE in tasks or tasks <= averaged.keys()) else None,
+    )
+
+
 def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
     """Sums over several runs of one depth."""
     from turngym.trainers.diagnostics.depth_regime import TurnSums
 
-    total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
-    return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
+    try:
+        total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+        return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
+    except (KeyError, TypeError, ValueError) as error:
+        raise TurngymError(f"regime: not the sums by turn of runs of one depth ({error})") from error
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -257,14 +290,22 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any], where: str) -> Record:
-    """The record that `to_json` wrote. Raises TurngymError for something else."""
-    if values.get("schema") != SCHEMA:
-        raise TurngymError(f"{where}: schema {values.get('schema')!r} is not a study's record of schema {SCHEMA}")
+    """The record that `to_json` wrote. Raises TurngymError for something else; anybody may have written the file."""
+    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+        said = values.get("schema") if isinstance(values, Mapping) else values
+        raise TurngymError(f"{where}: schema {brief(said, 60)} is not a study's record of schema {SCHEMA}")
     try:
         given = {item.name: values[item.name] for item in fields(Record) if item.name in values}
+        for name in ("world", "method"):
+            check_name(given[name], f"{where}: {name}")
+        where = f"{where} ({given['world']}/{given['method']}/seed{brief(given['seed'], 20)})"
+        _check(given, where)
+        _check_evaluations(given["evaluations"], where)
+        if missing := {task for point in given["evaluations"] for task in point["tasks"]} - given["categories"].keys():
+            raise TurngymError(f"{where}: categories has no {brief(min(missing), 60)}; valid: one for every task")
         given["evaluations"] = tuple(
             Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
-            for item in values["evaluations"]
+            for item in given["evaluations"]
         )
         given["total"] = Cost(**values["total"])
         given["phases"] = {name: (wall, cpu) for name, (wall, cpu) in values["phases"].items()}
@@ -272,6 +313,124 @@ def from_json(values: Mapping[str, Any], where: str) -> Record:
         return Record(**given)
     except (KeyError, TypeError, ValueError) as error:
         raise TurngymError(f"{where}: not a study's record ({error})") from error
+
+
+def check_name(name: object, where: str) -> None:
+    """Raises TurngymError for a name of a world or a method that could not be a part of a file's name."""
+    if not isinstance(name, str) or not name.isprintable() or set(name) & set("/\\") or name[:1] in ("", "."):
+        said = brief(name, 60)
+        raise TurngymError(f"{where} {said} names a folder; valid: a name without /, \\, line ends and leading dots")
+
+
+# What a record may hold, field by field; a study.json comes from anyone.
+
+
+def _number(value: object, low: float = 0.0, high: float = sys.float_info.max) -> bool:
+    # NaN compares false
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _whole(value: object, low: int = 0) -> bool:
+    return isinstance(value, int) and _number(value, low)
+
+
+def _table_of(good: Callable[[Any], bool], least: int = 0) -> Callable[[Any], bool]:
+    """Whether a value is a table of at least so many values that are all `good`."""
+    return lambda value: isinstance(value, Mapping) and len(value) >= least and all(map(good, value.values()))
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _cost(value: object) -> bool:
+    return _table_of(_number)(value) and isinstance(value, Mapping) and {*value} == {one.name for one in fields(Cost)}
+
+
+def _nats(value: object) -> bool:
+    return _table_of(lambda nats: _number(nats, -sys.float_info.max), 2)(value)
+
+
+def _step(value: object) -> bool:
+    numbers = isinstance(value, Mapping) and all(
+        one is None or isinstance(one, bool) or _number(one, -sys.float_info.max) for one in value.values()
+    )
+    return numbers and isinstance(value, Mapping) and _whole(value.get("step"))
+
+
+def _sums(value: object) -> bool:
+    """Whether a value is sums by turn, all of as many turns."""
+    columns = [*value.values()] if isinstance(value, Mapping) else []
+    lists = all(
+        isinstance(column, list | tuple) and all(_number(one, -sys.float_info.max) for one in column)
+        for column in columns
+    )
+    return bool(columns) and lists and len({len(column) for column in columns}) == 1
+
+
+def _phases(value: object) -> bool:
+    pairs = [*value.values()] if isinstance(value, Mapping) and {*value} == {*PHASES} else []
+    return bool(pairs) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_number, pair)) for pair in pairs
+    )
+
+
+_SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
+_NUMBERS = ", ".join(item.name for item in fields(Cost))
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "group": (_text, "a text"),
+    "about": (_text, "a text"),
+    "seed": (_whole, "a whole number from 0"),
+    "samples": (lambda value: _whole(value, 1), "a whole number from 1"),
+    "settings": (_table_of(lambda value: True), "a table"),
+    "evaluations": (lambda value: isinstance(value, list | tuple) and bool(value), "a list, not empty"),
+    "categories": (_table_of(_text), "a category for every task"),
+    "clusters": (_table_of(_text), "a table of texts"),
+    "total": (_cost, f"numbers from 0: {_NUMBERS}"),
+    "phases": (_phases, f"two numbers from 0 for each of {', '.join(PHASES)}"),
+    "steps": (
+        lambda value: isinstance(value, list | tuple) and all(map(_step, value)),
+        "a table of numbers for every step",
+    ),
+    "regime": (
+        lambda value: value == {} or (_table_of(_sums)(value) and {*value} == {*WINDOWS}),
+        f"a table of sums by turn for each of {', '.join(WINDOWS)}",
+    ),
+    "text": (
+        lambda value: (
+            value is None
+            or (
+                isinstance(value, list | tuple)
+                and len(value) == 2
+                and all(map(_nats, value))
+                and value[0].keys() == value[1].keys()
+            )
+        ),
+        "nats per token of the same documents, two or more, before and after",
+    ),
+    "averaged": (lambda value: value is None or _SHARES(value), "a number from 0 to 1 for every task"),
+}
+
+
+def _check(values: Mapping[str, Any], where: str) -> None:
+    for name, (good, valid) in _FIELDS.items():
+        if name in values and not good(values[name]):
+            raise TurngymError(f"{where}: {name} is {brief(values[name], 60)}; valid: {valid}")
+
+
+def _check_evaluations(points: Sequence[Any], where: str) -> None:
+    before = -1
+    for number, point in enumerate(points):
+        table = point if isinstance(point, Mapping) else {}
+        step, cost, tasks = (table.get(name) for name in ("step", "cost", "tasks"))
+        for name, value, good, valid in (
+            ("step", step, _whole(step, before + 1), f"a whole number above {before}"),
+            ("cost", cost, _cost(cost), _FIELDS["total"][1]),
+            ("tasks", tasks, _SHARES(tasks), "a number from 0 to 1 for every task"),
+        ):
+            if not good:
+                raise TurngymError(f"{where}: evaluations[{number}].{name} is {brief(value, 60)}; valid: {valid}")
+        before = table["step"]
 
 
 def read_record(path: Path) -> Record:
@@ -285,6 +444,17 @@ def read_record(path: Path) -> Record:
 # All records of a study in one file.
 
 DATA = "study.json"
+_STUDY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "title": (_text, "a text"),
+    "about": (_text, "a text"),
+    "baseline": (lambda value: value is None or _text(value), "the name of a method"),
+    "against": (_table_of(_text), "a table of methods' names"),
+    "tables": (lambda value: isinstance(value, list) and all(map(_text, value)), "a list of names"),
+    "made_by": (
+        lambda value: isinstance(value, list) and all(isinstance(one, Mapping) for one in value),
+        "a list of tables",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +475,29 @@ class Records:
 
     @property
     def worlds(self) -> dict[str, dict[str, dict[int, Record]]]:
-        """World -> method -> seed -> record."""
+        """World -> method -> seed -> record, of the tasks that every evaluation of the world has an episode of.
+
+        Raises TurngymError where there is no such task.
+        """
+        shared = self.shared_tasks
         found: dict[str, dict[str, dict[int, Record]]] = {}
         for record in self.records:
-            found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = record
+            one = cut_to(record, shared[record.world])
+            found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = one
+        return found
+
+    @property
+    def shared_tasks(self) -> dict[str, set[str]]:
+        """World -> the tasks of all evaluations; an episode that ended in an error counts nowhere."""
+        found: dict[str, set[str]] = {}
+        for record in self.records:
+            played = [point.tasks for point in record.evaluations]
+            for means in played if record.averaged is None else [*played, record.averaged]:
+                found[record.world] = found.get(record.world, {*means}) & means.keys()
+        for world, tasks in found.items():
+            if not tasks:
+                names = dict.fromkeys(record.method for record in self.records if record.world == world)
+                raise TurngymError(f"{world}: no task is in every evaluation of {', '.join(names)}: nothing compares")
         return found
 
 
@@ -330,6 +519,12 @@ def read_records(path: Path) -> Records:
     try:
         values: dict[str, Any] = json.loads(read_whole(path, TurngymError))
         rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
+        for name, (good, valid) in _STUDY.items():
+            if name in values and not good(values[name]):
+                raise TurngymError(f"{path}: {name} is {brief(values[name], 60)}; valid: {valid}")
+        cells = Counter(map(_name, rows))
+        if twice := next((name for name, count in cells.items() if count > 1), None):
+            raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error
@@ -352,7 +547,8 @@ def merge_records(files: Mapping[str, Records]) -> Records:
     first = next(iter(files.values()))
     if len(files) == 1:
         return first
-    worlds: dict[str, tuple[str, Record]] = {}
+    worlds: dict[tuple[str, bool], tuple[str, Record]] = {}
+    games: dict[str, tuple[str, Record]] = {}
     rows: dict[tuple[str, str], tuple[str, Record]] = {}
     cells: dict[tuple[str, str, int], tuple[str, Record]] = {}
     for file, study in files.items():
@@ -360,7 +556,8 @@ def merge_records(files: Mapping[str, Records]) -> Records:
             raise TurngymError(f"{file} compares with {study.baseline}, {next(iter(files))} with {first.baseline}")
         for record in study.records:
             one, row = (file, record), (record.world, record.method)
-            _compare(worlds.setdefault(record.world, one), one, shared_settings)
+            _compare(worlds.setdefault((record.world, record.trained), one), one, shared_settings)
+            _compare(games.setdefault(record.world, one), one, game_settings)
             _compare(rows.setdefault(row, one), one, row_settings)
             place, other = cells.setdefault((*row, record.seed), one)
             if other != record:
@@ -385,10 +582,26 @@ def _names(studies: Iterable[Records]) -> list[str]:
 
 
 def shared_settings(record: Record) -> dict[str, Any]:
-    """What all cells of a world share: the tasks, how often they are played, and when."""
+    """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
     found: dict[str, Any] = {name: record.settings.get(name) for name in SHARED}
     found["evaluations after steps"] = [point.step for point in record.evaluations]
-    return {**found, "samples": record.samples, "tasks": sorted(record.categories)}
+    return {**found, **game_settings(record)}
+
+
+def game_settings(record: Record) -> dict[str, Any]:
+    """What all cells of a world share, agents included: the tasks, how often they are played, and within how many
+    turns."""
+    panel = record.settings.get("panel")
+    turns = record.settings.get("max_turns") or _turns_of(str(panel))
+    return {"panel": panel, "max_turns": turns, "samples": record.samples, "tasks": sorted(record.categories)}
+
+
+@lru_cache
+def _turns_of(panel: str) -> int | None:
+    """The limit of turns of a panel that comes with turngym, if it has one."""
+    names = (one for one in reversed(list_panels()) if panel in (one, one.rpartition("-v")[0]))
+    name = next(names, None)
+    return None if name is None else shipped_panel(name).make_kwargs.get("max_turns")
 
 
 def row_settings(record: Record) -> dict[str, Any]:

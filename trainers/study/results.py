@@ -32,26 +32,30 @@ class Estimate:
 
 
 def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
-    """The greatest step that all records reached, and each method's accuracy there (its last four evaluations)."""
-    known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
-    step = min(record.evaluations[-1].step for seeds in rows.values() for record in seeds.values())
-    return step, _estimates(
-        {
-            name: {
-                seed: task_map([point for point in record.evaluations if point.step <= step])
-                for seed, record in seeds.items()
-            }
-            for name, seeds in rows.items()
-        },
-        baseline,
-        known,
-    )
+    """The greatest step at which all runs were evaluated, and each method's accuracy there: the mean of the last four
+    evaluations that all have. An agent that was only evaluated counts as it is, at every step.
+
+    Where runs have no evaluation in common there is no such step, and nothing to say of them.
+    """
+    records = [record for seeds in rows.values() for record in seeds.values()]
+    known = {task: name for one in records for task, name in one.clusters.items()}
+    grids = [{point.step for point in record.evaluations} for record in records if record.trained]
+    common = set.intersection(*grids) if grids else {0}
+    maps: dict[str, dict[int, dict[str, float]]] = {}
+    for name, seeds in rows.items():
+        for seed, record in seeds.items():
+            points = [point for point in record.evaluations if not record.trained or point.step in common]
+            if points:
+                maps.setdefault(name, {})[seed] = task_map(points)
+    return max(common, default=0), _estimates(maps, rows, baseline, known)
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
-    """Seed -> the least that any main method needed for all of its steps."""
-    seeds = {seed for found in rows.values() for seed in found}
-    main = {name: found for name, found in rows.items() if any(r.group == "main" for r in found.values())} or rows
+    """Seed -> the least that any main method needed for all of its steps. An agent that was not trained needed nothing,
+    and sets no budget beside those that were."""
+    trained = {name: found for name, found in rows.items() if any(one.trained for one in found.values())} or rows
+    seeds = {seed for found in trained.values() for seed in found}
+    main = {name: found for name, found in trained.items() if any(r.group == "main" for r in found.values())} or trained
     costs = {seed: [getattr(found[seed].total, measure) for found in main.values() if seed in found] for seed in seeds}
     return {seed: min(values) for seed, values in costs.items() if values}
 
@@ -70,7 +74,7 @@ def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: 
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
     """
-    return _estimates(maps_at(rows, budgets(rows, measure), measure, window), baseline)
+    return _estimates(maps_at(rows, budgets(rows, measure), measure, window), rows, baseline)
 
 
 def maps_at(
@@ -176,32 +180,64 @@ def curve(seeds: Mapping[int, Record]) -> list[CurvePoint]:
 
 
 def _estimates(
-    maps: Mapping[str, Mapping[int, TaskMeans]], baseline: str, clusters: Mapping[str, str] | None = None
+    maps: Mapping[str, Mapping[int, TaskMeans]],
+    rows: Rows,
+    baseline: str,
+    clusters: Mapping[str, str] | None = None,
 ) -> dict[str, Estimate]:
     """The differences from the baseline are one family."""
     base = maps.get(baseline, {})
-    others = {name: seeds for name, seeds in maps.items() if name != baseline and base.keys() & seeds.keys()}
     shared = clusters is not None and len(set(clusters.values())) < len(clusters)
-    minus = in_family({name: _difference(base, seeds) for name, seeds in others.items()})
+
+    def minus(name: str, clusters: Mapping[str, str] | None = None) -> Difference | None:
+        if name == baseline or not base:
+            return None
+        return difference(base, maps[name], fixed=(fixed(rows[baseline]), fixed(rows[name])), clusters=clusters)
+
+    found = {name: one for name in maps if (one := minus(name)) is not None}
+    family = in_family(found)
     return {
         name: Estimate(
             value=over_seeds(list(seeds.values())),
-            minus_base=minus.get(name),
-            in_new_clusters=_difference(base, seeds, clusters) if shared and name in others else None,
+            minus_base=family.get(name),
+            in_new_clusters=minus(name, clusters) if shared and name in found else None,
         )
         for name, seeds in maps.items()
     }
 
 
-def _difference(
-    base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans], clusters: Mapping[str, str] | None = None
-) -> Difference:
-    """How much better `other` is than `base` over their common seeds; with `clusters` the interval is for new tasks."""
-    ways = [[side[seed] for seed in base if seed in other] for side in (base, other)]
+def fixed(seeds: Mapping[int, Record]) -> bool:
+    """Whether a method has no training seeds: a scripted player, whose seeds are those of its evaluations."""
+    return all(record.scripted for record in seeds.values())
+
+
+def difference(
+    base: Mapping[int, TaskMeans],
+    other: Mapping[int, TaskMeans],
+    *,
+    fixed: tuple[bool, bool] = (False, False),
+    clusters: Mapping[str, str] | None = None,
+) -> Difference | None:
+    """How much better `other` is than `base`, over the seeds that both have; None where they share none.
+
+    Args:
+        base: seed -> task -> mean success of the one.
+        other: the same of the other.
+        fixed: whether each has no training seeds; such a player is set against all runs of the other.
+        clusters: task -> cluster, for an interval for new ones; None: tasks are independent.
+    """
+    both = [seed for seed in base if seed in other]
+    ways = [list(side.values()) if any(fixed) else [side[seed] for seed in both] for side in (base, other)]
+    if not all(ways):
+        return None
+    # a single training run says nothing of other seeds, whomever it is compared with
+    known = all(player or len(way) > 1 for player, way in zip(fixed, ways, strict=True))
+    pair = not any(fixed)
     if clusters is None:
-        return rise(*ways, p=True)
+        return rise(*ways, fixed=not pair and known, pair=pair, p=True)
     # the same comparison once more: no further claim that it is clear of zero
-    return replace(rise(*ways, clusters={task: clusters.get(task, task) for task in ways[0][0]}), adjusted=1.0)
+    groups = {task: clusters.get(task, task) for task in ways[0][0]}
+    return replace(rise(*ways, fixed=not pair and known, pair=pair, clusters=groups), adjusted=1.0)
 
 
 def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:

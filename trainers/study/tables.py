@@ -5,7 +5,7 @@ A study file names the tables that it wants; `TABLES` has them by name. Each is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -28,7 +28,9 @@ from turngym.trainers.study.results import (
     Rows,
     at_category,
     budgets,
+    difference,
     ends_of,
+    fixed,
     least_time,
     maps_at,
     reached,
@@ -73,6 +75,33 @@ def tables_of(study: Records) -> dict[str, Table]:
     return found
 
 
+def notes_of(study: Records) -> list[str]:
+    """What the tables of `study` leave out, a line each: tasks without an episode, and seeds that do not pair up."""
+    notes = []
+    every: dict[str, set[str]] = {}
+    for record in study.records:
+        every.setdefault(record.world, set()).update(*(point.tasks for point in record.evaluations))
+    for world, tasks in study.shared_tasks.items():
+        if left_out := len(every[world] - tasks):
+            notes.append(f"{world}: {left_out} tasks left out that not every evaluation has an episode of")
+    for world, rows in study.worlds.items():
+        for name, seeds in rows.items():
+            for control in dict.fromkeys((study.baseline or "", study.against.get(name, ""))):
+                other = rows.get(control, {})
+                if control == name or not other or other.keys() == seeds.keys() or fixed(other) or fixed(seeds):
+                    continue
+                both = _numbers(other.keys() & seeds.keys())
+                notes.append(
+                    f"{world}: {name} has seeds {_numbers(seeds)}, {control} {_numbers(other)}: "
+                    + (f"differences are of {both}" if both else "none in common, and no difference")
+                )
+    return notes
+
+
+def _numbers(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
+
+
 # The tables, from the question that is asked first.
 
 
@@ -83,10 +112,10 @@ def overview(view: View) -> Table:
     header = ["method", "seeds", "success", *([f"minus {base} [95 %]", "at equal CPU [95 %]"] if base else []), "turns"]
     lines = []
     for name, seeds in view.rows.items():
-        cells = [name, str(len(seeds)), f"{100 * steps[name].value.mean:.1f}"]
+        at = [found.get(name) for found in (steps, cpus)]
+        cells = [name, str(len(seeds)), "-" if at[0] is None else f"{100 * at[0].value.mean:.1f}"]
         if base:
-            within = cpus.get(name)
-            minus = [steps[name].minus_base, None if within is None else within.minus_base]
+            minus = [None if one is None else one.minus_base for one in at]
             cells += [signed(one).replace(", one run each", " †") for one in minus]
         lines.append([*cells, f"{total_cost(seeds).turns:.0f}"])
     return header, lines
@@ -109,12 +138,13 @@ def rises(view: View) -> Table:
         first = {seed: record.evaluations[0].tasks for seed, record in seeds.items()}
         last = {seed: record.evaluations[-1].tasks for seed, record in seeds.items()}
         control = view.against.get(name, view.baseline if name != view.baseline else "")
-        other = {seed: record.evaluations[-1].tasks for seed, record in view.rows.get(control, {}).items()}
-        both = [seed for seed in last if seed in other]
-        if both:
-            beyond[name] = rise([other[seed] for seed in both], [last[seed] for seed in both], p=True)
+        others = view.rows.get(control, {})
+        other = {seed: record.evaluations[-1].tasks for seed, record in others.items()}
+        both = difference(other, last, fixed=(fixed(others), fixed(seeds))) if others else None
+        if both is not None:
+            beyond[name] = both
         cells = [str(over_seeds(list(first.values()))), str(over_seeds(list(last.values())))]
-        cells += [signed(rise(list(first.values()), list(last.values()))), control if both else "-"]
+        cells += [signed(rise(list(first.values()), list(last.values()))), control if both is not None else "-"]
         spent = median(record.total.seconds for record in seeds.values())
         lines.append([name, str(len(seeds)), *cells, "-", f"{spent:.0f} s"])
     # each row's own rise is a claim for itself; that some row is better than its control is one of many
@@ -235,9 +265,11 @@ def to_target(view: View) -> Table:
     header = ["method", *(f"{NAMES[name]}, % of {name_of_base}'s" for name in MEASURES)]
     if name_of_base not in rows:
         return header, []
-    target, base = same_step(rows, name_of_base)[1][name_of_base].value.mean, total_cost(rows[name_of_base])
+    target, base = same_step(rows, name_of_base)[1].get(name_of_base), total_cost(rows[name_of_base])
+    if target is None:
+        return header, []
     lines = []
-    for name, at in reached(rows, target).items():
+    for name, at in reached(rows, target.value.mean).items():
         shares = [_share(at, base, measure) if at is not None else "-" for measure in MEASURES]
         lines.append([name, *shares])
     return header, lines
@@ -281,7 +313,7 @@ def depth(view: View) -> Table:
         if not steps:
             continue  # an agent that was only evaluated
         ends = [record.steps[-1] for record in seeds.values() if record.steps]
-        caps = [step["depth/cap"] for step in steps if not step.get("depth/probe")] or [s["depth/cap"] for s in steps]
+        caps = [s.get("depth/cap") for s in steps if not s.get("depth/probe")] or [s.get("depth/cap") for s in steps]
         cells = [_average(caps), _average([step.get("turns_mean") for step in steps])]
         cells += [_average([end.get(f"depth/{key}") for end in ends]) for key in ("h_eff", "h_cov", "hbar")]
         cells += [_average([step.get("weight/alpha") for step in steps], 2)]
