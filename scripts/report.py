@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from turngym.agents.evaluation.compare import decisive, describe, differing
+from turngym.agents.evaluation.compare import decisive, describe, differing, scripted
 from turngym.agents.evaluation.scores import (
     Scores,
     behavior_table,
@@ -51,7 +51,6 @@ from turngym.scripts.report_data import (
 from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page, write_table
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, depth_of, draw_summary
 from turngym.scripts.report_turns import episode_figures
-from turngym.scripts.result_table import scripted
 
 # Tables: paired differences, settings, training, and Tables 1 and 6 of the TurnOPD paper.
 

@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Make a page, a CSV and a Markdown file of all packed results in a folder."""
+    """Make a page, a CSV and a Markdown file of all packed results in a folder. Exit status 1 if one cannot be read."""
 
     folder: tyro.conf.Positional[Path]
     """Folder with *.result.xz, searched with all folders below it."""
@@ -129,7 +129,7 @@ def _otherwise(result: PackedResult) -> str:
 
 
 def table(options: Table) -> int:
-    groups = write_table(options.folder, options.out, options.title, options.p)
+    groups, left_out = write_table(options.folder, options.out, options.title, options.p)
     print(as_markdown(groups, p=options.p))
     print(f"written to {options.out}; open {options.out / 'index.html'} in a browser")
-    return 0
+    return 1 if left_out else 0

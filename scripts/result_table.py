@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -21,7 +22,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings
+from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings, no_seeds, scripted
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
@@ -81,14 +82,41 @@ class Group:
         every = len(found) == 1 and len(next(iter(found.values()))) == len(self.results)
         return [line if every else f"{', '.join(names)}: {line}" for line, names in found.items()]
 
+    def apart(self) -> dict[str, str]:
+        """Method -> why its files are no training seeds of one method, so that each of them stands alone."""
+        families: dict[str, list[str]] = {}
+        for name in self.results:
+            families.setdefault(_seeded(name)[0], []).append(name)
+        return {method: why for method, names in families.items() if (why := self._no_method(names))}
+
+    def _no_method(self, names: Sequence[str]) -> str:
+        found: dict[int | None, str] = {}
+        for name in names:
+            seed = _seeded(name)[1]
+            if seed in found:
+                return f"{found[seed]} and {name} are both of training seed {seed}"
+            found[seed] = name
+        if None in found and len(found) > 1:
+            other = next(name for name in names if name != found[None])
+            return f"{found[None]} has no training seed in its name, and {other} has one"
+        return no_seeds({name: (self.results[name].settings, self.results[name].seal) for name in names})
+
+    def lines(self) -> list[str]:
+        """What is said below the table of all results."""
+        alone = [f"{method}: not one method over training seeds: {why}" for method, why in self.apart().items()]
+        return [*alone, *self.originals()]
+
     @property
     def methods(self) -> dict[str, dict[int, PackedResult]]:
         """The results by method and training seed, the most successful method first. Files NAME-seed0, NAME-seed1, ...
-        are runs of the method NAME; any other file is a method with one run."""
+        are runs of the method NAME; any other file, and one that stands `apart`, is a method with one run."""
         found: dict[str, dict[int, PackedResult]] = {}
+        apart = self.apart()
         for name, result in self.results.items():
-            seeded = SEED.fullmatch(name)
-            found.setdefault(seeded[1] if seeded else name, {})[int(seeded[2]) if seeded else 0] = result
+            method, seed = _seeded(name)
+            if method in apart or seed is None:
+                method, seed = name, 0
+            found.setdefault(method, {})[seed] = result
         return dict(sorted(found.items(), key=lambda row: -fmean(map(_success, row[1].values()))))
 
     def by_method(self) -> Table | None:
@@ -195,14 +223,14 @@ class Group:
         return (header, rows) if rows else None
 
 
+def _seeded(name: str) -> tuple[str, int | None]:
+    """Method and training seed of a result by the name of its file; a name without a seed is its own method."""
+    seeded = SEED.fullmatch(name)
+    return (seeded[1], int(seeded[2])) if seeded else (name, None)
+
+
 def _success(result: PackedResult) -> float:
     return float(result.scores["overall"]["avg"]["mean"])
-
-
-def scripted(settings: Mapping[str, Any]) -> bool:
-    """Whether a player without training seeds played: neither a model nor an endpoint."""
-    agent = str(settings["agent"])
-    return settings.get("model") is None and not agent.startswith(("model", "openai"))
 
 
 def _cell(found: Difference | None) -> str:
@@ -216,12 +244,23 @@ def _points(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:.1f}"
 
 
-def read_folder(folder: Path) -> dict[str, PackedResult]:
-    """The packed results in `folder` and below, by their path without suffix. Raises TurngymError if there is none."""
+def read_folder(folder: Path) -> tuple[dict[str, PackedResult], list[str]]:
+    """The packed results in `folder` and below, by their path without suffix, and why others cannot be read.
+
+    Raises TurngymError if there is none.
+    """
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise TurngymError(f"{folder} holds no packed results (*{SUFFIX}); make them with `turngym result pack`")
-    return {path.relative_to(folder).as_posix().removesuffix(SUFFIX): _read(path) for path in paths}
+    found, left_out = dict[str, PackedResult](), list[str]()
+    for path in paths:
+        try:
+            found[path.relative_to(folder).as_posix().removesuffix(SUFFIX)] = _read(path)
+        except TurngymError as error:
+            left_out.append(str(error))
+    if not found:
+        raise TurngymError(left_out[0])
+    return found, left_out
 
 
 def _read(path: Path) -> PackedResult:
@@ -239,7 +278,7 @@ def _read(path: Path) -> PackedResult:
         replace(one, success=False, score=0.0, status=Status.TRUNCATED_DEPTH) if one.status.is_error else one
         for one in result.episodes
     )
-    counted = replace(score(episodes), approximate=result.scores["approximate"], errors=result.scores["errors"])
+    counted = replace(score(episodes), approximate=result.scores.get("approximate"), errors=result.scores["errors"])
     return replace(result, episodes=episodes, scores=json.loads(json.dumps(counted.to_json())))
 
 
@@ -276,11 +315,11 @@ def _row(name: str, result: PackedResult) -> list[str]:
 
 def _agent(settings: Mapping[str, Any]) -> str:
     model, heat = settings.get("model"), settings.get("temperature")
-    unknown = not model and str(settings["agent"]).startswith(("model", "openai"))
+    unknown = not model and str(settings.get("agent")).startswith(("model", "openai"))
     about = [f"files {model}"] if model else ["no fingerprint"] if unknown else []
     about += [f"opened as {settings['player']}"] if settings.get("player") else []
     about += [] if heat is None else [f"temperature {heat:g}"]
-    return f"{settings['agent']}" + (f" ({', '.join(about)})" if about else "")
+    return f"{settings.get('agent') or '-'}" + (f" ({', '.join(about)})" if about else "")
 
 
 # --- The page: tables as HTML, episodes as compressed JSON that the page unpacks when one is opened
@@ -301,7 +340,7 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
         if (methods := group.by_method()) is not None:
             body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods)}<h3>Every run</h3>")
         body.append(_html(group.table(), folder))
-        body += [f"<p>{markup(line, 'html')}</p>" for line in group.originals()]
+        body += [f"<p>{markup(line, 'html')}</p>" for line in group.lines()]
         if (pairs := group.paired()) is not None:
             table, notes = pairs
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
@@ -371,7 +410,7 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
             f"{level} {markup(group.title, 'markdown')}",
             *([] if methods is None else [markdown(methods)]),
             markdown(group.table()),
-            *(markup(line, "markdown") for line in group.originals()),
+            *(markup(line, "markdown") for line in group.lines()),
         ]
         if (pairs := group.paired()) is not None:
             parts += [markdown(pairs[0]), *(markup(note, "markdown") for note in pairs[1])]
@@ -409,8 +448,10 @@ def _field(text: str) -> str:
     return shown
 
 
-def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Group]:
+def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[list[Group], int]:
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`.
+
+    Returns the tables, and how many files are not in them. Standard error says of each of those why.
 
     Args:
         folder: the packed results; subfolders are read, too.
@@ -418,11 +459,14 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> list[Gr
         title: heading of index.html.
         p: whether the tables of what differences rest on have p-values.
     """
-    groups = grouped(read_folder(folder))
+    results, left_out = read_folder(folder)
+    for line in left_out:
+        print(f"turngym: left out: {line}", file=sys.stderr)
+    groups = grouped(results)
     with atomic_write(out / "index.html") as file:
         file.write(page(groups, title, os.path.relpath(folder, out), p))
     with atomic_write(out / "results.md") as file:
         file.write(as_markdown(groups, p=p))
     with atomic_write(out / "results.csv") as file:
         csv.writer(file, lineterminator="\n").writerows([[_field(cell) for cell in row] for row in as_rows(groups)])
-    return groups
+    return groups, len(left_out)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,6 +45,8 @@ from turngym.retrieval.user_files import json_file, user_path
 
 OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "prompts", "origin", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""
+SEEDED = ("agent", "model", "origin", "seed")
+"""Those of them in which training seeds of one method differ, too."""
 AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
 """Settings of how much was played, which may differ here: the tasks themselves are compared."""
 Differing = Mapping[str, tuple[Any, Any]]
@@ -75,7 +78,7 @@ def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     panel = meta.get("panel")
     name = panel.get("name") if isinstance(panel, Mapping) else None
     # an argument that repeats the panel's own value is no difference
-    made = {**(_panel_make(name) if isinstance(name, str) else {}), **meta.get("make", {})}
+    made = {**(_panel_make(name) if isinstance(name, str) else {}), **(meta.get("make") or {})}
     # evaluations of training runs record it beside `make`
     if "max_turns" in found:
         made["max_turns"] = found.pop("max_turns")
@@ -114,6 +117,29 @@ def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
 def describe(differ: Differing) -> str:
     """The settings in one line: `make.max_turns 24 and 50; temperature 0.0 and 0.85`."""
     return "; ".join(f"{name} {first!r} and {second!r}" for name, (first, second) in differ.items())
+
+
+def no_seeds(runs: Mapping[str, tuple[Mapping[str, Any], str]]) -> str:
+    """Why evaluations (by name: settings, and a hash of the whole) cannot be training seeds of one method; "" where
+    they can."""
+    for (one, (mine, hash_)), (other, (theirs, other_hash)) in combinations(runs.items(), 2):
+        # a result that was not read from a file has no seal
+        if hash_ and hash_ == other_hash:
+            return f"{one} and {other} are the same evaluation"
+        if mine.get("model") is not None and mine["model"] == theirs.get("model"):
+            return f"{one} and {other} are of the same model (files {mine['model']})"
+        differ = differing(flat_settings(mine), flat_settings(theirs))
+        # older files do not record all of how a player is spoken to
+        own = {name: values for name, values in differ.items() if name in OWN and None not in values}
+        names = [name for name in SEEDED if name != "agent" or not (scripted(mine) or scripted(theirs))]
+        if apart := decisive(differ) | {name: values for name, values in own.items() if name not in names}:
+            return f"{one} and {other} were played otherwise: {describe(apart)}"
+    return ""
+
+
+def scripted(settings: Mapping[str, Any]) -> bool:
+    """Whether a player without training seeds played: neither a model nor an endpoint."""
+    return settings.get("model") is None and not str(settings.get("agent")).startswith(("model", "openai"))
 
 
 def rescore(path: str | Path) -> EvalResult:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from turngym.agents.evaluation.results import check_settings
+from turngym.agents.evaluation.results import check_kind, check_settings
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.retrieval.outgoing import too_many_values
-from turngym.retrieval.redaction import brief
+from turngym.retrieval.redaction import brief, excerpt
 
 FORMAT, VERSION = "turngym-packed-result", 2
 FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")
@@ -89,6 +89,21 @@ def _checksum(value: Any) -> str:
     return f"{crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
+def _check_head(head: Mapping[str, Any]) -> None:
+    """Raises ValueError where the head of a file from anyone holds what no evaluation has recorded."""
+    check_settings(head["settings"])
+    kinds = {"versions": dict, "date": str, "seconds": float | int, "tokens": dict | None, "scores": dict}
+    for name, kind in {**kinds, "checksums": dict, "sha256": str}.items():
+        check_kind(name, head[name], kind)
+    for name in ("versions", "checksums"):
+        for key, value in head[name].items():
+            check_kind(f"{name}.{excerpt(key, 80)}", value, str)
+    for key, value in (head["tokens"] or {}).items():
+        check_kind(f"tokens.{excerpt(key, 80)}", value, int)
+    if head["seconds"] < 0:
+        raise ValueError(f"its seconds are {head['seconds']}; valid: at least 0")
+
+
 UNPACKER_BYTES = 1 << 27
 """Memory of the unpacker itself, by the file's own head; packed results need 66 MB."""
 
@@ -114,7 +129,9 @@ def read_result(path: str | Path) -> PackedResult:
             raise ValueError(f"it has no format {FORMAT!r}")
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
-        check_settings(head["settings"])
+        _check_head(head)
+        if not rows:
+            raise ValueError("it has no episodes; valid: at least one")
         if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
             raise ValueError(f"its seal is {brief(head['sha256'], 80)}; a SHA-256 has 64 hex digits")
         return PackedResult(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
 from turngym.envs.core.episode import LENIENT, SHORT
@@ -36,12 +37,11 @@ def check_settings(settings: Any) -> None:
     if not isinstance(settings, Mapping):
         raise ValueError(f"its settings are {brief(settings, 80)}")
     kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
-    kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None}
+    kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None, "temperature": float | int | None}
+    kinds |= dict.fromkeys(("agent", "model", "player", "preset", "chat", "env_id", "panel_sha256"), str | None)
     kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
     for name, kind in kinds.items():
-        value = settings.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"its setting {name} is {brief(value, 80)}")
+        check_kind(f"setting {name}", settings.get(name), kind)
     for name in (DEPARTS, BESIDE):
         said = settings.get(name, [])
         if not isinstance(said, list) or len(said) > 100 or not all(isinstance(text, str) for text in said):
@@ -50,6 +50,19 @@ def check_settings(settings: Any) -> None:
     for name in ("tasks", "samples", "limit", "max_turns"):
         if (value := settings.get(name)) is not None and value < 1:
             raise ValueError(f"its setting {name} is {brief(value, 80)}; it must be at least 1")
+
+
+def check_kind(name: str, value: Any, kind: Any) -> None:
+    """Raises ValueError where `value`, which a file from anyone calls `name`, is of another `kind`, a type or a union
+    of types; numbers must be finite."""
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    if not isinstance(value, kind) or isinstance(value, bool) or infinite:
+        kinds = get_args(kind) or (kind,)
+        valid = " or ".join(_KINDS.get(one, "nothing") for one in kinds if one is not int or float not in kinds)
+        raise ValueError(f"its {name} is {brief(value, 80)}; valid: {valid}")
+
+
+_KINDS = {int: "a whole number", float: "a finite number", str: "a text", dict: "a table"}
 
 
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:

@@ -11,16 +11,25 @@ Examples:
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal
 
-from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.packed_file import SUFFIX, read_result
+from turngym.agents.evaluation.compare import (
+    decisive,
+    describe,
+    differing,
+    flat_settings,
+    no_seeds,
+    rescore,
+    trace_of,
+)
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,
@@ -77,7 +86,7 @@ class StudyPlanOptions:
     needs: ClassVar[Needs] = (
         (("methods",), "--data", lambda options: options.data is not None),
         (("first", "second"), "evaluations as the pilot (no --data)", lambda options: options.data is None),
-        (("train_hours", "most_*"), "--difference", lambda options: options.difference is not None),
+        (("train_hours", "episode_seconds", "most_*"), "--difference", lambda options: options.difference is not None),
     )
 
     def __post_init__(self) -> None:
@@ -142,23 +151,47 @@ def _of_evaluations(options: StudyPlanOptions) -> Pilot:
             f"name as many --first ({len(options.first)}) as --second ({len(options.second)}) evaluations, at least "
             "two of each, or a --data study.json"
         )
-    first, second = ([_evaluation(path) for path in paths] for paths in (options.first, options.second))
+    paths = [*options.first, *options.second]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise TurngymError(f"--first and --second name {twice} {paths.count(twice)} times; valid: once")
+    runs = {str(path): _evaluation(path) for path in paths}
+    first, second = ({str(path): runs[str(path)] for path in side} for side in (options.first, options.second))
+    for option, side in (("--first", first), ("--second", second)):
+        if why := no_seeds({name: (run.settings, run.hash) for name, run in side.items()}):
+            raise TurngymError(f"{option} needs evaluations of several training seeds: {why}")
+    for (one, mine), (other, theirs) in product(first.items(), second.items()):
+        if mine.hash == theirs.hash:
+            raise TurngymError(f"--first {one} and --second {other} are the same evaluation")
+        if differ := decisive(differing(flat_settings(mine.settings), flat_settings(theirs.settings))):
+            raise TurngymError(f"--first {one} and --second {other} were played otherwise: {describe(differ)}")
     return Pilot(
-        first=[means for means, *_ in first],
-        second=[means for means, *_ in second],
-        samples=min(samples for _, samples, _ in (*first, *second)),
+        first=[run.means for run in first.values()],
+        second=[run.means for run in second.values()],
+        samples=min(run.settings["samples"] for run in runs.values()),
         train_hours=None,
-        episode_seconds=fmean(seconds for *_, seconds in (*first, *second)),
+        episode_seconds=fmean(run.episode_seconds for run in runs.values()),
     )
 
 
-def _evaluation(path: Path) -> tuple[TaskMeans, int, float]:
-    """Task means, samples and seconds per episode."""
-    if path.name.endswith(SUFFIX):
-        result = read_result(path)
-        return task_means(result.episodes), result.settings["samples"], result.seconds / len(result.episodes)
-    scored = rescore(path)
-    return task_means(scored.outcomes), scored.settings["samples"], scored.seconds / len(scored.outcomes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One evaluation of a pilot."""
+
+    means: TaskMeans
+    settings: Mapping[str, Any]
+    episode_seconds: float
+    hash: str
+    """Hash of the file, by which an evaluation that is named twice is known."""
+
+
+def _evaluation(path: Path) -> _Run:
+    packed = path.name.endswith(SUFFIX)
+    played = read_result(path) if packed else rescore(path)
+    outcomes = played.episodes if isinstance(played, PackedResult) else played.outcomes
+    with (path if packed else trace_of(path)).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    seconds = played.seconds / len(outcomes)
+    return _Run(means=task_means(outcomes), settings=played.settings, episode_seconds=seconds, hash=digest)
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
@@ -169,6 +202,8 @@ def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
     for name in options.methods:
         if name not in found:
             raise TurngymError(f"--methods {name!r}: {path} has {', '.join(found)}.{did_you_mean(name, [*found])}")
+    if len({*options.methods}) == 1:
+        raise TurngymError(f"--methods names {options.methods[0]} twice; valid: two methods")
     one, other = (found[name] for name in options.methods)
     seeds = sorted(one.keys() & other.keys())
     runs = [[of[seed].evaluations[-1].tasks for seed in seeds] for of in (one, other)]

@@ -227,6 +227,24 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         setting(**{name: value})(result).write(path)
         with pytest.raises(EvaluationError, match=rf"its setting {name} is {re.escape(repr(value))}"):
             read_result(path)
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "date": ({"date": None}, r"date is None; valid: a text"),
+        "versions": ({"versions": {"turngym": 3}}, r"versions\.turngym is 3"),
+        "list": ({"versions": ["turngym"]}, r"versions is \['turngym'\]; valid: a table"),
+        "seconds": ({"seconds": "x"}, r"seconds is 'x'; valid: a finite number"),
+        "nan": ({"seconds": float("nan")}, r"seconds is nan"),
+        "negative": ({"seconds": -5.0}, r"-5\.0; valid: at least 0"),
+        "tokens": ({"tokens": [1]}, r"tokens is \[1\]; valid: a table or nothing"),
+        "episodes": ({"episodes": ()}, r"no episodes"),
+    }
+    for changes, said in wrong.values():
+        replace(result, **changes).write(path)
+        with pytest.raises(EvaluationError, match=said):
+            read_result(path)
+    for name, value in {"agent": ["a"], "temperature": "hot", "preset": 3, "player": ["x"]}.items():
+        setting(**{name: value})(result).write(path)
+        with pytest.raises(EvaluationError, match=rf"its setting {name} is .*; valid: "):
+            read_result(path)
     many = check_result(setting(samples=10**9)(result).write(path))
     assert f"{5 * 10**9 - 10} episodes are missing" in many
     with pytest.raises(EvaluationError, match="No such file"):

@@ -135,6 +135,59 @@ def test_training_seeds_of_a_method_stand_together(results: dict[str, PackedResu
     assert grouped({"a-seed0": named["a-seed0"], "expert": named["expert"]})[0].by_method() is None
 
 
+def with_settings(result: PackedResult, **settings: Any) -> PackedResult:
+    return replace(result, settings={**result.settings, **settings})
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "said"),
+    [
+        (("m", "m-seed0"), ({}, {}), "m has no training seed in its name, and m-seed0 has one"),
+        (("m-seed0", "m-seed00"), ({}, {}), "m-seed0 and m-seed00 are both of training seed 0"),
+        (("m-seed0", "m-seed1"), ({"model": "ab"}, {"model": "ab"}), r"of the same model \(files ab\)"),
+        (("m-seed0", "m-seed1"), ({}, {"make": {"max_turns": 10**12}}), "make.max_turns 24 and 1000000000000"),
+        (("m-seed0", "m-seed1"), ({"model": "a", "chat": "x"}, {"model": "b", "chat": "y"}), "chat 'x' and 'y'"),
+        (("m-seed0", "m-seed1"), ({}, {"agent": "random"}), "agent 'expert' and 'random'"),
+    ],
+)
+def test_files_that_are_no_seeds_of_one_method_stand_alone(
+    names: tuple[str, ...], settings: tuple[dict[str, Any], ...], said: str, results: dict[str, PackedResult]
+) -> None:
+    wins = (True, True, True, False), (True, False, False, False)
+    named = {
+        name: with_settings(played(results, *won), **more)
+        for name, won, more in zip(names, wins, settings, strict=True)
+    }
+    (group,) = grouped(named)
+    assert {name: [*runs.values()] for name, runs in group.methods.items()} == {n: [r] for n, r in named.items()}
+    assert re.search(said, "\n".join(group.lines()))
+    assert group.by_method() is None
+
+
+def test_one_sealed_file_is_one_seed_and_models_of_their_own_are_several(results: dict[str, PackedResult]) -> None:
+    one, other = (with_settings(results["expert"], model=model, seed=seed) for seed, model in enumerate("ab"))
+    assert not grouped({"m-seed0": one, "m-seed1": other})[0].apart()
+    copied = replace(one, seal="c0ffee")
+    (group,) = grouped({f"m-seed{seed}": copied for seed in range(3)})
+    assert "m-seed0 and m-seed1 are the same evaluation" in group.apart()["m"]
+    assert len(group.methods) == 3
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_make_the_table(
+    results: dict[str, PackedResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = replace(results["shop"], date=3)  # type: ignore[arg-type]
+    bad.write(tmp_path / "in" / "bad.result.xz")
+    table = ["result", "table", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    assert main(table) == 2
+    assert "bad.result.xz is not a packed result: its date is 3" in capsys.readouterr().err
+    results["shop"].write(tmp_path / "in" / "shop.result.xz")
+    assert main(table) == 1
+    said = capsys.readouterr()
+    assert "| shop |" in said.out
+    assert "bad.result.xz" in said.err
+
+
 def test_page_csv_and_markdown(
     folder: Path, results: dict[str, PackedResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

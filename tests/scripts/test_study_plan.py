@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,8 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
         (["--data", "DATA", "--seeds", "1"], "--seeds 1: an interval over seeds and tasks needs at least 2"),
         (["--data", "DATA", "--power", "1"], "--power is 1"),
         (["--data", "DATA", "--difference", "0"], "--difference is 0"),
+        (["--data", "DATA", "--methods", "opd", "opd"], "--methods names opd twice"),
+        (["--data", "DATA", "--episode-seconds", "3"], "--episode-seconds 3.0 needs --difference"),
         (["--data", "DATA", "--methods", "opd", "p0.4-all"], "a pilot needs two of each"),
     ],
 )
@@ -95,3 +99,24 @@ def test_what_is_no_pilot_is_said_in_one_line(words: list[str], said: str, capsy
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1
     assert said in error
+
+
+def test_a_run_is_one_seed_of_one_method(
+    runs: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poor, good = runs["poor"], runs["good"]
+    other = tmp_path / "other"
+    options: dict[str, Any] = {"samples": 2, "limit": 8, "seed": 1, "workers": 0, "progress": False}
+    evaluate("alfworld-quickstart", "expert", noise=0.7, max_turns=7, out=other, **options)
+    copied, again = (str(shutil.copytree(run, tmp_path / f"copied{seed}")) for seed, run in enumerate(poor))
+    for first, second, said in (
+        ([poor[0], poor[0]], [good[0], good[0]], f"name {poor[0]} 2 times"),
+        ([poor[0], copied], good, "are the same evaluation"),
+        (poor, [copied, again], f"--first {poor[0]} and --second {copied} are the same evaluation"),
+        ([poor[0], str(other)], good, "make.max_turns 24 and 7"),
+        ([poor[0], good[0]], [poor[1], good[1]], "agent 'expert (noise 0.7)' and 'expert (noise 0.3)'"),
+    ):
+        assert main(["study", "plan", "--first", *first, "--second", *second]) == 2
+        error = capsys.readouterr().err.strip()
+        assert len(error.splitlines()) == 1
+        assert said in error
