@@ -32,6 +32,7 @@ try:
     from turngym.trainers.distributed import open_ranks
     from turngym.trainers.lora import LoraConfig
     from turngym.trainers.metrics import read_metrics
+    from turngym.trainers.progress import updated
     from turngym.trainers.run import run_training
     from turngym.trainers.run_config import DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
     from turngym.trainers.schedule import AsyncConfig
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
         if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
             steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]
-            if all(row["episodes"] == 0 for row in steps):
+            if not any(map(updated, steps)):
                 print(f"{took}, none of which made an update: the model in {result.model} is as it was")
             else:
                 print(f"{took}; model in {result.model}")

@@ -5,15 +5,17 @@ The training loop knows these protocols and no algorithm by name: something new 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.envs.core.episode import Episode, Origin
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find
 from turngym.envs.core.protocols import Position, Question, Scorer
 from turngym.trainers.batch import RolloutBatch
@@ -55,6 +57,27 @@ class Targets:
         names = [item.name for item in fields(self) if item.name.endswith(("_N", "_NK"))]
         columns = {name: column[tokens] for name in names if (column := getattr(self, name)) is not None}
         return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
+
+
+def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
+    """What a target function returned. Raises ConfigError where a column of it is no array of so many `tokens`."""
+    if not isinstance(targets, Targets):
+        raise ConfigError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
+    columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
+    for name, column in (columns | {f"extra[{name!r}]": column for name, column in targets.extra.items()}).items():
+        if column is None:
+            continue
+        if not isinstance(column, np.ndarray):
+            raise ConfigError(f"algorithm {algorithm}: its {name} is {type(column).__name__}; valid: a NumPy array")
+        # a further column may have any axes after the first
+        axes = column.ndim if name.startswith("extra") else 2 if name.endswith("_NK") else 1
+        if column.shape[:1] != (tokens,) or column.ndim != axes:
+            valid = f"[{tokens}, K]" if name.endswith("_NK") else f"[{tokens}]"
+            raise ConfigError(
+                f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
+                "supervised token"
+            )
+    return targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,7 +470,40 @@ def find_algorithm(name: str) -> AlgorithmSpec:
     found = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
     if not isinstance(found, AlgorithmSpec):
         raise ConfigError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
+    known, uses = get_args(Uses), found.uses
+    if not isinstance(uses, frozenset) or not uses <= {*known}:
+        raise ConfigError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(known)}")
+    for field_name, value, holds, valid in (
+        ("name", found.name, isinstance(found.name, str), "a text"),
+        ("config", found.config, isinstance(found.config, type) and is_dataclass(found.config), "a dataclass"),
+        ("build", found.build, callable(found.build), "a function of its settings and a BuildContext"),
+    ):
+        if not holds:
+            raise ConfigError(f"algorithm {name!r}: its {field_name} is {value!r}; valid: {valid}")
     return found
+
+
+def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
+    """The algorithm that `spec` builds from its settings.
+
+    Raises ConfigError where its function fails, or gives what cannot be trained with; each of them is named.
+    """
+    try:
+        made = spec.build(config, context)
+    except TurngymError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"algorithm {spec.name}: its build raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, Algorithm):
+        raise ConfigError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
+    if not isinstance(made.group, int) or made.group < 1:
+        raise ConfigError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
+    try:
+        json.dumps(dict(made.settings))
+    except (TypeError, ValueError) as error:
+        said = f"its settings are no JSON ({error}); valid: fingerprint(config)"
+        raise ConfigError(f"algorithm {spec.name}: {said}") from error
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

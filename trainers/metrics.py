@@ -183,6 +183,7 @@ METRICS: Mapping[str, str] = {
     "loss": "sum over tokens of weight x token loss",
     "grad_norm": "gradient norm before clipping (mean over the step's updates)",
     "lr": "learning rate of the step's last update",
+    "updates": "updates that were made",
     "updates_skipped": "updates dropped because the gradient was not finite",
     "episodes": "episodes that were trained on",
     "episodes_failed": "episodes lost to a failed environment or engine",

@@ -71,8 +71,9 @@ class LiveProgress(Progress):
         self.latest: dict[str, Any] = {}
         self.lines = LogLines(self.line, self.console)
         self._phase, self._since, self._before = "start", time.monotonic(), replace(ACTIVITY)
-        self._steps = self._unchanged = self._solved = 0
-        """Training steps of this call, those of them without an update, and those in which an episode succeeded."""
+        self._steps = self._unchanged = self._dropped = self._solved = 0
+        """Training steps of this call; those of them that had nothing to learn from, in which an update was dropped,
+        and in which an episode succeeded."""
         self._first: tuple[int, float] | None = None
         """The first step of this process that ended, and when: what comes before it is loading."""
         self._ended = 0.0
@@ -111,9 +112,10 @@ class LiveProgress(Progress):
         self._first = self._first or (row["step"], self._ended)
         if row["kind"] == "train":
             self._steps, self._solved = self._steps + 1, self._solved + bool(row.get("success"))
-            if row.get("episodes") == 0:
-                self._unchanged += 1
-                self.console.print(f"{self.title}: {without_update(row)}", highlight=False, soft_wrap=True)
+            self._unchanged += row.get("episodes") == 0
+            self._dropped += bool(row.get("updates_skipped"))
+            if said := without_update(row):
+                self.console.print(f"{self.title}: {said}", highlight=False, soft_wrap=True)
         if row["kind"] == "eval":
             self._start = self._start or (row if row["step"] == 0 else None)
             if self._start is not None and not self._fell and (said := below_start(self._start, row)):
@@ -144,6 +146,11 @@ class LiveProgress(Progress):
             else:
                 helps = "Larger groups, a higher --temperature, or tasks of which the student solves some help."
             said.append(f"{first} {helps}")
+        if self._dropped:
+            said.append(
+                f"{self._dropped} of {self._steps} steps dropped updates, for their gradient was not finite: the loss "
+                "of the algorithm or its targets were not, or the weights have grown too far (a smaller --optimizer.lr)"
+            )
         if share["malformed"] >= MUCH:
             said.append(
                 f"in the last step {100 * share['malformed']:.0f} % of the student's answers could not be read as "
@@ -189,9 +196,19 @@ def below_start(start: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     )
 
 
+def updated(row: Mapping[str, Any]) -> bool:
+    """Whether a training step changed the student; rows of older versions do not count updates."""
+    return row.get("episodes") != 0 and row.get("updates") != 0
+
+
 def without_update(row: Mapping[str, Any]) -> str:
-    """`step 3: no update: its 8 groups have no contrast (8 all alike, 0 of them solved)`"""
+    """`step 3: no update: its 8 groups have no contrast (8 all alike, 0 of them solved)`; "" where all were made."""
     alike, solved, lost = (row.get(f"groups/{name}") for name in ("uniform", "uniform_solved", "lost"))
+    if row.get("episodes") != 0:
+        if not (dropped := row.get("updates_skipped")):
+            return ""
+        what = f"{dropped} of its updates dropped" if updated(row) else "no update"
+        return f"step {row['step']}: {what}: the gradient was not finite"
     if alike is None:
         return f"step {row['step']}: no update: none of its episodes is trained on"
     failed = f", {lost} lost to failed episodes" if lost else ""

@@ -32,7 +32,7 @@ from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.envs.core.provenance import FILE, write_config
 from turngym.envs.core.settings import read_toml
 from turngym.retrieval.user_files import library_path, user_path
-from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, find_algorithm
+from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.identity import of_training
@@ -388,7 +388,7 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
         tokenizer=tokenizer,
         env_id=config.rollouts.play.env_id,
     )
-    algorithm = find_algorithm(config.algorithm).build(config.own, context)
+    algorithm = built(find_algorithm(config.algorithm), config.own, context)
     stale = bool(config.stale.staleness) or bool(config.rollouts.play.traces)
     return config.stale.corrected(bounded(algorithm, config.run.dual_clip, stale=stale))
 

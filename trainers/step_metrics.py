@@ -121,6 +121,7 @@ def step_row(
         "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
         **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
         **critic_row(done),
+        "updates": sum(not result.skipped for result in done.results),
         "updates_skipped": sum(result.skipped for result in done.results),
         "lr": done.lr,
         **rollout_row(episodes, batch),

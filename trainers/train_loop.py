@@ -26,7 +26,7 @@ from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.envs.core.room import at_once
 from turngym.retrieval.redaction import redacted
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
@@ -347,7 +347,7 @@ class TrainLoop:
             return
         batch = pack(kept, origins=algorithm.origins)
         trainer.progress.phase("teacher")
-        targets = algorithm.target_fn(batch, kept, self._scorers())
+        targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)

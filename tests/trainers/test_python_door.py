@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outside
 import pytest
 import torch
-from tiny_runs import command, untimed
+from tiny_runs import columns, command, untimed
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.scripts import train as verb
-from turngym.trainers import OptimizerConfig, RunConfig, Targets, train
+from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.train_config import config_class
@@ -143,6 +146,67 @@ def test_names_that_stand_for_no_algorithm() -> None:
     ):
         with pytest.raises(TurngymError, match=text):
             find_algorithm(name)
+
+
+def of_mine(**changes: Any) -> AlgorithmSpec:
+    """The other package's algorithm with other parts: those of the spec, or of what it builds."""
+    own = {name: changes.pop(name) for name in [*changes] if name in AlgorithmSpec.__dataclass_fields__}
+    build = own.pop("build", lambda config, context: replace(outside.build(config, context), **changes))
+    return replace(outside.LOO, build=build, **own)
+
+
+def of_advantage(make: Callable[[int], Any]) -> AlgorithmSpec:
+    """The other package's algorithm with the advantages that `make` makes of the number of tokens."""
+
+    def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
+        return Targets(advantage_N=make(batch.tokens), extra={"place": np.zeros(batch.tokens, np.float32)})
+
+    return of_mine(target_fn=target_fn)
+
+
+def broken(config: Any, context: Any) -> Any:
+    raise ZeroDivisionError("division by zero")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (of_mine(uses=["teacher"]), r"'outside:MINE': its uses are \['teacher'\]; valid: a frozenset of teacher"),
+        (of_mine(uses=frozenset({"nope"})), r"its uses are .*'nope'"),
+        (of_mine(config=int), "its config is .*int.*; valid: a dataclass"),
+        (of_mine(build=lambda config, context: None), "loo: its build returned NoneType; valid: an Algorithm"),
+        (of_mine(build=broken), "loo: its build raised ZeroDivisionError: division by zero"),
+        (of_mine(group=0), "loo: its group is 0; valid: a whole number of at least 1"),
+        (of_mine(settings={"a": {1, 2}}), "loo: its settings are no JSON"),
+        (of_mine(target_fn=lambda *given: None), "loo: its target_fn returned NoneType"),
+        (of_advantage(lambda n: np.zeros(n + 1, np.float32)), r"loo: its advantage_N has the shape \[\d+\]; valid: "),
+        (of_advantage(lambda n: np.zeros((n, 2), np.float32)), r"its advantage_N has the shape \[\d+, 2\]"),
+        (of_advantage(lambda n: [0.0] * n), "its advantage_N is list; valid: a NumPy array"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_named(
+    spec: AlgorithmSpec, said: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "MINE", spec, raising=False)
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    with pytest.raises(TurngymError, match=said):
+        train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
+
+
+def test_a_run_whose_updates_are_all_dropped_says_so(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outside, "MINE", of_advantage(lambda n: np.full(n, np.nan, np.float32)), raising=False)
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    words = ["--student", str(models / "student"), "--episodes", "4", "--max-turns", "3", "--steps", "1"]
+    words += ["--eval-every", "0", "--no-tensorboard", "--device", "cpu", "--threads", "1"]
+    assert verb.main(["outside:MINE", *words, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert "1 steps in" in said.out
+    assert "none of which made an update" in said.out
+    assert "step 1: no update: the gradient was not finite" in said.err
+    assert "1 of 1 steps dropped updates" in said.err.replace("\n", " ")
+    assert columns(tmp_path / "run", "updates", "updates_skipped") == [(0, 1)]
 
 
 def test_every_built_in_algorithm_is_found_under_its_name() -> None:

@@ -243,6 +243,7 @@ def test_the_whole_row(episodes: list[Episode], batch: RolloutBatch) -> None:
         "term/lpt": 6.0,
         "critic_loss": 1.5,
         "critic_explained": 0.75,
+        "updates": 1,
         "updates_skipped": 1,
         "lr": 0.125,
         "tokens": 4,
