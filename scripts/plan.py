@@ -15,13 +15,17 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
+from turngym.agents.evaluation.evaluation_setup import SAMPLES
 from turngym.agents.models import base_model
-from turngym.agents.presets import ALFWORLD, find_preset
+from turngym.agents.presets import find_preset
 from turngym.envs.core.settings import Count, Needs, Range, read_toml, settings_of
 from turngym.envs.core.tables import Table, print_table
-from turngym.envs.panels import load_panel
+from turngym.envs.panels import Panel, load_panel
 from turngym.retrieval.user_files import library_path
 from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
+from turngym.trainers.run import DEFAULT
+from turngym.trainers.several import further_env
+from turngym.trainers.train_config import PlayConfig, train_config
 from turngym.trainers.training_costs import (
     Estimate,
     ModelShape,
@@ -177,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
     check_options(settings_of(PlanOptions), words, prog="turngym plan")
-    default = PlanOptions() if file is None else of_run(read_toml(file))
+    default = PlanOptions() if file is None else of_run(read_toml(file), file)
     description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
     options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
@@ -189,32 +193,45 @@ def main(argv: Sequence[str]) -> int:
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
 
 
-def of_run(table: Mapping[str, Any]) -> PlanOptions:
-    """What the settings of a training run ask for; what they leave open stays as it is planned by default."""
+def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
+    """What the settings of a training run, read as `turngym train` does, ask for; what they leave open stays as it is
+    planned by default."""
+    student = {"student": "1.7B", "out": "."}
+    config = train_config(str(table.get("algorithm", DEFAULT)), {**student, **table}, where)
+    run, play, chat, servers = config.run, config.rollouts.play, config.rollouts.chat, config.rollouts.servers
+    groups = (run, play, chat, servers, config.models)
     named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}
     named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
     named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
     named |= {name: name for name in ("engine", "engine_memory")}
+    work: dict[str, Any] = {}
     # what a preset sets holds unless it was given beside it
-    preset = find_preset(table.get("preset"), table.get("env", ALFWORLD))
-    own: dict[str, Any] = {}
-    if preset is not None:
-        own = {"max_turns": preset.max_turns, "max_new_tokens": preset.max_new_tokens, "eval_samples": preset.samples}
-    table = {**table, **{name: value for name, value in own.items() if table.get(name) is None}}
-    work: dict[str, Any] = {ours: table[theirs] for ours, theirs in named.items() if table.get(theirs) is not None}
+    if (preset := find_preset(play.preset, play.env_id)) is not None:
+        work = {"turns": preset.max_turns, "response": preset.max_new_tokens}
+    for ours, theirs in named.items():
+        value = next(getattr(group, theirs) for group in groups if hasattr(group, theirs))
+        if theirs in table and value is not None:
+            work[ours] = value
     if "autocast" in table:
-        work["precision"] = "float32" if table["autocast"] == "off" else "autocast"
-    work["lora_rank"] = table.get("lora", {}).get("rank", 0)
-    if not table.get("eval_every", 1):
+        work["precision"] = "float32" if run.autocast == "off" else "autocast"
+    panels = [load_panel(name) for name in (play.panel, *(further_env(text).panel for text in play.also)) if name]
+    if not run.eval_every:
         work["eval_episodes"] = 0
-    elif panel := table.get("panel"):
-        tasks = load_panel(panel).tasks[: table.get("eval_limit")]
-        work["eval_episodes"] = len(tasks) * (table.get("eval_samples") or 4)
-    student, teacher = table.get("student", "1.7B"), table.get("teacher")
-    run = {name: table[name] for name in ("steps", "eval_every") if table.get(name) is not None}
+    elif panels:
+        work["eval_episodes"] = sum(_evaluated(panel, play) for panel in panels)
     return PlanOptions(
-        student=str(student), teacher=None if teacher is None else str(teacher), work=Workload(**work), **run
+        student=str(config.models.student),
+        teacher=None if config.models.teacher is None else str(config.models.teacher),
+        work=Workload(**{name: value for name, value in work.items() if value is not None}, lora_rank=config.lora.rank),
+        **{name: getattr(run, name) for name in ("steps", "eval_every") if name in table},
     )
+
+
+def _evaluated(panel: Panel, play: PlayConfig) -> int:
+    """Episodes of an evaluation on `panel`."""
+    preset = find_preset(play.preset, panel.env_id)
+    samples = play.eval_samples or (None if preset is None else preset.samples) or SAMPLES
+    return len(panel.tasks[: play.eval_limit]) * samples
 
 
 def _line(gpus: int, found: Estimate) -> list[str]:

@@ -115,6 +115,30 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
 
 
+def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    for table, said in (
+        ({"lora": 3}, "lora is 3"),
+        ({"steps": "x"}, "steps is 'x'"),
+        ({"episodes": "64"}, "episodes is '64'"),
+        ({"panel": 3}, "panel is 3"),
+        ({"rollout_dtype": "float8"}, "rollout_dtype is 'float8'"),
+        ({"panel": "alfworld-quickstart", "eval_limit": -5}, "eval_limit is -5"),
+        ({"autocast": "nope"}, "autocast is 'nope'"),
+        ({"nonsense": 3}, "no setting nonsense"),
+    ):
+        with pytest.raises(TurngymError, match=said):
+            plan.of_run(table)
+    none = dict.fromkeys(("max_turns", "eval_limit", "eval_samples", "rollout_dtype", "teacher"), "none")
+    asked = plan.of_run(none | {"panel": "alfworld-quickstart"})
+    assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, plan.Workload().turns, 400)
+    more = {"panel": "alfworld-quickstart", "also": ["turngym/WebShop-v0,panel=webshop-quickstart"], "eval_limit": 5}
+    assert plan.of_run(more).work.eval_episodes == 2 * 5 * 4
+    (tmp_path / "config.toml").write_text("lora = 3\n")
+    assert main(["plan", "--config", str(tmp_path / "config.toml")]) == 2
+    assert "config.toml: lora is 3" in capsys.readouterr().err
+
+
 def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--teacher", "None", "--gpus", "1", "--student"]
     totals = []
