@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, reduce
@@ -95,6 +96,8 @@ def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None =
         description: what the help says above the options; by default the class's docstring.
         more: further arguments of `tyro.cli`.
     """
+    for one in get_args(kind) or (kind,):
+        check_lists(settings_of(one) if is_dataclass(one) else (), argv)  # type: ignore[arg-type]
     found = tyro.cli(kind, args=list(argv), prog=prog, description=description, config=HELP, **more)
     return checked(found)
 
@@ -141,6 +144,8 @@ def check_options(
         subject: the error's words before "no option NAME".
         owner: a sentence, with a space before it, that says where an option belongs; "" where nothing is known of it.
     """
+    settings = list(settings)
+    check_lists(settings, words)
     known = {"--help"}
     for setting in settings:
         option = flag(setting.key)
@@ -151,6 +156,21 @@ def check_options(
         if name not in known:
             hint = owner(name) or did_you_mean(name, sorted(known), cutoff=0.5) or f" `{prog} --help` lists them."
             raise TurngymError(f"{subject} no option {name}.{hint}")
+
+
+def check_lists(settings: Iterable[Setting], words: Sequence[str]) -> None:
+    """Raises TurngymError for an option of any number of values that is given twice: the first ones would be lost.
+
+    Of other options the last one counts, as commands that are built from parts expect.
+    """
+    given = Counter(name_of(word) for word in words if is_option(word))
+    for setting in settings:
+        option = flag(setting.key)
+        if get_args(setting.type)[1:] == (Ellipsis,) and given[option] > 1:
+            raise TurngymError(
+                f"{option} is given {given[option]} times, and only the last would be read; valid: once, with all of "
+                f"its values: {option} A B"
+            )
 
 
 def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, description: str) -> int:

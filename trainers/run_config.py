@@ -30,7 +30,7 @@ class OptimizerConfig:
     """What the learning rate does after warm-up. Linear and cosine fall to zero at the last step."""
     lr_warmup: int = 0
     """Steps over which the rate rises to `lr`. It rises linearly."""
-    betas: Annotated[tuple[float, float], Range(most=1)] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Range(most=1, below=True)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.01
     """Decoupled weight decay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,7 +68,11 @@ def further_env(text: str) -> FurtherEnv:
     env, *parts = _PARTS.split(text)
     # a comma and what is no setting: of a path it is a part, of an environment's id it is not
     env, comma, rest = env.partition(",")
-    told: dict[str, str] = dict(part.partition("=")[::2] for part in ([rest] if comma else []) + parts)
+    pairs = [part.partition("=")[::2] for part in ([rest] if comma else []) + parts]
+    told: dict[str, str] = dict(pairs)
+    if len(told) < len(pairs):
+        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ConfigError(f"--also {text!r}: {name} is given {count} times; valid: once")
     given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
     make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told if name not in given}
     wrong = sorted(

@@ -71,12 +71,16 @@ class Range:
     """None: the limit of what has no note."""
     above: bool = False
     """Whether `least` itself is too small."""
+    below: bool = False
+    """Whether `most` itself is too large."""
 
     def refuses(self, value: float) -> str:
         """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
         most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
         if value > most:
             return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
+        if self.below and value == most:
+            return f"less than {most:g}"
         if value > self.least or (value == self.least and not self.above):
             return ""
         if self.least < -MOST:
@@ -445,7 +449,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return float(value)
     # a setting that is JSON on the command line may be a table elsewhere
     if kind is str and isinstance(value, Mapping):
-        return json.dumps(value)
+        try:
+            return json.dumps(value)
+        # TOML has dates, and JSON has none
+        except TypeError as error:
+            raise SettingsError(f"{name} is {value!r}; valid: a table of JSON's values ({error})") from error
     if kind is str and isinstance(value, Path):
         return str(value)
     plain = isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -8,6 +8,7 @@ import math
 import pkgutil
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ import pytest
 import tyro
 
 import turngym.scripts
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Range, Setting, SettingsError, check_numbers, from_table, read_toml, settings_of
 from turngym.scripts import command_line, train
 from turngym.scripts.main import main
@@ -159,6 +161,19 @@ LINES = [
         ["serve", "proxy", "--student", "x", "--out", "y", "--port", "-2"],
         "--port is -2; it must be at least 0",
     ),
+    (
+        ["train", "opd", "--student", "x", "--out", "y", "--optimizer.betas", "0.9", "1"],
+        "--optimizer.betas is 1; it must be less than 1",
+    ),
+    (
+        ["train", "ppo-kd", "--student", "x", "--out", "y", "--ppo-kd.gamma", "2"],
+        "--ppo-kd.gamma is 2; it must be at most 1",
+    ),
+    (
+        ["train", "sft", "--student", "x", "--out", "y", "--also", "a/B-v0", "--also", "a/C-v0"],
+        "--also is given 2 times, and only the last would be read; valid: once",
+    ),
+    (["study", "plan", "--first", "a", "--first", "b"], "--first is given 2 times"),
     (["study", "plan", "--most-seeds", "0"], "--most-seeds is 0; it must be at least 1"),
 ]
 
@@ -185,6 +200,16 @@ def test_a_file_and_python_have_the_same_ranges(tmp_path: Path) -> None:
             "options",
         )
     assert read_toml(tmp_path / "c.toml")["seed"] == -1
+
+
+def test_a_range_has_its_lower_end_first_and_a_date_is_no_json() -> None:
+    own = {"algorithm": "sft", "student": "x", "out": "y"}
+    for table, said in (
+        ({"sft": {"noise": [0.5, 0.1]}}, r"noise is 0\.5 to 0\.1"),
+        ({"env_kwargs": {"d": date(2024, 1, 1)}}, r"env_kwargs is .*2024.*; valid: a table of JSON"),
+    ):
+        with pytest.raises(TurngymError, match=said):
+            from_table(config_class("sft"), own | table, "options")
 
 
 def test_every_verb_reads_its_options_in_one_place() -> None:

@@ -67,6 +67,8 @@ def test_what_an_environment_says_of_itself() -> None:
         ("a/b,env.topk", "'env.topk' is no setting with a value"),
         ("a/b,env.=1", "'env.' is no setting with a value"),
         ("", "no environment"),
+        ("a/b,share=1,share=3", "share is given 2 times"),
+        ("a/b,env.topk=1,env.topk=2", "env.topk is given 2 times"),
     ):
         with pytest.raises(ConfigError, match=why):
             further_env(wrong)

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
@@ -34,9 +34,9 @@ class PpoKdConfig:
     advantage: Literal["gae", "minillm"] = "gae"
     """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of
     tokens left, without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token."""
-    lam: float = field(default=0.95, metadata=IN_FILE)
+    lam: Share = field(default=0.95, metadata=IN_FILE)
     """Lambda of GAE."""
     bootstrap: bool = field(default=True, metadata=IN_FILE)
     """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode that had not ended;

@@ -13,7 +13,7 @@ from turngym.envs.core.episode import Origin
 from turngym.envs.core.settings import Needs, Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -49,6 +49,10 @@ class SftConfig:
         (("mistakes",), "--sft.noise", lambda sft: sft.noise[1] > 0),
         (("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),
     )
+
+    def __post_init__(self) -> None:
+        if self.noise[0] > self.noise[1]:
+            raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {

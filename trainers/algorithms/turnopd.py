@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Share
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -236,7 +236,7 @@ class TurnOpdConfig:
     """Share of training at which they are turn-level."""
     n_min: int = field(default=8, metadata=IN_FILE)
     """A turn is reliable when this many episodes reach it ..."""
-    n_min_share: float = field(default=0.15, metadata=IN_FILE)
+    n_min_share: Share = field(default=0.15, metadata=IN_FILE)
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
 
