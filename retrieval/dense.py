@@ -150,6 +150,12 @@ def try_index(factory: str, dim: int, parameters: Mapping[str, float], rows: int
 
     Kinds that must be trained are not tried, because the number of vectors that they need may be larger.
 
+    Args:
+        factory: the kind of index, as faiss writes it.
+        dim: dimensions of a vector.
+        parameters: faiss search settings by name.
+        rows: number of passages.
+
     Raises:
         RetrievalError: this kind of index cannot be filled or searched.
     """

@@ -64,7 +64,11 @@ class ServerSettings:
 def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1: Collection[str]) -> None:
     """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
 
-    Those `above_0` are more than 0, those `from_1` at least 1, all others at least 0.
+    Args:
+        settings: a dataclass of numbers.
+        whose: begins the error: `client` or `server`.
+        above_0: fields that must be more than 0.
+        from_1: fields that must be at least 1; all others are at least 0.
     """
     for field in fields(settings):
         name, value = field.name, getattr(settings, field.name)

@@ -162,6 +162,12 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
     """Moves the files `names` from `source` to the same places under `folder`, each whole; all else there stays.
 
     A file that is there with the same content stays, too. Raises `error`, and moves nothing, if one has other content.
+
+    Args:
+        names: paths of the files within `source`.
+        source: folder on the same disk; what is not moved stays in it.
+        folder: where the files belong; it is made if needed.
+        error: class of the error.
     """
     missing = [name for name in names if not _is_same(folder / name, source / name)]
     if changed := [name for name in missing if os.path.lexists(folder / name)]:
