@@ -407,10 +407,17 @@ class TraceWriter(Closes):
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
 
-        Raises TraceError if JSON cannot hold its `meta`, or if the disk is full or fails. Nothing of the episode is in
-        the file then, and later ones may be written when there is room.
+        Raises TraceError if JSON cannot hold its `meta`, if a field has a type that is not read (an environment's text is
+        a number), or if the disk is full or fails. Nothing of the episode is in the file then, and later ones may be
+        written when there is room.
         """
-        line = episode_to_json(episode).encode("ascii") + b"\n"
+        text = episode_to_json(episode)
+        try:
+            episode_from_json(text)
+        except ValueError as error:
+            where = f"task {episode.task.task_id}, sample {episode.sample}"
+            raise TraceError(f"an episode ({where}) is not written, for nobody could read it: {error}") from None
+        line = text.encode("ascii") + b"\n"
         said = "the episodes before it are in the file, whole"
         with trace_errors(self.path, said), _write_lock(self._lines.file):
             return self._lines.append(line)

@@ -410,4 +410,6 @@ def test_missing_files_and_bad_meta_are_errors(tmp_path: Path) -> None:
             writer.write(episode(meta={"model": object()}))
         with pytest.raises(TraceError, match="cannot be written"):
             writer.write(episode(meta={"loss": math.nan}))
+        with pytest.raises(TraceError, match=r"task corridor/3, sample 2.*turn 0: its admissible is \[1\]"):
+            writer.write(episode(turn(admissible=(1,))))
     assert len(read_trace(tmp_path / "t.jsonl")[0]) == 1
