@@ -18,25 +18,37 @@ method's, each on top of the one before. docs/study.md lists every key.
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.agent_options import AGENTS, TEMPERATURE
+from turngym.agents.evaluation.training_evaluation import AGENT_FACING
+from turngym.agents.playing.env_maker import env_class
+from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.needed import check_needed
+from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import SettingsError, from_table, read_toml
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import content_hash
+from turngym.envs.panels import Panel, PanelError, load_panel
+from turngym.retrieval.redaction import brief
 from turngym.retrieval.user_files import user_path
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import check_run
-from turngym.trainers.study.records import RECORD
+from turngym.trainers.study.records import RECORD, check_name
 from turngym.trainers.train_config import keys_of, train_config, who_reads
 
 # What a file says, table by table.
@@ -124,7 +136,25 @@ OWN = ("algorithm", "of", "depth", "about", "group", "against", "seeds", "text",
 """Keys of a method that are not settings of `turngym train`."""
 FOR_EVALUATE = {"eval_every": "times", "eval_samples": "samples", "eval_limit": "tasks"}
 """Settings of `turngym train` that `[evaluate]` has under other names."""
-NO_SETTINGS = {"seed": "`seeds` lists them", "out": "--out is the folder of all cells", "resume": "cells resume alone"}
+NO_SETTINGS = {
+    "seed": "`seeds` lists them",
+    "out": "--out is the folder of all cells",
+    "resume": "cells resume alone",
+    "algorithm": "a method has one in all worlds, [methods.NAME] says which",
+}
+NAMED = ("worlds", "methods", "starts")
+"""Tables of which a list of names chooses some."""
+PLAYED = ("panel", "max_turns", "env_kwargs", "preset", "data", "eval_temperature")
+"""Settings of a world and of `[train]` that hold for agents, too: those of evaluations."""
+NOT_OF_AGENTS = {
+    **dict.fromkeys(("rescore", "compare", "different_settings"), "an agent of a study plays"),
+    **dict.fromkeys(("algorithm", "depth", "text"), "an agent is not trained"),
+    **dict.fromkeys(
+        ("env", "split", "student", "teacher", "optimizer"), "an agent is not trained; its panel says what it plays"
+    ),
+    "samples": "write it as samples in [evaluate]",
+    "limit": "write it as tasks in [evaluate]",
+}
 LAST = 4
 """Checkpoints whose weights are averaged."""
 
@@ -158,25 +188,36 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
     line, before anything is run.
     """
     path = find_study(name)
-    table = read_toml(path)
+    layers = [read_toml(path)]
     for change in changes:
         try:
-            table = merged(table, tomllib.loads(change))
-        except tomllib.TOMLDecodeError as error:
-            raise TurngymError(f"--set {change!r} is not TOML ({error}); valid: --set 'train.steps = 12'") from error
-    return _study(table, shown(path))
+            layers.append(tomllib.loads(change))
+        # a number of thousands of digits is a ValueError of Python's own
+        except (ValueError, RecursionError) as error:
+            said = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
+            raise TurngymError(said) from error
+    table, worlds = dict[str, Any](), set[str]()
+    for layer in layers:
+        table = merged(table, layer, NAMED)
+        # a method may have settings for worlds of the file that a --set leaves out
+        worlds |= {name for name in [table.get("world"), *_names(table.get("worlds"))] if isinstance(name, str)}
+    return _study(table, shown(path), worlds)
 
 
-def merged(table: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _names(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, Mapping | list) else []
+
+
+def merged(table: Mapping[str, Any], above: Mapping[str, Any], named: Sequence[str] = ()) -> dict[str, Any]:
     """`table` with `above` on top.
 
-    Of two tables of one name the values in them are merged. A list of names over a table keeps what the table says of
+    Of two tables of one name the values in them are merged. A list over a table of `named` keeps what the table says of
     these names: `worlds = ["alfworld"]` leaves out other worlds, and no setting of this one.
     """
     found = dict(table)
     for key, value in above.items():
-        below = found.get(key)
-        if isinstance(below, Mapping) and isinstance(value, list) and all(isinstance(name, str) for name in value):
+        below, names = found.get(key), key in named and isinstance(value, list)
+        if isinstance(below, Mapping) and names and all(isinstance(name, str) for name in value):
             value = {name: below.get(name, {}) for name in value}
         elif isinstance(below, Mapping) and isinstance(value, Mapping):
             value = merged(below, value)
@@ -184,7 +225,7 @@ def merged(table: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-def _study(table: Mapping[str, Any], where: str) -> Study:
+def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     from turngym.trainers.study.tables import TABLES
 
     _known(table, KEYS, where)
@@ -193,9 +234,12 @@ def _study(table: Mapping[str, Any], where: str) -> Study:
         raise SettingsError(f"{where}: methods is empty; valid: a table for each method, for example [methods.opd]")
     starts = _methods(_table(table, "starts", where), where, "starts")
     places = tuple(_places(table, where))
-    for method in methods.values():
-        if method.against is not None:
-            _named(method.against, methods, f"{where}: methods.{method.name}.against")
+    for kind, group in (("methods", methods), ("starts", starts)):
+        for method in group.values():
+            for name in method.within:
+                _named(name, dict.fromkeys(sorted(worlds)), f"{where}: {kind}.{method.name}.in")
+            if method.against is not None:
+                _named(method.against, methods, f"{where}: {kind}.{method.name}.against")
     baseline = _typed(table, "baseline", str, where, None)
     if baseline is not None:
         _named(baseline, methods, f"{where}: baseline")
@@ -219,8 +263,69 @@ def _study(table: Mapping[str, Any], where: str) -> Study:
         tables=tables,
     )
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
-    cells_of(study, Path())
+    cells = cells_of(study, Path())
+    folders = Counter(cell.name for cell in cells)
+    if twice := next((name for name, count in folders.items() if count > 1), None):
+        raise SettingsError(f"{where}: two cells would be {twice}; valid: another name for one of them")
+    _check_games([cell for cell in cells if not cell.is_start], where)
     return study
+
+
+def _check_games(cells: Sequence[Cell], where: str) -> None:
+    """Raises SettingsError where cells of one world would be evaluated by other rules: they stand in one table."""
+    first: dict[str, tuple[Cell, dict[str, Any]]] = {}
+    for cell in cells:
+        game = _game(cell)
+        other, known = first.setdefault(cell.world, (cell, game))
+        # a scripted agent has no temperature
+        for name in game:
+            if name in known and game[name] != known[name]:
+                raise SettingsError(
+                    f"{where}: {cell.method} is evaluated with {name} {brief(game[name], 60)} in {cell.world}, "
+                    f"{other.method} with {brief(known[name], 60)}: another game; valid: the same, or a world of its "
+                    "own ([worlds.NAME] with world = ...)"
+                )
+        first[cell.world] = other, {**game, **known}
+
+
+def _game(cell: Cell) -> dict[str, Any]:
+    """What an evaluation's numbers depend on besides who plays."""
+    settings = cell.settings
+    found = {name: settings.get(name) for name in ("panel", "max_turns", "preset")}
+    try:
+        own = _panel(str(settings["panel"])).make_kwargs
+    except PanelError:
+        own = {}
+    found["env_kwargs"] = _facing(settings, own, cell.name)
+    if cell.verb == "train" or not _scripted(str(settings["agent"])):
+        heat = settings.get("eval_temperature" if cell.verb == "train" else "temperature")
+        found["temperature"] = TEMPERATURE if heat is None and found["preset"] is None else heat
+    return found
+
+
+def _facing(settings: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """How an evaluation's environment speaks to agents: the arguments of training that hold there (`eval_make`), where
+    the panel's `own` do not come first."""
+    given = _kwargs(settings.get("env_kwargs", {}), where)
+    hidden = own if settings.get("preset") is None else {}
+    return {name: given[name] for name in AGENT_FACING if name in given and name not in hidden}
+
+
+def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        value = json_object(f"{where}: env_kwargs", value)
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{where}: env_kwargs is {brief(value, 60)}; valid: a table")
+    return value
+
+
+@lru_cache
+def _panel(name: str) -> Panel:
+    return load_panel(name)
+
+
+def _scripted(agent: str) -> bool:
+    return not agent.startswith(("model:", "openai:"))
 
 
 def _places(table: Mapping[str, Any], where: str) -> Iterator[Place]:
@@ -234,11 +339,12 @@ def _places(table: Mapping[str, Any], where: str) -> Iterator[Place]:
     for name, settings in named.items():
         if not isinstance(settings, Mapping):
             raise SettingsError(f"{where}: worlds.{name} is {settings!r}; valid: a table of settings")
+        check_name(name, f"{where}: worlds")
         rest = {key: value for key, value in settings.items() if key != "world"}
         if isinstance(panel := rest.get("panel"), str) and (beside := Path(where).parent / panel).is_file():
             rest["panel"] = str(beside)
         _no_foreign(rest, f"{where}: worlds.{name}")
-        base = settings.get("world", name)
+        base = _typed(settings, "world", str, f"{where}: worlds.{name}", name)
         if base in ALL_WORLDS:
             yield Place(name=name, world=ALL_WORLDS[base], settings=rest)
         elif "world" in settings or not {"env", "student"} <= set(rest):
@@ -256,8 +362,7 @@ def _methods(tables: Mapping[str, Any], where: str, kind: str) -> dict[str, Meth
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise SettingsError(f"{where}: {kind}.{name} is {table!r}; valid: a table")
-        if not name or set(name) & set("/\\\n") or name.startswith("."):
-            raise SettingsError(f"{where}: {kind}.{name!r} names a folder; valid: a name without / and leading dots")
+        check_name(name, f"{where}: {kind}")
         found[name] = _method(name, table, tables, f"{where}: {kind}.{name}")
     return found
 
@@ -266,13 +371,17 @@ def _method(name: str, table: Mapping[str, Any], others: Mapping[str, Any], wher
     """A method, built on the one that `of` names, if it names one."""
     seen = [name]
     while "of" in table:
+        _typed(table, "of", str, where, None)
         _named(table["of"], others, f"{where}.of")
         if table["of"] in seen:
             raise SettingsError(f"{where}.of: {' -> '.join([*seen, table['of']])} goes round in a circle")
         seen.append(table["of"])
         above = {key: value for key, value in table.items() if key != "of"}
-        table = merged({"algorithm": table["of"], **others[table["of"]]}, above)
+        below = _table(others, table["of"], where)
+        table = merged({**({} if "agent" in below else {"algorithm": table["of"]}), **below}, above)
     agent = _typed(table, "agent", str, where, None)
+    for key in NOT_OF_AGENTS.keys() & table.keys() if agent else ():
+        raise SettingsError(f"{where}.{key}: {NOT_OF_AGENTS[key]}")
     algorithm = "" if agent else _typed(table, "algorithm", str, where, name)
     settings = {key: value for key, value in table.items() if key not in OWN}
     _no_foreign(settings, where)
@@ -282,6 +391,7 @@ def _method(name: str, table: Mapping[str, Any], others: Mapping[str, Any], wher
     for place, changed in within.items():
         if not isinstance(changed, Mapping):
             raise SettingsError(f"{where}.in.{place} is {changed!r}; valid: a table of settings")
+        _no_foreign(changed, f"{where}.in.{place}")
     return Method(
         name=name,
         algorithm=algorithm,
@@ -332,7 +442,7 @@ def _known(table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
 
 
 def _named(name: Any, known: Mapping[str, Any], where: str) -> None:
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         hint = did_you_mean(str(name), known) or f" There are: {', '.join(known)}."
         raise SettingsError(f"{where}: there is no {name!r}.{hint}")
 
@@ -543,26 +653,51 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     if method.text is not None:
         settings = merged(settings, {"lm_loss": {"files": [str(text_path(out, place.name, method.text))]}})
     # a warm-up as long as a short run would leave it nothing to learn with
-    asked = any("lr_warmup" in layer.get("optimizer", {}) for layer in layers)
-    warmup, steps = settings.get("optimizer", {}).get("lr_warmup"), settings.get("steps", 100)
+    asked = any("lr_warmup" in _optimizer(layer) for layer in layers)
+    warmup, steps = _optimizer(settings).get("lr_warmup"), settings.get("steps", 100)
     if warmup is not None and not asked and isinstance(steps, int):
         settings["optimizer"] = {**settings["optimizer"], "lr_warmup": min(warmup, steps // 5)}
     return settings
 
 
+def _optimizer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The optimizer's settings; what is no table is refused where all settings are checked."""
+    value = settings.get("optimizer", {})
+    return value if isinstance(value, Mapping) else {}
+
+
 def _agent_cell(
     study: Study, place: Place, method: Method, seed: int, out: Path, starts: dict[tuple[str, str], Cell]
 ) -> Cell:
-    """An evaluation without training."""
-    settings = merged(merged({}, place.settings), merged(method.settings, method.within.get(place.name, {})))
-    panel = settings.pop("panel", None) or (place.world.panel if place.world is not None else None)
-    if panel is None:
+    """An evaluation without training, by the rules of the evaluations of training."""
+    where = f"{study.where}, {method.name} in {place.name}"
+    world = {} if place.world is None else {**place.world.settings("opd"), "panel": place.world.panel}
+    shared = merged(merged(world, study.train), place.settings)
+    own = merged(method.settings, method.within.get(place.name, {}))
+    for key in NOT_OF_AGENTS.keys() & own.keys():
+        raise SettingsError(f"{where}: {key}: {NOT_OF_AGENTS[key]}")
+    if other := _kwargs(own.get("env_kwargs", {}), where).keys() - {*AGENT_FACING}:
+        valid = f"how the agent is spoken to ({', '.join(AGENT_FACING)})"
+        raise SettingsError(f"{where}: env_kwargs has {brief(min(other), 60)}; valid: {valid}")
+    base = {name: shared[name] for name in PLAYED if name in shared}
+    kwargs = merged(_kwargs(base.get("env_kwargs", {}), where), _kwargs(own.get("env_kwargs", {}), where))
+    settings = {**base, **own, "env_kwargs": kwargs}
+    if (name := settings.get("panel")) is None:
         raise SettingsError(f"{study.where}: worlds.{place.name} has no panel: nothing could be evaluated")
-    for name in ("env", "split", "env_kwargs", "student", "teacher", "max_turns"):
-        settings.pop(name, None)
-    settings |= {"panel": panel, "agent": method.agent, "samples": study.evaluate.samples, "seed": seed}
+    panel = _panel(str(name))
+    _known_agent(str(method.agent), panel, where)
+    facing = _facing(settings, panel.make_kwargs, where)
+    del settings["env_kwargs"]
+    heat = settings.pop("eval_temperature", None)
+    if heat is not None and not _scripted(str(method.agent)):
+        settings.setdefault("temperature", heat)
+    settings |= {"env_kwargs": json.dumps(facing, sort_keys=True)} if facing else {}
+    settings |= {"agent": method.agent, "samples": study.evaluate.samples, "seed": seed}
     settings |= {} if study.evaluate.tasks is None else {"limit": study.evaluate.tasks}
-    from_table(EvalOptions, settings, f"{study.where}, {method.name} in {place.name}")
+    try:
+        check_needed(from_table(EvalOptions, settings, where))
+    except TurngymError as error:
+        raise error if str(error).startswith(where) else SettingsError(f"{where}: {error}") from error
     folder = out / "cells" / place.name / f"{method.name}-seed{seed}"
     cell = Cell(
         world=place.name,
@@ -578,3 +713,11 @@ def _agent_cell(
         settings=settings,
     )
     return replace(cell, words=("--config", str(cell.settings_file)))
+
+
+def _known_agent(agent: str, panel: Panel, where: str) -> None:
+    """Raises SettingsError for a name that no agent of the panel's environment has; models are looked for later."""
+    known = ("random", "expert", *env_class(panel.env_id).players, *installed(PLAYERS), *installed(AGENTS))
+    if ":" not in agent and agent not in known:
+        hint = did_you_mean(agent, known) or f" There are: {', '.join(known)}, model:FOLDER, openai:MODEL."
+        raise SettingsError(f"{where}: unknown agent {brief(agent, 60)}.{hint}")

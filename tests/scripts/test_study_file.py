@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,8 @@ def test_the_shortest_file(tmp_path: Path) -> None:
     ("changed", "same"),
     [
         *(("optimizer.lr = 0.5", True), ("judge = 'skills:alfworld'", True), ("sdar.n = 2", True)),
-        *(("examples = 'skills:alfworld'", False), ("max_turns = 7", False), ("eval_temperature = 0.5", False)),
-        *(("system = 'Hurry.'", False), ("memory = 'window:2'", False), ("env_kwargs.on_invalid = 'reject'", False)),
+        *(("examples = 'skills:alfworld'", False), ("system = 'Hurry.'", False), ("memory = 'window:2'", False)),
+        ("env_kwargs.on_invalid = 'reject'", False),
     ],
 )
 def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path, changed: str, same: bool) -> None:
@@ -78,6 +79,70 @@ def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path
     found = cells(tmp_path, text)
     starts = [found[f"alfworld-loops/{name}-seed0"].same_start for name in ("sdar", "other")]
     assert (starts[0] == starts[1]) == same
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("of = 'opd'\nmax_turns = 7", "other is evaluated with max_turns 7 in alfworld-loops, opd with 48"),
+        ("of = 'opd'\neval_temperature = 0.5", "temperature 0.5 in alfworld-loops, opd with 0.85"),
+        ("of = 'opd'\neval_temperature = 0.85", ""),
+        ("of = 'opd'\npanel = 'alfworld-quickstart'", "panel 'alfworld-quickstart' in"),
+        ("of = 'opd'\nenv_kwargs.show_admissible = true", "env_kwargs {'show_admissible': True} in"),
+        # the panel says it, whatever is trained on
+        ("of = 'opd'\nenv_kwargs.on_invalid = 'reject'\nsplit = 'train'", ""),
+        ("of = 'opd'\ndepth = 6", ""),
+        ("agent = 'expert'\nmax_turns = 7", "max_turns 7 in"),
+        ("agent = 'expert'\nenv_kwargs.show_admissible = true", "env_kwargs {'show_admissible': True} in"),
+        ("agent = 'openai:m'\nbase_url = 'http://h/v1'\ntemperature = 0.5", "temperature 0.5 in"),
+        ("agent = 'random'\npanel = 'alfworld-generated-eval'", "panel 'alfworld-generated-eval' in"),
+    ],
+)
+def test_methods_of_one_world_are_evaluated_in_one_game(method: str, said: str, tmp_path: Path) -> None:
+    text = f"{SHORT}\n[methods.other]\n{method}\n"
+    if not said:
+        assert cells(tmp_path, text)
+        return
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        cells(tmp_path, text)
+
+
+def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
+    more = "[methods.expert]\nagent = 'expert'\n[methods.again]\nof = 'expert'\n[methods.m]\nagent = 'openai:m'\n"
+    changes = [
+        "train = { max_turns = 3, eval_temperature = 0.5, optimizer.lr = 1.0 }",
+        "train.env_kwargs = { reading = 'lenient' }",
+    ]
+    found = {cell.method: cell.settings for cell in cells(tmp_path, SHORT + more, *changes, "seeds = [4]").values()}
+    expert = {"panel": "alfworld-loops", "max_turns": 3, "env_kwargs": '{"reading": "lenient"}'}
+    assert found["expert"] == found["again"] == expert | {"agent": "expert", "samples": 4, "seed": 4}
+    assert (found["opd"]["max_turns"], found["m"]["max_turns"], found["m"]["temperature"]) == (3, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(
+            (f"{key} = 'x'", f"methods.expert.{key}: an agent is not trained")
+            for key in ("algorithm", "env", "student")
+        ),
+        *(("samples = 2", "write it as samples in"), ("limit = 2", "write it as tasks in")),
+        *(
+            ("text = 'expert'", "methods.expert.text: an"),
+            ("rescore = 'x'", "methods.expert.rescore: an agent of a study"),
+        ),
+        ("in.alfworld-loops.samples = 2", "expert in alfworld-loops: samples: write it as samples in"),
+        ("temperature = 0.5", "expert in alfworld-loops: --temperature 0.5 needs"),
+        ("env_kwargs = '{\"nonsense\": 1}'", "env_kwargs has 'nonsense'; valid: .*on_invalid"),
+        *((f"agent = '{name}'", f"unknown agent '{name}'") for name in ("exprt", "first-hit")),
+        ("panel = 'alfworld-lops'", "there is no panel 'alfworld-lops'"),
+        ("episodes = 3", "there is no setting episodes"),
+    ],
+)
+def test_what_no_evaluation_has_is_refused_of_an_agent(change: str, said: str, tmp_path: Path) -> None:
+    name = "" if change.startswith("agent") else "agent = 'expert'\n"
+    with pytest.raises(TurngymError, match=said):
+        cells(tmp_path, f"{SHORT}[methods.expert]\n{name}{change}\n")
 
 
 def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> None:
@@ -287,7 +352,22 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("methods.grpo.eval_every = 3", "methods.grpo.eval_every: write it as times in [evaluate]"),
         ("methods.grpo.seed = 3", "methods.grpo.seed: it is no setting of a study; `seeds` lists them"),
         ('methods.grpo.student = "starts.warm"', "student: there is no 'warm'"),
-        ('methods."a/b" = {}', "names a folder"),
+        *((f"methods.'{name}' = {{}}", "names a folder") for name in ("a/b", "..", "a\\b")),
+        ("worlds.'../../esc' = { world = 'search' }", "valid is one of `world`"),
+        *(
+            (f"{table}.algorithm = 'sft'", f"{table}.algorithm: it is no setting of a study")
+            for table in ("train", "methods.opd.in.alfworld-loops")
+        ),
+        *(
+            (f"methods.opd.in.alfworld-loops.{key} = 3", f"in.alfworld-loops.{key}: ")
+            for key in ("seed", "out", "eval_samples")
+        ),
+        ("methods.opd.in.webshp.steps = 3", "methods.opd.in: there is no 'webshp'"),
+        *((f"methods.opd.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
+        *((f"train.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
+        ("methods.grpo.of = ['opd']", "of is ['opd']; valid: a text"),
+        ("methods.grpo.of = 3", "of is 3; valid: a text"),
+        ("train.steps = " + "9" * 5000, "is not TOML"),
         ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
@@ -311,6 +391,32 @@ def test_what_cannot_be_meant_is_one_line(
     assert len(error.splitlines()) == 1
     assert said in error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("worlds", "said"),
+    [
+        ("worlds.'../../esc' = { world = 'search' }", "worlds '../../esc' names a folder"),
+        ("worlds.a.world = ['b']", "world is ['b']"),
+    ],
+)
+def test_a_world_is_named_and_lies_within_the_study(worlds: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(TurngymError, match=re.escape(said)):
+        cells(tmp_path, f"{worlds}\n[methods.opd]\n")
+
+
+def test_a_world_that_a_set_leaves_out_may_have_settings(tmp_path: Path) -> None:
+    text = "train.steps = 20\n[worlds.alfworld]\n[worlds.search]\n[methods.opd]\nin.search.episodes = 8\n"
+    assert list(cells(tmp_path, text, "worlds = ['alfworld']")) == ["alfworld/opd-seed0"]
+
+
+def test_no_two_cells_share_a_folder(tmp_path: Path) -> None:
+    text = (
+        SHORT
+        + "student = 'starts.a-seed0'\n[starts.a-seed0]\nalgorithm = 'sft'\n[methods.start-a]\nalgorithm = 'opd'\n"
+    )
+    with pytest.raises(SettingsError, match="two cells would be alfworld-loops/start-a-seed0"):
+        cells(tmp_path, text)
 
 
 def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -> None:
