@@ -197,12 +197,30 @@ class Runner:
 
 
 def check_command(job: Job) -> None:
-    """Raises TurngymError if the run in the job's folder was started with other options."""
+    """Raises TurngymError if the run in the job's folder was started with other options; where the folder lay then
+    does not count."""
     path = job.folder / "command.txt"
-    if path.exists() and path.read_text(encoding="utf-8").strip() != job.command:
+    if not path.exists():
+        return
+    was, now = path.read_text(encoding="utf-8").strip(), job.command
+    if was != now and _without_place(was) != _without_place(now):
         raise TurngymError(
             f"{job.folder} holds a run with other options (command.txt); remove it, or choose another --out"
         )
+
+
+def _without_place(command: str) -> list[str]:
+    """The words of a command; those that lie in the folder of its cells are written from there."""
+    words = shlex.split(command)
+    if "--out" not in words[:-1]:
+        return words
+    folder = Path(words[words.index("--out") + 1]).absolute()
+    root = folder.parents[1] if len(folder.parents) > 1 else folder.parent
+    places = [Path(word).absolute() if "/" in word else None for word in words]
+    return [
+        place.relative_to(root).as_posix() if place is not None and place.is_relative_to(root) else word
+        for word, place in zip(words, places, strict=True)
+    ]
 
 
 def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:

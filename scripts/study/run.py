@@ -39,9 +39,11 @@ from turngym.trainers.study.records import (
     DATA,
     MODELS,
     Records,
+    last_names,
     made_by,
     make_record,
     read_record,
+    read_records,
     to_json,
     write_records,
 )
@@ -140,12 +142,13 @@ def run_study(
     for place in study.places:
         if place.world is not None:
             place.world.checkpoint("student")  # whose base must be here
+    packed = _packed_names(cells) if pack else {}
     claim(study, cells, out)
     for place in study.places:
         for cell in cells:
             if cell.world == place.name and cell.text is not None:
                 write_text(text_path(out, place.name, cell.text), cell.text, place.world)
-    made = made_by(command)
+    made = [*_made_before(out), made_by(command)] if any(not cell.finished for cell in cells) else _made_before(out)
 
     def keep_records() -> Records:
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
@@ -156,7 +159,7 @@ def run_study(
             against={method.name: method.against for method in study.methods.values() if method.against},
             tables=study.tables,
             records=[read_record(cell.folder) for cell in cells if cell.finished and not cell.is_start],
-            made_by=[made],
+            made_by=made or [made_by(command)],
         )
         if records.records:
             (out / "tables").mkdir(parents=True, exist_ok=True)
@@ -172,15 +175,32 @@ def run_study(
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
     if pack:
         for cell in (cell for cell in cells if cell.finished and not cell.is_start):
-            packed = out / "results" / f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
-            if not packed.exists():
-                pack_result(last_trace(cell), packed)
+            result = out / "results" / packed[cell.name]
+            if not result.exists():
+                pack_result(last_trace(cell), result)
         write_table(out / "results", out / "results-table", study.title)
     return records
 
 
+def _packed_names(cells: Sequence[Cell]) -> dict[str, str]:
+    """Cell -> the file of its packed evaluation. Raises TurngymError where two cells would have the same."""
+    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for cell in (cell for cell in cells if not cell.is_start):
+        name = f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
+        if (other := owners.setdefault(name, cell.name)) != cell.name:
+            raise TurngymError(f"--pack: {other} and {cell.name} would both be {name}; valid: another name for one")
+        found[cell.name] = name
+    return found
+
+
 def _folder(file: str | Path) -> Path:
     return Path("runs") / find_study(file).stem
+
+
+def _made_before(out: Path) -> Sequence[Mapping[str, Any]]:
+    """Which commands have written records of the study in `out` so far."""
+    return read_records(out).made_by if (out / "tables" / DATA).is_file() else []
 
 
 def _commented(text: str) -> str:
@@ -214,9 +234,13 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which models have the last two names of their paths: they lie elsewhere on another machine."""
-    models = {name: "/".join(Path(str(settings[name])).parts[-2:]) for name in MODELS if name in settings}
-    return {**settings, **models}
+    """Settings in which models and texts have the last two names of their paths: they lie elsewhere on another machine,
+    and a study's own wherever its folder is."""
+    found = {**settings, **{name: last_names(settings[name]) for name in MODELS if name in settings}}
+    texts = settings.get("lm_loss")
+    if isinstance(texts, Mapping) and "files" in texts:
+        found["lm_loss"] = {**texts, "files": [last_names(file) for file in texts["files"]]}
+    return found
 
 
 def differences(one: object, two: object, above: str = "") -> list[tuple[str, object, object]]:

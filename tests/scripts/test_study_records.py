@@ -108,5 +108,7 @@ def test_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:
     cells, start = tmp_path / "out" / "cells", "alfworld/start-sft/checkpoints/step_000002/model"
     given = {"student": str(cells / start), "teacher": str(CHECKPOINTS / "alfworld" / "teacher"), "steps": 3}
     assert portable(given, cells) == {"student": start, "teacher": "alfworld/teacher", "steps": 3}
+    text = {"lm_loss": {"files": [str(tmp_path / "out" / "texts" / "a.txt"), "own.txt"]}}
+    assert portable(text, cells) == {"lm_loss": {"files": ["texts/a.txt", "own.txt"]}}
     own = {"student": "/models/mine"}
     assert portable(own, cells) == own

@@ -198,6 +198,54 @@ def test_models_may_lie_elsewhere_on_another_machine(tmp_path: Path, launched: l
     assert len(run.run_study(path, out).records) == 4
 
 
+def test_a_folder_is_the_same_by_another_path(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    path.write_text(FILE + "[methods.reads]\nalgorithm = 'grpo-minillm'\ntext = 'expert'\n")
+    monkeypatch.setattr(run, "write_text", lambda *given: None)
+    monkeypatch.chdir(tmp_path)
+    run.run_study(path, "out")
+    cells = cells_of(read_study_file(path), Path("out"))
+    for cell in cells:
+        (cell.folder / "command.txt").write_text(cell.command)
+    launched.clear()
+    for folder, below in ((".", "out"), (".", str(out)), ("out", "../out")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert len(run.run_study(path, below).records) == 6
+    monkeypatch.chdir(tmp_path)
+    moved = out.rename(tmp_path / "moved")
+    assert len(run.run_study(path, moved).records) == 6
+    assert not launched
+    # what decides the run is compared all the same
+    command = moved / "cells" / "alfworld" / "opd-seed0" / "command.txt"
+    command.write_text(command.read_text().replace("train", "train --steps 9"))
+    with pytest.raises(TurngymError, match="opd-seed0 holds a run with other options"):
+        run.run_study(path, moved)
+
+
+def test_packed_evaluations_that_would_have_one_name_are_refused_before_anything_runs(
+    tmp_path: Path, launched: list[str]
+) -> None:
+    path, out = study(tmp_path)
+    text = FILE.replace('world = "alfworld"', 'worlds = ["search", "search-loops"]').replace("opd", "grpo")
+    path.write_text(text.replace("turngrpo", "loops-grpo") + "algorithm = 'grpo'\n")
+    with pytest.raises(
+        TurngymError, match="search/loops-grpo-seed0 and search-loops/grpo-seed0 would both be search-loops-"
+    ):
+        run.run_study(path, out, pack=True)
+    assert not launched
+    assert not out.exists()
+
+
+def test_every_command_that_wrote_records_is_kept(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    for command, seeds in (("first", [0]), ("second", [0, 1]), ("nothing", [0, 1])):
+        found = run.run_study(path, out, changes=[f"seeds = {seeds}"], command=command)
+    assert [made["command"] for made in found.made_by] == ["first", "second"]
+    assert read_records(out).made_by == found.made_by
+
+
 def test_a_cell_that_fails_does_not_stop_the_others(
     tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,8 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
 
 
 def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
-    """`settings`, with names in the place of the folders of models that come along or were made in the folder `cells`.
+    """`settings`, with names in the place of the folders of models that come along or were made in the folder `cells`,
+    and of texts that were made beside it.
 
     Records are published, and a machine's folders concern nobody.
     """
@@ -191,6 +192,11 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
             if path.is_relative_to(root):
                 found[name] = path.relative_to(root).as_posix()
                 break
+    texts, out = found.get("lm_loss"), cells.absolute().parent
+    if isinstance(texts, Mapping) and "files" in texts:
+        paths = {file: Path(str(file)).absolute() for file in texts["files"]}
+        own = [path.relative_to(out).as_posix() if path.is_relative_to(out) else file for file, path in paths.items()]
+        found["lm_loss"] = {**texts, "files": own}
     return found
 
 
@@ -607,8 +613,14 @@ def _turns_of(panel: str) -> int | None:
 def row_settings(record: Record) -> dict[str, Any]:
     """What all seeds of a method share: every setting of training."""
     flat = _flat(record.settings)
-    models = {name: "/".join(Path(str(flat[name])).parts[-2:]) for name in MODELS if name in flat}
+    models: dict[str, Any] = {name: last_names(flat[name]) for name in MODELS if name in flat}
+    models |= {name: [*map(last_names, flat[name])] for name in ("lm_loss.files",) if name in flat}
     return {name: value for name, value in (flat | models).items() if name not in FREE}
+
+
+def last_names(path: object) -> str:
+    """The last two names of a path, which are the same on another machine."""
+    return "/".join(Path(str(path)).parts[-2:])
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
