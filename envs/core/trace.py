@@ -407,9 +407,9 @@ class TraceWriter(Closes):
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
 
-        Raises TraceError if JSON cannot hold its `meta`, if a field has a type that is not read (an environment's text is
-        a number), or if the disk is full or fails. Nothing of the episode is in the file then, and later ones may be
-        written when there is room.
+        Raises TraceError if JSON cannot hold its `meta`, if a field has a type that no reader takes (an environment may
+        give a number for a text), or if the disk is full or fails. Nothing of the episode is in the file then, and
+        later ones may be written when there is room.
         """
         text = episode_to_json(episode)
         try:
