@@ -291,11 +291,12 @@ def _check_games(cells: Sequence[Cell], where: str) -> None:
 def _game(cell: Cell) -> dict[str, Any]:
     """What an evaluation's numbers depend on besides who plays."""
     settings = cell.settings
-    found = {name: settings.get(name) for name in ("panel", "max_turns", "preset")}
+    found = {name: settings.get(name) for name in ("panel", "preset")}
     try:
         own = _panel(str(settings["panel"])).make_kwargs
     except PanelError:
         own = {}
+    found["max_turns"] = settings.get("max_turns", own.get("max_turns") if found["preset"] is None else None)
     found["env_kwargs"] = _facing(settings, own, cell.name)
     if cell.verb == "train" or not _scripted(str(settings["agent"])):
         heat = settings.get("eval_temperature" if cell.verb == "train" else "temperature")
@@ -688,6 +689,9 @@ def _agent_cell(
     _known_agent(str(method.agent), panel, where)
     facing = _facing(settings, panel.make_kwargs, where)
     del settings["env_kwargs"]
+    # the panel's own limit needs not be said, and cells of earlier versions do not say it
+    if settings.get("preset") is None and settings.get("max_turns") == panel.make_kwargs.get("max_turns"):
+        settings.pop("max_turns", None)
     heat = settings.pop("eval_temperature", None)
     if heat is not None and not _scripted(str(method.agent)):
         settings.setdefault("temperature", heat)

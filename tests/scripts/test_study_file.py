@@ -117,6 +117,10 @@ def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
     expert = {"panel": "alfworld-loops", "max_turns": 3, "env_kwargs": '{"reading": "lenient"}'}
     assert found["expert"] == found["again"] == expert | {"agent": "expert", "samples": 4, "seed": 4}
     assert (found["opd"]["max_turns"], found["m"]["max_turns"], found["m"]["temperature"]) == (3, 3, 0.5)
+    # what the panel says itself is not said again: cells of earlier versions go on
+    plain = {cell.method: cell.settings for cell in cells(tmp_path, SHORT + more).values()}
+    assert "max_turns" not in plain["expert"]
+    assert "env_kwargs" not in plain["expert"]
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,8 @@ TABLES: Mapping[str, NamedTable] = {
     "accuracy": NamedTable(
         make=accuracy,
         about="Percent, with 95 % intervals for new seeds and new tasks, which are crossed; a row of one seed has one "
-        "for this run and new tasks (one run each). Same-Step: mean of the last four evaluations up to this step."
+        "for this run and new tasks (one run each). Same-Step: mean of the last four evaluations that all "
+        "have, up to this step."
         " Least-Time: at the least wall clock that any main method needed for all of its steps, seed by seed, on "
         "straight lines between evaluations, and as a mean over the last part of it; Least-CPU the same by CPU "
         "seconds. `*`: the difference is clear of zero among all of its column (Holm, family-wise 5 %).",
