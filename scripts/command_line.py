@@ -21,7 +21,7 @@ from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -166,7 +166,11 @@ def check_lists(settings: Iterable[Setting], words: Sequence[str]) -> None:
     given = Counter(name_of(word) for word in words if is_option(word))
     for setting in settings:
         option = flag(setting.key)
-        if get_args(setting.type)[1:] == (Ellipsis,) and given[option] > 1:
+        if given[option] < 2 or get_args(setting.type)[1:] != (Ellipsis,):
+            continue
+        kind = get_type_hints(setting.group, include_extras=True)[setting.name]
+        # these collect what each of them is given
+        if tyro.conf.UseAppendAction not in getattr(kind, "__metadata__", ()):
             raise TurngymError(
                 f"{option} is given {given[option]} times, and only the last would be read; valid: once, with all of "
                 f"its values: {option} A B"

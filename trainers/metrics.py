@@ -21,7 +21,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.room import at_once
 from turngym.envs.core.tables import written_whole
-from turngym.retrieval.redaction import without_keys
+from turngym.retrieval.redaction import brief, excerpt, without_keys
 from turngym.retrieval.user_files import json_of, library_path
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
@@ -371,6 +371,32 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _checked(row: Any, where: str) -> dict[str, Any]:
+    """A row of a file from anyone. Raises TurngymError where its values are not what a run writes."""
+    if not isinstance(row, dict):
+        raise TurngymError(f"{where} is {brief(row, 80)}; valid: an object")
+    step, kind = row.get("step"), row.get("kind")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise TurngymError(f"{where}: step is {brief(step, 80)}; valid: a whole number of at least 0")
+    if kind not in ("train", "eval"):
+        raise TurngymError(f"{where}: kind is {brief(kind, 80)}; valid: train, eval")
+    turns: dict[str, int] = {}
+    for name, value in row.items():
+        by_turn = name.startswith("turn/")
+        items = value if by_turn and isinstance(value, list) else [value]
+        wrong = by_turn and not isinstance(value, list)
+        if wrong or (name != "kind" and not all(isinstance(item, int | float | None) for item in items)):
+            valid = "a list of numbers" if by_turn else "a number"
+            raise TurngymError(f"{where}: {excerpt(name, 80)} is {brief(value, 80)}; valid: {valid}")
+        if by_turn:
+            turns[name] = len(items)
+    if len({*turns.values()}) > 1:
+        (least, few), *_, (most, many) = sorted(turns.items(), key=lambda item: item[1])
+        said = f"{excerpt(least, 80)} has {few} turns, {excerpt(most, 80)} {many}"
+        raise TurngymError(f"{where}: {said}; valid: a number for each turn")
+    return row
+
+
 def read_metrics(run: Path | str) -> list[dict[str, Any]]:
     """All rows of a run, in order. A torn last line (a killed process) is skipped; another bad line is an error."""
     return list(iter_metrics(run))
@@ -392,4 +418,4 @@ def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 bad = number, error
             else:
-                yield row
+                yield _checked(row, f"{path}, line {number}")
