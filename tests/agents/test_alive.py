@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import small_disk
 
 from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
@@ -140,14 +140,8 @@ def test_no_room_for_what_workers_are_given(tmp_path: Path, monkeypatch: pytest.
         small = tmp_path / "small"
         small.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(small))
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        # real writes fail, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-        try:
-            with pytest.raises(ExecutorError, match=r"0\.1 MB, in .*set TMPDIR"):
-                workers.share(b"x" * 100_000)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with small_disk(1000), pytest.raises(ExecutorError, match=r"0\.1 MB, in .*set TMPDIR"):
+            workers.share(b"x" * 100_000)
         assert [path for path in small.rglob("*") if path.is_file()] == []
         # another failure is not called one of room
         workers.close()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small_disk import small_disk
 
 from turngym.envs.core.episode import Episode, Status, TopK, Turn
 from turngym.envs.core.task import Task, Verdict
@@ -359,21 +360,15 @@ def test_a_torn_last_line_alone_is_no_reason_to_warn(tmp_path: Path, recwarn: py
 
 
 def test_a_full_disk_leaves_whole_lines_and_writing_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    import resource
-
     path = tmp_path / "t.jsonl"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with TraceWriter(path) as writer:
         writer.write(episode(sample=0))
         before = path.read_bytes()
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, hard))
+        with small_disk(len(before) + 50):
             for _ in range(2):
                 with pytest.raises(TraceError, match=r"t\.jsonl cannot be written: no room left"):
                     writer.write(episode(sample=1))
                 assert path.read_bytes() == before
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         writer.write(episode(sample=2))
     read, problems = read_trace(path)
     assert ([item.sample for item in read], problems) == ([0, 2], [])

@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import small_disk
 
 from turngym.agents.proxy.turn_records import FILE, Recorder, RecordProblem, iter_records
 from turngym.envs.core.files import FolderInUseError, locked_file, locked_folder, new_folder
@@ -21,19 +20,6 @@ from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.core.tables import atomic_write, written_whole
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts.main import main
-
-
-@contextmanager
-def small_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: writing fails as on a full disk."""
-    import resource
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

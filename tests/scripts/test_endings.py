@@ -36,7 +36,9 @@ def tiny_files() -> None:
 
 
 def run(*words: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TURNGYM, *words], capture_output=True, text=True, env=QUIET, timeout=120, preexec_fn=before)
+    # a child whose files may not grow would leave cut bytecode behind
+    env = QUIET if before is None else {**QUIET, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([*TURNGYM, *words], capture_output=True, text=True, env=env, timeout=120, preexec_fn=before)
 
 
 def failed_in_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
