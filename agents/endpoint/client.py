@@ -215,6 +215,7 @@ class EndpointClient:
     """Whether errors say what may help; they name options of `openai:MODEL`."""
     gate: RateGate = field(default_factory=RateGate)
     _tokens_field: str = "max_tokens"
+    """What new requests call their limit of tokens."""
     _form: tuple[bool, bool] = (False, False)
     """The form of a conversation that the server was seen to demand, as in `conversation_forms`."""
     _said: set[str] = field(default_factory=set)
@@ -240,8 +241,10 @@ class EndpointClient:
             if not await self.gate.passed(0.5 * rng.random(), end):
                 raise self._late(where, sent, f"a rate limit that lasts longer; {last}")
             sent += 1
+            # other requests may rename it before this one is answered
+            limit_name = self._tokens_field
             try:
-                answer = await self._once(asked, end - time.monotonic())
+                answer = await self._once(asked, limit_name, end - time.monotonic())
                 self._learn(form)
                 return replace(answer, usage=replace(answer.usage, retries=sent - 1))
             except TooLate:
@@ -250,7 +253,9 @@ class EndpointClient:
                 last = redacted(failed.reason)
                 if failed.overflow:
                     raise ContextOverflow(f"{where}: {last}") from None
-                if self._renamed(failed):
+                # OpenAI's newer models refuse `max_tokens`
+                if limit_name == "max_tokens" and "max_completion_tokens" in failed.reason:
+                    self._tokens_field = "max_completion_tokens"
                     continue
                 if failed.rejected:
                     first = first or failed
@@ -286,13 +291,13 @@ class EndpointClient:
             self._said.add(text)
             warnings.warn(f"{redacted(self.address.base_url)}: {text}", stacklevel=2)
 
-    async def _once(self, body: Mapping[str, Any], left: float) -> Answer:
-        """One attempt. Raises RequestFailed, TooLate."""
+    async def _once(self, body: Mapping[str, Any], limit_name: str, left: float) -> Answer:
+        """One attempt, whose limit of tokens is called `limit_name`. Raises RequestFailed, TooLate."""
         if left <= 0:
             raise TooLate
         fields = dict(body)
         tokens = fields.pop("max_tokens")
-        fields[self._tokens_field] = tokens
+        fields[limit_name] = tokens
         if self._http is None:
             key = self.address.key
             self._http = HttpClient(headers={"Authorization": f"Bearer {key}"} if key else {}, use_proxies=True)
@@ -336,13 +341,6 @@ class EndpointClient:
         if self._http is not None:
             await self._http.close()
             self._http = None
-
-    def _renamed(self, failed: RequestFailed) -> bool:
-        """Whether to switch to `max_completion_tokens`, since OpenAI's newer models refuse `max_tokens`."""
-        if self._tokens_field != "max_tokens" or "max_completion_tokens" not in failed.reason:
-            return False
-        self._tokens_field = "max_completion_tokens"
-        return True
 
     def _late(self, where: str, sent: int, last: str) -> EndpointTimeout:
         tries = f"{sent} attempts" if sent != 1 else "1 attempt"

@@ -546,6 +546,21 @@ def test_the_limit_of_tokens_has_two_names(serve: Any, make_doors: Any) -> None:
     ]
 
 
+def test_requests_that_were_under_way_learn_the_other_name_too(serve: Any, make_doors: Any) -> None:
+    together = threading.Barrier(4)
+
+    def modern(number: int, body: Any) -> Fault | None:
+        if "max_tokens" not in body:
+            return None
+        together.wait(20)  # so that all are sent before the first is refused
+        return Fault(400, error("'max_tokens' is not supported. Use 'max_completion_tokens' instead."))
+
+    fake, make = serve(fault=modern), make_doors()
+    found = rollout(jobs(4, 1), make, agent_for(make, fake.url, request_retries=0), slots=4)
+    assert [e.status for e in found] == [Status.COMPLETED] * 4
+    assert sum("max_tokens" in b for b in fake.requests) == 4
+
+
 def test_the_key_is_in_no_file(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     from turngym.scripts import main
 
