@@ -40,10 +40,12 @@ from turngym.retrieval.outgoing import (
     TooLate,
     address_problem,
 )
-from turngym.retrieval.redaction import redacted
+from turngym.retrieval.redaction import excerpt, redacted
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
+NAME_SHOWN = 100
+"""Characters of the name of a model that are shown."""
 FIRST, LONGEST = 0.5, 60.0
 """Seconds before the first retry, and most seconds before any later one."""
 
@@ -381,6 +383,7 @@ class EndpointClient:
             return ""
         if not names or self.model in names:
             return ""
+        names = [excerpt(name, NAME_SHOWN) for name in names]
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names
         )

@@ -450,6 +450,7 @@ NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny
     [
         ("text", {"key": "x"}, r"status 401: Incorrect API key.*\. The key is read from \$OPENAI_API_KEY; --key-env"),
         ("text", {"model": "tiny-2"}, NO_MODEL),
+        ("text", {"model": "x" * 200_000}, r"The endpoint has: x{100}$"),
         ("tool", {"fault": lambda n, b: NO_TOOLS}, r"--channel text writes"),
         ("tool", {"fault": lambda n, b: NO_JINJA}, r"--channel text writes"),
         ("text", {"fault": lambda n, b: NO_STOP}, r"--no-send-stop leaves"),
@@ -465,6 +466,7 @@ def test_an_endpoint_that_never_worked_is_explained(
     with pytest.raises(AgentError, match=problem) as caught:
         rollout(jobs(2, 1), make, agent_for(make, fake.url, channel, request_retries=1))
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_an_address_that_is_none(make_doors: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
