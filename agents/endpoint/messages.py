@@ -99,18 +99,35 @@ class Prices:
 
 
 def read_usage(reported: Any) -> Usage:
-    """Read the `usage` field of one answer; it is `unreported` if there is no readable one."""
-    if not isinstance(reported, Mapping) or not _count(reported.get("prompt_tokens")):
+    """Read the `usage` field of one answer; it is `unreported` if there is no readable one.
+
+    OpenAI counts cached tokens in the prompt and reasoning in the completion. Others count them beside those (xAI, and
+    gateways to Gemini and Claude), which their total shows. They are added here.
+    """
+    if not isinstance(reported, Mapping):
         return Usage(answers=1, unreported=1)
+    prompt, completion, total = (_count(reported.get(f"{name}_tokens")) for name in ("prompt", "completion", "total"))
+    cached = _count(_inside(reported, "prompt_tokens_details", "cached_tokens"))
+    reasoning = _count(
+        # SGLang reports it beside the other counts
+        _inside(reported, "completion_tokens_details", "reasoning_tokens") or reported.get("reasoning_tokens")
+    )
+    # a part that is larger than its whole was counted beside it
+    prompt += cached if cached > prompt else 0
+    completion += reasoning if reasoning > completion else 0
+    if not prompt:
+        return Usage(answers=1, unreported=1)
+    beside = total - prompt - completion
+    if beside in (cached, cached + reasoning) and beside != reasoning:
+        prompt, beside = prompt + cached, beside - cached
+    # the rest is reasoning, whether it is reported or not
+    completion += max(beside, 0)
     return Usage(
         answers=1,
-        prompt_tokens=_count(reported.get("prompt_tokens")),
-        cached_tokens=_count(_inside(reported, "prompt_tokens_details", "cached_tokens")),
-        completion_tokens=_count(reported.get("completion_tokens")),
-        reasoning_tokens=_count(
-            # SGLang reports it beside the other counts
-            _inside(reported, "completion_tokens_details", "reasoning_tokens") or reported.get("reasoning_tokens")
-        ),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        reasoning_tokens=reasoning,
     )
 
 
@@ -247,7 +264,10 @@ def read_answer(body: Any) -> Answer:
     if thoughts and isinstance(given, list):
         back["content"] = [part for part in given if isinstance(part, Mapping) and part.get("type") == "thinking"]
     calls, usage = _calls(message.get("tool_calls")), read_usage(body.get("usage"))
-    finish, ending = _ending(choice.get("finish_reason"), bool(content or reasoning or calls), body.get("usage"))
+    empty = not (content or reasoning or calls)
+    # thoughts that are not shown may have used up the limit of tokens
+    drew_none = _inside(body, "usage", "completion_tokens") == 0 and not usage.completion_tokens
+    finish, ending = _ending(choice.get("finish_reason"), empty, drew_none)
     stopped = next((choice[key] for key in ("stop_reason", "matched_stop") if isinstance(choice.get(key), str)), None)
     more = {name: value for name, value in message.items() if name not in KNOWN and value not in (None, "", [], {})}
     if _deeper([more, *(call.more for call in calls)], DEEPEST):
@@ -286,23 +306,28 @@ _BROKE = re.compile(
 )
 
 
-def _ending(given: Any, said: bool, usage: Any) -> tuple[str, str]:
-    """(`finish`, `ending`) of an answer that ended with finish_reason `given`; `said`: whether it has anything in it.
+def _ending(given: Any, empty: bool, drew_none: bool) -> tuple[str, str]:
+    """(`finish`, `ending`) of an answer that ended with finish_reason `given`.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
+
+    Args:
+        given: the server's word.
+        empty: whether the answer has nothing in it.
+        drew_none: whether the server says that the model drew no token.
     """
     # Gemini: `content_filter: SAFETY`
     word = given.partition(":")[0].strip().lower() if isinstance(given, str) else ""
     if word in FULL or word in CUT:
         # nothing was drawn: there was no room for it
-        if not said and (word in FULL or (isinstance(usage, Mapping) and usage.get("completion_tokens") == 0)):
+        if empty and (word in FULL or drew_none):
             raise UnreadableAnswer(f"the context is full: an empty answer with finish_reason {given!r}", full=True)
         return "length", ""
     if word in FILTERED:
         return "content_filter", ""
     if word in STOPPED | CALLED | MISCALLED:
         return "stop", ""
-    if not said or _BROKE.search(word):
+    if empty or _BROKE.search(word):
         raise UnreadableAnswer(f"the answer broke off: finish_reason {excerpt(repr(given), 80)}")
     return "stop", excerpt(repr(given), 80)
 

@@ -110,6 +110,9 @@ def test_endings_that_nobody_knows() -> None:
         with pytest.raises(UnreadableAnswer) as caught:
             read_answer(full)
         assert caught.value.full
+    for thought in (usage(31, 0, 0, 0, 1055), usage(31, 0, 0, 1024, 31), usage(31, 0, 0, 1024, None)):
+        found = read_answer({**body({}, finish_reason="length"), "usage": thought})
+        assert (found.finish, found.usage.completion_tokens) == ("length", 1024)
     cut = body({"content": "Go"}, finish_reason="model_context_window_exceeded")
     assert read_answer(cut).finish == "length"
 
@@ -261,6 +264,38 @@ def test_usage_as_servers_word_it() -> None:
     for given in ((1.0, None, None), (None, None, 1.0), (None, 1.0, None), (-1.0, None, 1.0)):
         with pytest.raises(AgentError, match="--price-"):
             Prices.of(*given)
+
+
+def usage(prompt: int, cached: int, completion: int, reasoning: int, total: int | None) -> Any:
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    found |= {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+
+
+@pytest.mark.parametrize(
+    ("reported", "counted"),
+    [
+        (usage(32, 8, 103, 94, 135), (32, 8, 103, 94)),  # OpenAI
+        (usage(32, 8, 9, 94, 135), (32, 8, 103, 94)),  # xAI
+        (usage(32, 8, 9, 94, None), (32, 8, 103, 94)),
+        (usage(200, 94, 9, 94, 303), (200, 94, 103, 94)),
+        (usage(31, 0, 0, 0, 1055), (31, 0, 1024, 0)),  # Gemini
+        (usage(5, 2000, 10, 0, 2015), (2005, 2000, 10, 0)),  # Claude
+        (usage(3000, 2000, 10, 0, 5010), (5000, 2000, 10, 0)),
+        (usage(5, 2000, 9, 94, 2108), (2005, 2000, 103, 94)),
+        (usage(0, 2000, 10, 0, None), (2000, 2000, 10, 0)),
+        (usage(32, 8, 100, 94, 226), (32, 8, 194, 94)),
+        (usage(3000, 2000, 100, 94, 5194), (5000, 2000, 194, 94)),
+        (usage(5, 2000, 9, 94, 14), (2005, 2000, 103, 94)),
+        (usage(5, 0, 10, 0, 3), (5, 0, 10, 0)),
+    ],
+)
+def test_what_is_counted_beside_prompt_and_completion(reported: Any, counted: Any) -> None:
+    found, prices = read_usage(reported), Prices.of(3.0, 0.3, 15.0)
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.reasoning_tokens) == counted
+    assert prices is not None
+    prompt, cached, completion, _ = counted
+    assert prices.cost(found) == pytest.approx((3.0 * (prompt - cached) + 0.3 * cached + 15.0 * completion) / 1e6)
 
 
 def test_ids_make_segments_that_only_grow() -> None:
