@@ -23,6 +23,7 @@ from turngym.envs.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.retrieval.user_files import library_path
 from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
+from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import DEFAULT
 from turngym.trainers.several import further_env
 from turngym.trainers.train_config import PlayConfig, train_config
@@ -197,7 +198,9 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     """What the settings of a training run, read as `turngym train` does, ask for; what they leave open stays as it is
     planned by default."""
     student = {"student": "1.7B", "out": "."}
-    config = train_config(str(table.get("algorithm", DEFAULT)), {**student, **table}, where)
+    # a file that names no algorithm is meant for the one whose settings it has
+    own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
+    config = train_config(str(table.get("algorithm", own)), {**student, **table}, where)
     run, play, chat, servers = config.run, config.rollouts.play, config.rollouts.chat, config.rollouts.servers
     groups = (run, play, chat, servers, config.models)
     named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}

@@ -244,23 +244,26 @@ def _points(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:.1f}"
 
 
-def read_folder(folder: Path) -> tuple[dict[str, PackedResult], list[str]]:
-    """The packed results in `folder` and below, by their path without suffix, and why others cannot be read.
+def read_folder(folder: Path, left_out: list[str] | None = None) -> dict[str, PackedResult]:
+    """The packed results in `folder` and below, by their path without suffix.
 
-    Raises TurngymError if there is none.
+    Raises TurngymError if there is none, and for one that cannot be read; where `left_out` is given, it gets the reasons
+    instead.
     """
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise TurngymError(f"{folder} holds no packed results (*{SUFFIX}); make them with `turngym result pack`")
-    found, left_out = dict[str, PackedResult](), list[str]()
+    found: dict[str, PackedResult] = {}
     for path in paths:
         try:
             found[path.relative_to(folder).as_posix().removesuffix(SUFFIX)] = _read(path)
         except TurngymError as error:
+            if left_out is None:
+                raise
             left_out.append(str(error))
-    if not found:
+    if not found and left_out:
         raise TurngymError(left_out[0])
-    return found, left_out
+    return found
 
 
 def _read(path: Path) -> PackedResult:
@@ -459,7 +462,8 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[l
         title: heading of index.html.
         p: whether the tables of what differences rest on have p-values.
     """
-    results, left_out = read_folder(folder)
+    left_out: list[str] = []
+    results = read_folder(folder, left_out)
     for line in left_out:
         print(f"turngym: left out: {line}", file=sys.stderr)
     groups = grouped(results)

@@ -141,11 +141,11 @@ def test_texts_of_numpy_are_texts(env_id: str) -> None:
         ("max_turns", "5", "max_turns is '5'; it must be a whole number, such as 1, or None for no limit"),
         ("max_turns", True, "max_turns is True; it must be a whole number, or None for no limit"),
         ("max_turns", 0, "max_turns is 0; it must be at least 1, or None for no limit"),
-        ("penalty", "x", "penalty is 'x'; it must be a number, such as -0.1"),
+        ("penalty", "x", "{env_id}: penalty is 'x'; valid: a number"),
         ("penalty", float("inf"), "penalty is inf; it must be a number, such as -0.1"),
     ],
 )
 @pytest.mark.parametrize("env_id", ENVS)
 def test_numbers_that_are_none(env_id: str, option: str, value: Any, says: str) -> None:
-    assert expect(TurngymError, lambda: made(env_id, **{option: value})) == says
+    assert expect(TurngymError, lambda: made(env_id, **{option: value})) == says.format(env_id=env_id)
     assert made(env_id, max_turns=np.int64(3), penalty=np.float32(-1), on_invalid="penalize").max_turns == 3

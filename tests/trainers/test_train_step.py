@@ -77,6 +77,7 @@ class Bench:
         self.phases: list[str] = []
         self.depth = Depth()
         parts: dict[str, Any] = {
+            "name": "fake",
             "depth": self.depth,
             "group": 2,
             "guide": lambda step: step / 8,
@@ -122,7 +123,7 @@ class Bench:
 
     def target_fn(self, batch: Any, kept: Any, scorers: Scorers) -> Targets:
         self.asked.append((batch.label_N.tolist(), kept, scorers))
-        return Targets(advantage_N=ONES)
+        return Targets(advantage_N=ONES[: batch.tokens])
 
     def evaluate(self, step: int) -> Any:
         self.evaluated.append(step)
