@@ -247,8 +247,7 @@ def _points(error: float | None) -> str:
 def read_folder(folder: Path, left_out: list[str] | None = None) -> dict[str, PackedResult]:
     """The packed results in `folder` and below, by their path without suffix.
 
-    Raises TurngymError if there is none, and for one that cannot be read; where `left_out` is given, it gets the reasons
-    instead.
+    Raises TurngymError if there is none, and for one that cannot be read; a given `left_out` gets the reasons instead.
     """
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:

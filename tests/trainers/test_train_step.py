@@ -123,7 +123,7 @@ class Bench:
 
     def target_fn(self, batch: Any, kept: Any, scorers: Scorers) -> Targets:
         self.asked.append((batch.label_N.tolist(), kept, scorers))
-        return Targets(advantage_N=ONES[: batch.tokens])
+        return Targets(advantage_N=ONES if batch.tokens == len(ONES) else ONES[: batch.tokens])
 
     def evaluate(self, step: int) -> Any:
         self.evaluated.append(step)
