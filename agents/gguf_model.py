@@ -48,6 +48,9 @@ WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p
 """How GPT-4 splits text; %s is how many digits stay together."""
 SPLITS = {"gpt-2": None, "smollm": None, "llama-bpe": WORDS % r"\p{N}{1,3}", "qwen2": WORDS % r"\p{N}"}
 """`tokenizer.ggml.pre` and the pattern of its pieces; None: GPT-2's own, of which `smollm` splits off each digit."""
+LLAMA_3 = "llama-bpe"
+"""Of these tokenizers a piece that is in the vocabulary is one token, whether or not merges lead to it; and a text
+begins with the BOS where the file does not say. Both as llama.cpp has it (src/llama-vocab.cpp, `ignore_merges`)."""
 
 CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is no piece of BPE: control tokens such as <|im_end|>, and whole words added."""
@@ -266,7 +269,8 @@ def _tokenizer(found: _Metadata) -> Any:
         )
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
-    made = tokenizers.Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
+    vocabulary = {token: n for n, token in enumerate(tokens)}
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == LLAMA_3))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=SPLITS[split] is None)
     first: list[Any] = []
     if split == "smollm":
@@ -287,7 +291,7 @@ def _tokenizer(found: _Metadata) -> Any:
     if bad := [name for name, one in ids.items() if one is not None and not 0 <= one < len(tokens)]:
         raise AgentError(f"{found.file}: its {bad[0]} token {ids[bad[0]]} is outside the vocabulary of {len(tokens)}")
     names = {f"{name}_token": tokens[one] for name, one in ids.items() if one is not None}
-    if found.fields.get("tokenizer.ggml.add_bos_token", False) and "bos_token" in names:
+    if found.fields.get("tokenizer.ggml.add_bos_token", split == LLAMA_3) and "bos_token" in names:
         begin = names["bos_token"]
         # TemplateProcessing puts it before every text, as llama.cpp does
         made.post_processor = processors.Sequence(

@@ -21,7 +21,7 @@ gguf = pytest.importorskip("gguf", reason="needs the extra [gguf]")
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 BYTES = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
 SPACE = "Ġ"
-PIECES = [*BYTES, *(chr(256 + n) for n in range(68)), "12", "34", "123", "ab"]
+PIECES = [*BYTES, *(chr(256 + n) for n in range(68)), "12", "34", "123", "ab", "cd"]
 MERGES = ["1 2", "3 4", "12 3", "a b"]
 CONTROL = ["<|start|>", "<|end|>"]
 
@@ -70,7 +70,8 @@ def write(file: Path, family: str, model: Any, *, sort: Any = None, pre: str | N
     writer.add_bos_token_id(len(PIECES))
     if (eos := more.get("eos", len(PIECES) + 1)) is not None:
         writer.add_eos_token_id(eos)
-    writer.add_add_bos_token(more.get("add_bos", False))
+    if (add_bos := more.get("add_bos", False)) is not None:
+        writer.add_add_bos_token(add_bos)
     writer.add_chat_template("{% for m in messages %}<|start|>{{ m['content'] }}<|end|>{% endfor %}")
     names = {there: here for here, there in (gguf_model.LAYER_PARTS | gguf_model.WHOLE_PARTS).items()}
     for name, weight in model.state_dict().items():
@@ -147,6 +148,16 @@ def test_a_file_that_begins_every_text_says_so(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("ab").input_ids == [len(PIECES), PIECES.index("ab")]
     assert tokenizer("ab", add_special_tokens=False).input_ids == [PIECES.index("ab")]
+
+
+@pytest.mark.parametrize(
+    ("pre", "wanted"), [("llama-bpe", ["<|start|>", "cd", SPACE, "12"]), ("gpt-2", ["c", "d", SPACE, "12"])]
+)
+def test_llama_3_reads_whole_words_first_and_begins_texts(pre: str, wanted: list[str], tmp_path: Path) -> None:
+    """No merge makes `cd`, and the file does not say whether a text begins with the BOS."""
+    file = write(tmp_path / "m.gguf", "llama", small("llama", tied=True), pre=pre, add_bos=None)
+    tokenizer = AutoTokenizer.from_pretrained(import_gguf(file, tmp_path / "out"))
+    assert tokenizer.convert_ids_to_tokens(tokenizer("cd 12").input_ids) == wanted
 
 
 @pytest.mark.parametrize(
