@@ -14,7 +14,7 @@ from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.provenance import FILE
 from turngym.envs.core.settings import SettingsError, read_toml
-from turngym.retrieval.hub import WEIGHTS, HubError, model_folder
+from turngym.retrieval.hub import HubError, cached_folder, is_hub_name, model_folder
 from turngym.retrieval.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -177,12 +177,15 @@ def base_model(folder: Path) -> Path | None:
 def _base_of(folder: Path) -> Path | None:
     if not (folder / ADAPTER).is_file():
         return None
-    named = adapter_config(folder).get("base_model_name_or_path")
-    base = user_path(str(named))
+    config = adapter_config(folder)
+    named = str(config.get("base_model_name_or_path"))
+    revision = config.get("revision")
+    base = cached_folder(f"{named}@{revision}" if revision else named) or user_path(named)
     # an adapter may have been trained on top of another
     if not (base / "config.json").is_file() and not (base / ADAPTER).is_file():
+        where = "not whole in the hub's cache" if is_hub_name(named) else "not there"
         raise ModelError(
-            f"{folder} is a LoRA adapter of the model {named}, which is not there: `turngym model merge {folder} "
+            f"{folder} is a LoRA adapter of the model {named}, which is {where}: `turngym model merge {folder} "
             "--base FOLDER --out FOLDER` puts it into its base wherever that is"
         )
     return base

@@ -60,6 +60,20 @@ def model_folder(named: str | os.PathLike[str], *, weights: bool = True) -> Path
     return _folder(os.fspath(named), weights)
 
 
+def cached_folder(named: str) -> Path | None:
+    """The folder in the hub's cache of a model that a file names; None where it is no name, or not all of it is there.
+
+    Nothing is fetched: what is downloaded is the user's word, not a file's.
+    """
+    if not is_hub_name(named) or (found := NAME.fullmatch(named)) is None:
+        return None
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    return _cached(hub, found["repo"], found["revision"] or "main", True)
+
+
 def pinned(folder: str | os.PathLike[str]) -> str | None:
     """`ORG/NAME@COMMIT` of a folder in the hub's cache; None for any other folder."""
     path = Path(folder)

@@ -25,7 +25,7 @@ from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.rules import made
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import ADAPTER, base_model, load_model, merge_adapter
+from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.envs.core.provenance import FILE as CONFIG
@@ -127,7 +127,7 @@ def merge(adapter: Path, out: Path, *, base: Path | None = None) -> None:
         raise ModelError(f"{adapter} holds no LoRA adapter: {ADAPTER} is not there")
     if out.exists():
         raise ModelError(f"{out} is there already; name a new folder")
-    source = base or base_model(adapter)
+    source = base_model(adapter) if base is None else find_model(base)
     assert source is not None  # there is an adapter
     model = load_model(source)
     merge_adapter(model, adapter)

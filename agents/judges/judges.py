@@ -16,7 +16,7 @@ from typing import Any
 
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.model_judges import HttpJudge, PolicyJudge
-from turngym.agents.models import load_policy
+from turngym.agents.models import find_model, load_policy
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
@@ -208,8 +208,9 @@ def _model_judge(context: JudgeContext, folder: str) -> Judge:
     # imported here, since only this judge needs torch
     from turngym.agents.local_engine.engine import LocalEngine
 
-    options, settings = context.options, ChatSettings.load(folder)
-    model, tokenizer = load_policy(folder, context.device, "float32")
+    path, options = find_model(folder), context.options
+    settings = ChatSettings.load(path)
+    model, tokenizer = load_policy(path, context.device, "float32")
     return PolicyJudge(
         policy=LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context),
         template=ChatTemplate(tokenizer, thinking=settings.thinking),

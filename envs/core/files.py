@@ -25,7 +25,7 @@ from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.secrets import recorded_command
 from turngym.envs.core.tables import written_whole
 from turngym.envs.core.trace import add_checksum, check_checksum
@@ -244,11 +244,15 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
 def weights_hash(folder: str | Path) -> str:
     """Names the weights of a model folder: 16 hex digits over its configuration and weight files.
 
-    The configuration of an adapter counts: it names the base.
+    The configuration of an adapter counts: it names the base. Raises ModelError for a folder without weights.
     """
-    digest = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*")):
-        if path.suffix in (".safetensors", ".bin") or path.name in ("config.json", "adapter_config.json"):
+    digest, files = hashlib.sha256(), sorted(Path(folder).glob("*"))
+    weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
+    if not weights:
+        # the hash of nothing would be the same for every one of them
+        raise ModelError(f"{folder} holds no weights; a model is a folder with *.safetensors or *.bin")
+    for path in files:
+        if path in weights or path.name in ("config.json", "adapter_config.json"):
             with path.open("rb") as file:
                 # file_digest reads in pieces: weights may be larger than memory
                 digest.update(hashlib.file_digest(file, "sha256").digest())

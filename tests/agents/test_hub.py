@@ -210,6 +210,41 @@ def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: P
     assert "teacher=some-org/tiny" not in written.partition("[provenance")[0]
 
 
+def test_an_adapter_names_its_base_as_on_the_hub_and_the_cache_alone_is_asked(tmp_path: Path, hub: Any) -> None:
+    pytest.importorskip("peft")
+    from turngym.agents.models import load_model
+    from turngym.trainers.lora import LoraConfig, add_adapters, save_adapter
+
+    model = load_model(load_world("alfworld").checkpoint("student"))
+    add_adapters(model, LoraConfig(rank=2), base="some-org/tiny")
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    words = ["eval", "--agent", "model:adapter", *EVAL, "--out", "played"]
+    (missing,) = hub.run(tmp_path, (words, {}))
+    assert (missing.returncode, "some-org/tiny, which is not whole in the hub's cache" in missing.stderr) == (2, True)
+    assert hub.asked == []
+    merge = ["model", "merge", "adapter", "--out"]
+    found = hub.run(
+        tmp_path,
+        ([*merge, "named", "--base", "some-org/tiny"], {}),
+        (words, OFF),
+        ([*merge, "own"], OFF),
+    )
+    assert [done.returncode for done in found] == [0, 0, 0], found
+    assert (tmp_path / "named" / "turngym.json").read_bytes() == (tmp_path / "own" / "turngym.json").read_bytes()
+
+
+def test_the_proxy_reads_the_chat_settings_of_a_model_by_name(tmp_path: Path, hub: Any) -> None:
+    (fetched,) = hub.run(tmp_path, (("folder", "some-org/tiny"), {}))
+    assert fetched.returncode == 0, fetched.stderr
+    settings = hub.home / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT / "turngym.json"
+    settings.unlink()
+    settings.write_text('{"max_contxt": 9}')
+    # an unknown judge is noticed later, and ends a proxy that did not read them
+    words = ["serve", "proxy", "--student", "some-org/tiny", "--judge", "nobody", "--port", "0", "--threads", "1"]
+    (done,) = hub.run(tmp_path, ([*words, "--out", "p"], OFF))
+    assert (done.returncode, "max_contxt" in done.stderr) == (2, True), done.stderr
+
+
 def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from servers import Answer, JsonServer
 
+from turngym.agents import models
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
@@ -313,6 +314,16 @@ def test_a_judge_of_another_package_that_hangs_or_raises() -> None:
     [broken] = judge.judge([ask()])
     assert "turn 0: LookupError: no verdict (" in broken.error
     forever.set()
+
+
+def test_a_judge_named_as_on_the_hub_has_the_settings_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "turngym.json").write_text('{"max_contxt": 9}')
+    monkeypatch.setattr(models, "model_folder", lambda named, weights=True: tmp_path)
+    with pytest.raises(SettingsError, match="max_contxt"):
+        made("model:some-org/judge")
 
 
 def test_judges_that_are_not_there(outside: None) -> None:

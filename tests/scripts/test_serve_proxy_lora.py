@@ -19,9 +19,14 @@ torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 import proxy_run  # noqa: E402
 from sglang_model import ModelServer  # noqa: E402
 
+from turngym.agents import models  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
+from turngym.agents.proxy.config import ProxySettings  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
+from turngym.agents.rendering.chat_settings import ChatSettings  # noqa: E402
 from turngym.agents.servers.server_options import TrainServers  # noqa: E402
+from turngym.envs.core.errors import ModelError  # noqa: E402
+from turngym.envs.core.files import weights_hash  # noqa: E402
 from turngym.trainers.checkpoint import latest_model  # noqa: E402
 from turngym.trainers.lora import LoraConfig, merged  # noqa: E402
 from turngym.trainers.run_config import OptimizerConfig  # noqa: E402
@@ -94,3 +99,20 @@ def test_a_run_with_adapters_goes_on_with_the_same_ones_only(start: Any, tmp_pat
     other.training._thread.join(60)
     assert other.training.error.startswith("CheckpointError: ")
     assert "lora" in other.training.error
+
+
+def test_a_student_named_as_on_the_hub_is_the_base_and_known_by_its_weights(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "model_folder", lambda named, weights=True: proxy_run.STUDENT)
+    config = proxy_run.options(
+        tmp_path, student=Path("some-org/tiny"), lora=LoraConfig(rank=4), proxy=ProxySettings(max_waiting=8)
+    )
+    served = start(config)
+    trainer = served.training.trainer
+    assert trainer.model.peft_config["default"].base_model_name_or_path == str(proxy_run.STUDENT)
+    assert trainer.identity["student"] == weights_hash(proxy_run.STUDENT)
+    assert trainer.identity["chat"] == ChatSettings.load(proxy_run.STUDENT).identity
+    assert served.service.name == "tiny"
+    with pytest.raises(ModelError, match="some-org/tiny holds no weights"):
+        weights_hash("some-org/tiny")

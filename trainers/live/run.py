@@ -10,12 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from turngym.agents.models import find_model
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
@@ -226,9 +228,13 @@ def build(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    asked = config.student
+    teacher_folder = None if config.teacher is None else find_model(config.teacher)
+    # the whole run goes by the folders of models that are named as on the hub; what clients ask for keeps the name
+    config = replace(config, student=find_model(config.student), teacher=teacher_folder)
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
-    settings = named(config.proxy, config.student, chat)
+    settings = named(config.proxy, asked, chat)
     serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
     engine = serving.engine
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=end_ids(model))
