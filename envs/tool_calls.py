@@ -446,8 +446,42 @@ class TaggedCalls(_Headed):
             found.setdefault(key.strip(), value.strip())
         return found
 
+    def read_whole(self, text: str) -> Call | None:
+        """The call that `text` is from beginning to end; None if anything is missing, twice or beside it.
+
+        For those who pass a call on and must lose nothing: a value keeps its white space, but for the line end that
+        some families write at each side of it.
+        """
+        head = _compiled(self.head).match(text)
+        if head is None:
+            return None
+        found: dict[str, str] = {}
+        position = _after_space(text, head.end())
+        while text.startswith(self.key[0], position):
+            key, position = _until(text, position + len(self.key[0]), self.key[1])
+            opened = _after_space(text, position) if self.value[0] else position
+            end = text.find(self.value[1], opened)
+            if not text.startswith(self.value[0], opened) or end < 0 or key.strip() in found:
+                return None
+            found[key.strip()] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
+            position = _after_space(text, end + len(self.value[1]))
+        if "".join(text[position:].split()) != "".join(self.ends):
+            return None
+        return Call(name=head["name"].strip(), arguments=found)
+
     def write(self, tool: str, argument: str, value: str) -> str:
         return self.form.replace("%n", tool).replace("%k", argument).replace("%s", value)
+
+
+_SPACE = re.compile(r"\s*+")
+
+
+def _after_space(text: str, start: int) -> int:
+    """The position of the first character from `start` on that is no white space."""
+    found = _SPACE.match(text, start)
+    # the pattern matches nothing at all, too
+    assert found is not None
+    return found.end()
 
 
 def _until(text: str, start: int, mark: str) -> tuple[str, int]:

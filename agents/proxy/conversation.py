@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,23 +22,32 @@ from turngym.agents.proxy.api_errors import invalid
 from turngym.agents.proxy.turn_records import (
     CLOSE,
     OPEN,
+    READ,
     ChatMessage,
     ToolCall,
     Tools,
     TurnRecord,
     common_prefix,
+    is_read,
     read_call,
     tool_text,
 )
 from turngym.agents.rendering.chat_template import ChatTemplate, RenderError, TemplateCostError
 from turngym.agents.rendering.conversation import IdBuffer, Message
 from turngym.agents.rendering.renderer import BORDER
+from turngym.agents.rendering.template_dialect import UnknownDialectError, dialect_of_template
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
 from turngym.envs.core.episode import Span
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import HERMES
+from turngym.envs.tool_calls import CALL_ID, Dialect
+from turngym.retrieval.redaction import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 THINK, THOUGHT = "<think>", "</think>"
+TOOL = ToolSpec(name="turngymtool", description="d", argument="turngymargument", argument_description="d")
+"""A tool with which the chat template is tried out."""
 UNKNOWN = "\ufffd"
 """The character that a decoder writes for bytes that are no character, or not a complete one yet."""
 LONGEST = 8
@@ -101,13 +111,14 @@ class AnswerReader:
     """Parses a model's text into text and tool calls for the client, however the text is cut into pieces.
 
     The first stop text to be complete ends it. Control tokens, which a policy may sample anywhere, are left out. For a
-    client with tools, well-formed calls in the form of Qwen and Hermes are taken out, and white space at the end of an
-    answer with calls; a call inside a thought, or one that cannot be read, stays text.
+    client with tools, well-formed calls between `<tool_call>` and `</tool_call>` are taken out, and white space at the
+    end of an answer with calls; a call inside a thought, or one that cannot be read as a whole, stays text.
 
     Args:
         stops: texts that end the answer; they are left out.
         control: texts of control tokens.
         tools: whether the client gave tools, so that calls are taken out of the text.
+        read: what stands between the tags and a salt become a call; None where it is not one.
         salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         thinking: whether the answer begins inside a thought, because the prompt ends with `<think>`.
     """
@@ -118,12 +129,13 @@ class AnswerReader:
         stops: Sequence[str] = (),
         control: Iterable[str] = (),
         tools: bool = False,
+        read: Callable[[str, str], ToolCall | None] = read_call,
         salt: str = "",
         thinking: bool = False,
     ) -> None:
         # longest first: of alternatives a regular expression takes the first that fits
         controls = sorted(control, key=len, reverse=True)
-        self._stops, self._tools, self._salt = tuple(stops), tools, salt
+        self._stops, self._tools, self._read, self._salt = tuple(stops), tools, read, salt
         self._control = re.compile("|".join(map(re.escape, controls))) if controls else None
         self._prefixes = _prefixes([*stops, *controls])
         self._raw, self._stopped = "", False
@@ -192,7 +204,7 @@ class AnswerReader:
         return True
 
     def _close(self, inside: str, tag: str, deltas: list[Delta]) -> None:
-        call = read_call(inside, f"{self._salt}/{self._calls}")
+        call = self._read(inside, f"{self._salt}/{self._calls}")
         if call is None:
             self._emit_text(OPEN + inside + tag, deltas)
         else:
@@ -298,22 +310,36 @@ class ChatListRenderer:
         self.control = tuple(sorted(self.template.encoder.special))
         """Texts that stand for special tokens."""
         # some templates ignore tools and their results; both are then written into other messages
-        tool = {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}}
-        shown = self.template.render([_user("x")], tools=[{"type": "function", "function": tool}])
-        self._shows_tools = "turngymtool" in shown
+        given = ([_user("x")], self.template.opening("x", "x"))
+        shown = [TOOL.name in self.template.render(messages, tools=[TOOL.schema()]) for messages in given]
+        self._shows_tools = shown[0]
+        # some show tools behind a system message alone
+        self.dialect, self._unread = self._find_dialect() if any(shown) else (HERMES, "")
         call: Message = {"role": "assistant", "content": "turngymanswer"}
         try:
-            shown = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
+            told = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
         except RenderError:
-            shown = ""
-        self._shows_results = "turngymresult" in shown
+            told = ""
+        self._shows_results = "turngymresult" in told
+
+    def _find_dialect(self) -> tuple[Dialect, str]:
+        """(The dialect in which the template writes calls; its name if it is not read here, else "".)"""
+        try:
+            dialect, _ = dialect_of_template(self.tokenizer, TOOL)
+        except UnknownDialectError:
+            return HERMES, "a dialect of its own"
+        except RenderError:
+            # it shows tools and writes no calls, so that nothing speaks against the usual form
+            return HERMES, ""
+        return dialect, "" if is_read(dialect) else f"the dialect {dialect.name!r}"
 
     def prompt(
         self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = (), *, most: int | None = None
     ) -> Prompt:
         """The prompt for `messages` after `history`, which is not changed.
 
-        Raises ApiError (400) for control tokens in the text, roles that the template refuses, and far too long a text.
+        Raises ApiError (400) for control tokens in the text, roles that the template refuses, tools and calls where
+        the template's dialect is not read, and far too long a text.
 
         Args:
             history: the session's turns so far; an empty one for a side turn.
@@ -327,6 +353,7 @@ class ChatListRenderer:
         follows = 0 < known == common < len(messages)
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
         self.refuse_control(messages[common:], tools, start=common)
+        self._refuse_calls(messages[common:], tools, start=common)
         given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
         with self._lock:
             text = self._render(given, tools)
@@ -357,6 +384,19 @@ class ChatListRenderer:
         for where, text in texts:
             if token := self.template.encoder.spells_control(text, self.template.encoder.special):
                 raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
+
+    def _refuse_calls(self, messages: Sequence[ChatMessage], tools: Tools, *, start: int) -> None:
+        """Raises ApiError (400) for tools and calls that the template's dialect leaves unread or unwritten."""
+        places = enumerate(messages, start)
+        calls = [(f"messages[{place}].tool_calls", call) for place, one in places for call in one.tool_calls]
+        if self._unread and (tools or calls):
+            where = "tools" if tools else calls[0][0]
+            valid = f"read are {', '.join(READ)}: leave {where} out"
+            said = f"{where}: this model's chat template writes calls in {self._unread}, which is not read; {valid}"
+            raise invalid(said, where, "unsupported_value")
+        for where, call in calls:
+            if self.dialect is not HERMES and not isinstance(call.values, dict):
+                raise invalid(f"{where}: arguments is {brief(call.arguments, 60)}; it must be a JSON object", where)
 
     def apply(self, history: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
         """Append a turn to the history; returns the spans of prompt and answer. `text` is the prompt's, if known."""
@@ -408,7 +448,8 @@ class ChatListRenderer:
             salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         """
         thinking = prompt.text.rstrip().endswith(THINK)
-        return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
+        read = partial(read_call, dialect=self.dialect, tools=prompt.tools)
+        return AnswerReader(stops=stops, control=self.control, tools=tools, read=read, salt=salt, thinking=thinking)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id by itself."""
@@ -447,6 +488,17 @@ class ChatListRenderer:
         if message.role == "tool" and not self._shows_results:
             return _user(f"<tool_response>\n{message.content}\n</tool_response>")
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
+        if self.dialect is not HERMES and message.tool_calls:
+            # the template writes the calls itself; what they say is text
+            calls = [
+                {
+                    "type": "function",
+                    "id": call.id or CALL_ID,
+                    "function": self.template.encoder.shield_all({"name": call.name, "arguments": call.values}),
+                }
+                for call in message.tool_calls
+            ]
+            return {"role": message.role, "content": self.template.written(message.content), "tool_calls": calls}
         text = self.template.written(message.text) if message.role == "assistant" else message.text
         return {"role": message.role, "content": text}
 

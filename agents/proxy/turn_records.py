@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.envs.core.line_file import LineFile
+from turngym.envs.core.strict_json import JsonError, strict_json
 from turngym.envs.core.trace import add_checksum, check_checksum
-from turngym.envs.tool_calls import STYLES, THINK
+from turngym.envs.dialects import DIALECTS, HERMES
+from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls
 from turngym.retrieval.user_files import json_of
 
 Tools = tuple[Mapping[str, Any], ...]
@@ -42,9 +44,14 @@ class ToolCall:
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
+    @property
+    def values(self) -> Any:
+        """The arguments as data; text that is not JSON stays text."""
+        return _value(self.arguments)
+
     def as_text(self) -> str:
-        """The call as Qwen and Hermes templates write it."""
-        call = {"name": self.name, "arguments": _value(self.arguments)}
+        """The call as Qwen2.5's, Qwen3's and Hermes's templates write it."""
+        call = {"name": self.name, "arguments": self.values}
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
@@ -139,7 +146,7 @@ def _value(arguments: str) -> Any:
         return arguments
 
 
-# Tool calls in the form of Qwen and Hermes templates, and tools for chat templates that have none.
+# Tool calls between two tags, and tools for chat templates that have none.
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -153,8 +160,32 @@ def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def read_call(inside: str, salt: str) -> ToolCall | None:
-    """Parse the text between the tags as a call; None where it is not one. The same salt gives the same id."""
+def is_read(dialect: Dialect) -> bool:
+    """Whether `read_call` reads calls of this dialect: one call between two tags, as many as there are."""
+    tagged = isinstance(dialect, TaggedCalls) and OPEN in dialect.starts and dialect.ends[-1] == CLOSE
+    return dialect is HERMES or tagged
+
+
+READ = tuple(name for name, dialect in DIALECTS.items() if is_read(dialect))
+"""Names of the dialects that are read."""
+
+
+def read_call(inside: str, salt: str, dialect: Dialect = HERMES, tools: Tools = ()) -> ToolCall | None:
+    """Parse the text between the tags as a call; None where it is not one. The same salt gives the same id.
+
+    Args:
+        inside: the text between the tags.
+        salt: makes the call's id.
+        dialect: one that `is_read`.
+        tools: the request's tools. In dialects without quotes they say which values are text.
+    """
+    name = f"call_{hashlib.sha256(salt.encode()).hexdigest()[:24]}"
+    if isinstance(dialect, TaggedCalls):
+        found = dialect.read_whole(OPEN + inside + CLOSE)
+        if found is None:
+            return None
+        values = _typed(found.arguments, next((tool for tool in tools if tool["function"]["name"] == found.name), {}))
+        return ToolCall(id=name, name=found.name, arguments=json.dumps(values, ensure_ascii=False))
     try:
         call = json.loads(inside)
     except (ValueError, RecursionError):
@@ -163,8 +194,24 @@ def read_call(inside: str, salt: str) -> ToolCall | None:
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    name = f"call_{hashlib.sha256(salt.encode()).hexdigest()[:24]}"
     return ToolCall(id=name, name=call["name"], arguments=text)
+
+
+def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments`, where those that `tool` declares to be of other types than text become JSON values if they are."""
+    schema = tool.get("function", {}).get("parameters")
+    declared = schema.get("properties") if isinstance(schema, Mapping) else None
+    found: dict[str, Any] = dict(arguments)
+    for name, text in arguments.items():
+        kinds = declared.get(name) if isinstance(declared, Mapping) else None
+        kinds = kinds.get("type") if isinstance(kinds, Mapping) else None
+        if kinds is None or "string" in kinds:
+            continue
+        # templates write Python's words for the two
+        text = text.strip().lower() if kinds == "boolean" else text
+        with suppress(JsonError, UnicodeEncodeError):
+            found[name] = strict_json(text.encode())
+    return found
 
 
 # Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.

@@ -19,6 +19,10 @@ from turngym.retrieval.redaction import excerpt
 VALUE = "turngymvalue"
 
 
+class UnknownDialectError(RenderError):
+    """A chat template that writes tool calls in a dialect that is not known here."""
+
+
 def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
     """`settings` with the channel that the tokenizer's chat template writes (`tool` becomes `tool:glm`).
 
@@ -45,7 +49,7 @@ def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
     """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
 
     The second value says whether we write calls exactly as the template does; if not, we can only read them. Raises
-    RenderError as `with_dialect` does.
+    RenderError as `with_dialect` does, UnknownDialectError for a dialect that is not known.
     """
     template = ChatTemplate(tokenizer, tool=tool)
     written = list(_written_calls(template, tool))
@@ -59,7 +63,7 @@ def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
             if _reads(dialect, text, tool):
                 return dialect, False
     if written:
-        raise RenderError(
+        raise UnknownDialectError(
             f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
             f"{excerpt(written[0].strip(), 120)!r}; use the text channel (--channel text)"
         )

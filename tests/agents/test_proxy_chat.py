@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import proxy_tools as tools
 import pytest
+from families import FAMILIES, family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -23,8 +27,9 @@ from turngym.agents.proxy.conversation import (
     reply_of,
     text_of,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, ToolCall
+from turngym.agents.proxy.turn_records import ChatMessage, ToolCall, read_call
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.dialects import DIALECTS
 
 Bench, user = tools.Bench, tools.user
 
@@ -123,6 +128,102 @@ def test_tools_that_the_template_does_not_show_are_described(make_bench: Callabl
     assert bench.episodes[0].meta["next_roles"] == ["tool"]
     assert bench.episodes[0].turns[1].observation == "a shelf"
     assert bench.episodes[0].system == "S"
+
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}, "near": {"type": "string"}}},
+    },
+}
+CALLS = {
+    "qwen3": '<tool_call>\n{"name": "search", "arguments": {"q": "Hamlet", "near": "  a\\nb"}}\n</tool_call>',
+    "qwen3_5": "<tool_call>\n<function=search>\n<parameter=q>\nHamlet\n</parameter>\n<parameter=near>\n  a\nb\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>search\n<arg_key>q</arg_key>\n<arg_value>Hamlet</arg_value>\n<arg_key>near</arg_key>\n"
+    "<arg_value>  a\nb</arg_value>\n</tool_call>",
+}
+CALLS["nemotron3"] = CALLS["qwen3_5"]
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_calls_are_read_and_written_in_the_dialect_of_the_template(family: str, tmp_path: Path) -> None:
+    bench = Bench(family_tokenizer(family), tmp_path)
+    begins = bench.renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x")]).text.endswith("<think>\n")
+    bench.policy.answer = lambda request: ("hm\n</think>\n\n" if begins else "") + CALLS[family]
+    first = bench.ask([user("x")], "a", tools=[SEARCH])
+    assert (first.finish_reason, "<tool_call>" in first.reply.content) == ("tool_calls", False)
+    (call,) = first.reply.tool_calls
+    assert (call.name, call.values) == ("search", {"q": "Hamlet", "near": "  a\nb"})
+    # sampled ids stay what they are where the client sends the call back
+    result = {"role": "tool", "tool_call_id": call.id, "content": "a play"}
+    bench.ask([user("x"), first.reply, result], "a", tools=[SEARCH])
+    head = [*bench.policy.requests[0].prompt_ids, *first.ids]
+    if family != "glm":  # its template closes an empty thought in front of earlier answers
+        assert bench.policy.requests[1].prompt_ids[: len(head)].tolist() == head
+    # and a call from elsewhere is written as the template writes it
+    bench.ask([user("x"), replace(first.reply, content=""), result], "b", tools=[SEARCH])
+    assert CALLS[family] in bench.policy.prompts[2]
+    bench.service.close()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - CALLS.keys()))
+def test_tools_are_refused_where_the_dialect_is_not_read(family: str) -> None:
+    renderer = ChatListRenderer(family_tokenizer(family))
+    asked = [ChatMessage(role="user", content="x")]
+    with pytest.raises(ApiError, match=f"dialect '{FAMILIES[family]}', which is not read; .*qwen-coder") as caught:
+        renderer.prompt(ChatHistory(), asked, (SEARCH,))
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+    calls = (ToolCall(id="1", name="search", arguments="{}"),)
+    with pytest.raises(ApiError, match=r"messages\[1\].tool_calls: "):
+        renderer.prompt(ChatHistory(), [*asked, ChatMessage(role="assistant", tool_calls=calls), *asked])
+    assert renderer.prompt(ChatHistory(), asked).text
+
+
+def test_tools_are_refused_where_the_dialect_is_not_known(make_tokenizer: Callable[..., Any]) -> None:
+    own = (
+        "{{- tools -}}{%- for m in messages -%}{{- m.role + ': ' + (m.content or '') + '\n' -}}"
+        "{%- for c in m.tool_calls or [] -%}{{- 'CALL ' ~ c.function.name ~ c.function.arguments -}}{%- endfor -%}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}{{- 'assistant: ' -}}{%- endif -%}"
+    )
+    renderer = ChatListRenderer(make_tokenizer(own))
+    with pytest.raises(ApiError, match="a dialect of its own"):
+        renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x")], (SEARCH,))
+
+
+def test_arguments_that_no_template_can_write_are_refused() -> None:
+    renderer = ChatListRenderer(family_tokenizer("qwen3_5"))
+    bad = ChatMessage(role="assistant", tool_calls=(ToolCall(id="1", name="search", arguments="[1]"),))
+    with pytest.raises(ApiError, match=r"messages\[1\].tool_calls: arguments is .\[1\]"):
+        renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x"), bad])
+
+
+KINDS = {"q": "string", "n": "integer", "on": "boolean", "list": "array", "any": ["string", "null"]}
+
+
+@pytest.mark.parametrize(
+    ("inside", "wanted"),
+    [
+        ("<function=f>\n<parameter=q>\n3\n</parameter>\n</function>", {"q": "3"}),
+        ("<function=f><parameter=n>3</parameter><parameter=on>True</parameter></function>", {"n": 3, "on": True}),
+        ('<function=f><parameter=list>["a"]</parameter></function>', {"list": ["a"]}),
+        ("<function=f><parameter=n>NaN</parameter><parameter=any>3</parameter></function>", {"n": "NaN", "any": "3"}),
+        ("<function=f></function>", {}),
+        ("<function=g><parameter=n>3</parameter></function>", {"n": "3"}),  # no such tool
+        ("<function=f><parameter=q>3</function>", None),  # never closed
+        ("<function=f><parameter=q>3</parameter>", None),
+        ("<function=f><parameter=q>3</parameter><parameter=q>4</parameter></function>", None),
+        ("<function=f><parameter=q>3</parameter></function><function=f></function>", None),
+        ("<function=f><parameter=q>3</parameter> so </function>", None),
+        ('{"name": "f"}', None),
+    ],
+)
+def test_values_without_quotes_and_calls_that_are_not_whole(inside: str, wanted: Any) -> None:
+    properties = {name: {"type": kind} for name, kind in KINDS.items()}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    call = read_call(f"\n{inside}\n", "salt", DIALECTS["qwen-coder"], (tool,))
+    assert (None if call is None else json.loads(call.arguments)) == wanted
 
 
 def test_results_for_a_template_without_tools(make_tokenizer: Callable[..., Any]) -> None:
