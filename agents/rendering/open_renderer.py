@@ -15,6 +15,7 @@ from turngym.agents.rendering.template_dialect import with_dialect
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
+from turngym.retrieval.redaction import brief
 
 THOUGHT = "turngymthought"
 
@@ -81,10 +82,23 @@ def renderer_of(
 
 
 def end_ids(model: Any) -> tuple[int, ...]:
-    """The ids that end an answer by the model's generation config, beside the tokenizer's own."""
-    # transformers allows one id, a list of ids, or none
-    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    return (more,) if isinstance(more, int) else tuple(more)
+    """The ids that end an answer by the model's generation config, beside the tokenizer's own.
+
+    Raises RenderError for an eos_token_id that is no id of the model.
+    """
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    # transformers allows one id, a list of ids, or none, and does not look at what a stranger's file has in their place
+    ids = () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
+    config = getattr(model, "config", None)
+    size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)
+    for one in ids:
+        if type(one) is not int or one < 0 or (size is not None and one >= size):
+            valid = "whole numbers from 0" if size is None else f"0 to {size - 1}"
+            raise RenderError(
+                f"eos_token_id in the model's generation_config.json is {brief(named, 80)}; {brief(one, 80)} is no id "
+                f"of the model; valid: {valid}"
+            )
+    return ids
 
 
 def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.text_encoder import reveal
 from turngym.envs.core.task import ToolSpec
@@ -185,6 +187,23 @@ def test_what_cannot_be_rendered_is_refused(make_tokenizer: Any) -> None:
         ChatRenderer(make_tokenizer(), observation_role="env")  # type: ignore[arg-type]
     with pytest.raises(RenderError, match="refuses the roles user: "):
         ChatRenderer(make_tokenizer("{{- raise_exception('never') -}}"))
+
+
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [
+        *((98.0, "98.0"), ("x", "'x'"), ({"a": 1}, "{'a': 1}"), ([[98]], r"\[98\]"), ([98, None], "None")),
+        *(([98, 99], "99"), (10_000_000, "10000000"), (-1, "-1"), (True, "True"), ("", "''")),
+    ],
+)
+def test_end_tokens_that_are_no_ids_of_the_model(named: Any, wrong: str) -> None:
+    def model(ends: Any) -> Any:
+        inside = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=99))
+        return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends), config=inside)
+
+    assert [end_ids(model(ends)) for ends in (None, [], 0, [98, 3])] == [(), (), (0,), (98, 3)]
+    with pytest.raises(RenderError, match=f"{wrong} is no id of the model; valid: 0 to 98"):
+        end_ids(model(named))
 
 
 def test_a_clock_in_the_template_stands_still(make_tokenizer: Any) -> None:
