@@ -34,13 +34,16 @@ from turngym.agents.servers.server_connection import (
     ServerTimeout,
     VersionSpan,
     WrongWeights,
+    architecture,
+    fields_of_other_types,
     model_config,
     next_pause,
+    text_part,
 )
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.retrieval.outgoing import SMALL_ANSWER, LoopThread
-from turngym.retrieval.redaction import excerpt
+from turngym.retrieval.redaction import brief, excerpt
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""
@@ -68,17 +71,18 @@ def check_servers(servers: Sequence[ServerInfo]) -> None:
     """Raises ServerError for a release that is not supported, or servers that differ in kind, release or model."""
     for server in servers:
         dialect = server.dialect
-        numbers = tuple(int(part) for part in re.findall(r"\d+", server.version)[:3])
+        version = excerpt(server.version, 80)
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
         if not dialect.supported[0] <= numbers < dialect.supported[1]:
             oldest, before = (".".join(map(str, numbers)) for numbers in dialect.supported)
             raise ServerError(
-                f"{server.url} is {dialect.name} {server.version}; supported are {oldest} up to, but not, {before} "
+                f"{server.url} is {dialect.name} {version}; supported are {oldest} up to, but not, {before} "
                 f"(tried: {dialect.tried.partition('==')[2]}): pip install '{dialect.tried}'"
             )
     names = {"dialect": "kind", "version": "release", "kind": "architecture", "max_prompt": "longest prompt"}
     for name, what in names.items():
         if len({getattr(server, name) for server in servers}) > 1:
-            rows = ", ".join(f"{server.url} {getattr(server, name)}" for server in servers)
+            rows = ", ".join(f"{server.url} {excerpt(getattr(server, name), 80)}" for server in servers)
             raise ServerError(f"the servers differ in {what}: {rows}")
 
 
@@ -404,8 +408,9 @@ class Fleet:
                 found = await front.request("GET", "/workers", timeout=self.settings.connect_timeout)
             except ServerError:
                 return []
-            rows = found.get("workers", []) if isinstance(found, dict) else []
-            urls = [str(row["url"] if isinstance(row, dict) else row) for row in rows]
+            with fields_of_other_types(f"{front.url}/workers"):
+                rows = found.get("workers", []) if isinstance(found, dict) else []
+                urls = [str(row["url"] if isinstance(row, dict) else row) for row in rows]
             if urls:
                 return urls
             if front.clock() >= end:
@@ -441,15 +446,15 @@ def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
 
     The shape is compared where the server's model folder can be read from here; elsewhere only the architecture.
     """
-    kind = (config.get("architectures") or ["?"])[0]
+    kind, mine = architecture(config) or "?", text_part(config)
     for server in fleet.servers:
         if server.kind and server.kind != kind:
             raise ServerError(f"{server.url} serves a {server.kind} ({server.model}); a {kind} is meant")
-        theirs = model_config(server.model)
+        theirs = text_part(model_config(server.model))
         wrong = [
-            f"{name} is {theirs[name]} there and {config[name]} here"
+            f"{name} is {brief(theirs[name], 80)} there and {brief(mine[name], 80)} here"
             for name in SHAPE
-            if name in theirs and name in config and theirs[name] != config[name]
+            if name in theirs and name in mine and theirs[name] != mine[name]
         ]
         if wrong:
             raise ServerError(f"{server.url} serves another model ({server.model}): {'; '.join(wrong)}")

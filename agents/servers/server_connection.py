@@ -21,8 +21,8 @@ from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
-from turngym.retrieval.redaction import excerpt, redacted
+from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
+from turngym.retrieval.redaction import brief, excerpt
 from turngym.retrieval.user_files import json_file
 
 
@@ -110,6 +110,10 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
+MOST = 1 << 31
+"""No server has as many of anything."""
+
+
 @contextmanager
 def fields_of_other_types(where: str) -> Iterator[None]:
     """Turns what Python raises for a field of another type, or a number too large for its array, into BadAnswer."""
@@ -119,6 +123,14 @@ def fields_of_other_types(where: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise BadAnswer(f"{where}: not an answer of such a server: {type(error).__name__}: {error}") from error
+
+
+def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """What a server says of a number of things. Raises BadAnswer for all but whole numbers from 1 to `MOST`."""
+    value = fields.get(name, default)
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise BadAnswer(f"{where}: {name} is {brief(value, 80)}; it must be a whole number of at least 1")
+    return value
 
 
 def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: Draw) -> GeneratedPart:
@@ -478,6 +490,18 @@ def model_config(folder: str) -> Mapping[str, Any]:
     except (ServerError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the language model in a config.json; those of models that also see or hear have them inside."""
+    part = config.get("text_config")
+    return part if isinstance(part, Mapping) else config
+
+
+def architecture(about: Mapping[str, Any]) -> str:
+    """The first of the `architectures` in a config.json, or in what a server says; "" where it cannot be known."""
+    named = about.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
 
 class OwnServer(Protocol):

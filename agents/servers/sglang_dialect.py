@@ -25,8 +25,10 @@ from turngym.agents.servers.server_connection import (
     ServerInfo,
     SyncError,
     VersionSpan,
+    architecture,
     check_part,
     check_scores,
+    count_in,
     fields_of_other_types,
     seed_of,
 )
@@ -59,33 +61,36 @@ class SglangDialect:
     async def read_info(self, connection: Connection, patience: float) -> ServerInfo:
         about = await connection.request_until("GET", "/server_info", deadline=patience)
         model = await connection.request_until("GET", "/model_info", deadline=patience)
-        if not isinstance(model, dict):
-            raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {excerpt(model, 200)}")
-        if not model.get("is_generation", True):
-            raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
-        if about.get("skip_tokenizer_init"):
-            raise ServerError(
-                f"{connection.url} runs with --skip-tokenizer-init: it cannot stop at texts; leave that out"
+        where = f"{connection.url} on connecting"
+        with fields_of_other_types(where):
+            if not isinstance(model, dict):
+                raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {excerpt(model, 200)}")
+            if not model.get("is_generation", True):
+                raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
+            if about.get("skip_tokenizer_init"):
+                raise ServerError(
+                    f"{connection.url} runs with --skip-tokenizer-init: it cannot stop at texts; leave that out"
+                )
+            if about.get("max_req_input_len") is None:
+                raise ServerError(
+                    f"{connection.url} does not say max_req_input_len; SGLang {excerpt(about['version'], 80)} is not "
+                    "supported"
+                )
+            limit = count_in(about, "max_req_input_len", where)
+            return ServerInfo(
+                url=connection.url,
+                dialect=self,
+                version=str(about["version"]),
+                model=str(model.get("model_path", about.get("model_path", ""))),
+                kind=architecture(model),
+                weights=str(model.get("weight_version")),
+                max_prompt=limit,
+                max_length=limit + HEADROOM,
+                seeded=bool(about.get("enable_deterministic_inference")),
+                ranks=count_in(about, "tp_size", where, 1) * count_in(about, "pp_size", where, 1),
+                replicas=count_in(about, "dp_size", where, 1),
+                dtype=str(about.get("dtype", "auto")),
             )
-        limit = about.get("max_req_input_len")
-        if limit is None:
-            raise ServerError(
-                f"{connection.url} does not say max_req_input_len; SGLang {about['version']} is not supported"
-            )
-        return ServerInfo(
-            url=connection.url,
-            dialect=self,
-            version=str(about["version"]),
-            model=str(model.get("model_path", about.get("model_path", ""))),
-            kind=str((model.get("architectures") or [""])[0]),
-            weights=str(model.get("weight_version")),
-            max_prompt=int(limit),
-            max_length=int(limit) + HEADROOM,
-            seeded=bool(about.get("enable_deterministic_inference")),
-            ranks=int(about.get("tp_size", 1)) * int(about.get("pp_size", 1)),
-            replicas=int(about.get("dp_size", 1)),
-            dtype=str(about.get("dtype", "auto")),
-        )
 
     def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
         params: dict[str, Any] = {

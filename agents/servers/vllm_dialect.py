@@ -29,8 +29,10 @@ from turngym.agents.servers.server_connection import (
     ServerError,
     ServerInfo,
     SyncError,
+    architecture,
     check_part,
     check_scores,
+    count_in,
     fields_of_other_types,
     model_config,
     seed_of,
@@ -93,8 +95,10 @@ class VllmDialect:
             row = [0, *ids.tolist()]
             scored = await tried(row, max_tokens=1, prompt_logprobs=0)
             cold = [table[one] for one, table in zip(row[1:], _tables(scored), strict=True)]
+            check_scores(np.array([hot, cold], np.float32), where)
+            processed = bool(np.abs(np.subtract(hot, cold)).max() > 0.3)
         dialect = VllmDialect(
-            processed=bool(np.abs(np.subtract(hot, cold)).max() > 0.3),
+            processed=processed,
             full=isinstance(await tried([0, 0], max_tokens=1, prompt_logprobs=-1), Mapping),
             rows=isinstance(await tried([0, 0], max_tokens=1, prompt_logprob_token_ids=[[0]]), Mapping),
         )
@@ -102,7 +106,9 @@ class VllmDialect:
         about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
         loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            own = next(one for one in models["data"] if one.get("parent") is None)
+            own = next((one for one in models["data"] if one.get("parent") is None), None)
+            if own is None:
+                raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
             config = about["vllm_config"] if isinstance(about, Mapping) else {}
             parallel = config.get("parallel_config", {})
             return ServerInfo(
@@ -110,12 +116,12 @@ class VllmDialect:
                 dialect=dialect,
                 version=str(version["version"]),
                 model=str(own["root"]),
-                kind=str((model_config(str(own["root"])).get("architectures") or [""])[0]),
+                kind=architecture(model_config(str(own["root"]))),
                 weights=str(weights["weight_version"]) if isinstance(weights, Mapping) else "default",
-                max_prompt=int(own["max_model_len"]),
-                max_length=int(own["max_model_len"]),
-                ranks=int(parallel.get("world_size", 1)),
-                replicas=int(parallel.get("data_parallel_size", 1)),
+                max_prompt=count_in(own, "max_model_len", where),
+                max_length=count_in(own, "max_model_len", where),
+                ranks=count_in(parallel, "world_size", where, 1),
+                replicas=count_in(parallel, "data_parallel_size", where, 1),
                 dtype=str(config.get("model_config", {}).get("dtype", "auto")).removeprefix("torch."),
                 missing="" if isinstance(weights, Mapping) else "VLLM_SERVER_DEV_MODE=1",
                 adapters=not isinstance(loads, NotThere),
@@ -155,7 +161,7 @@ class VllmDialect:
             named, logprobs, content = _response(answer)
             if self._raw(ask.sampling.temperature):
                 for place, entry in enumerate(content):
-                    table = {int(one["token_id"]): float(one["logprob"]) for one in entry["top_logprobs"]}
+                    table = {int(one["token_id"]): _logprob(one) for one in entry["top_logprobs"]}
                     _, logp = _tempered(table, ask.vocabulary, ask.sampling.temperature)
                     logprobs[place] = logp[list(table).index(int(named[place]))]
             choice = answer["choices"][0]
@@ -354,8 +360,7 @@ def _response(answer: Any) -> tuple[NDArray[np.int32], NDArray[np.float32], list
     if isinstance(answer, ServerError):
         raise answer
     content = (answer["choices"][0]["logprobs"] or {}).get("content") or []
-    logprobs = np.array([entry["logprob"] for entry in content], np.float32)
-    logprobs[logprobs <= UNKNOWN] = -np.inf  # which no log-probability may be
+    logprobs = np.array([_logprob(entry) for entry in content], np.float32)
     return np.array([entry["token_id"] for entry in content], np.int32), logprobs, content
 
 
@@ -366,7 +371,13 @@ def _tables(answer: Any) -> list[dict[int, float]]:
     first, *rows = answer["prompt_logprobs"]
     if first is not None:
         raise BadAnswer(f"position 0 has log-probabilities: {excerpt(first, 100)}")
-    return [{int(one): float(entry["logprob"]) for one, entry in row.items()} for row in rows]
+    return [{int(one): _logprob(entry) for one, entry in row.items()} for row in rows]
+
+
+def _logprob(entry: Mapping[str, Any]) -> float:
+    """Minus infinity where the server knows none, which no id that is drawn or scored may have."""
+    value = float(entry["logprob"])
+    return value if value > UNKNOWN else -np.inf
 
 
 def _tempered(
@@ -377,7 +388,9 @@ def _tempered(
         raise BadAnswer(f"{len(table)} log-probabilities came for {vocabulary} ids")
     logp = np.array(list(table.values())) / temperature
     highest = logp.max()
-    return np.array(list(table)), logp - (highest + np.log(np.exp(logp - highest).sum()))
+    # a row without any number becomes NaN, which is refused where it is read
+    with np.errstate(invalid="ignore"):
+        return np.array(list(table)), logp - (highest + np.log(np.exp(logp - highest).sum()))
 
 
 def _spans(answer: Any, count: int) -> tuple[tuple[str, int, int], ...]:

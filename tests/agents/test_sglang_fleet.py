@@ -12,7 +12,7 @@ import sglang_fake as fake
 
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy
-from turngym.agents.servers.server_connection import ServerDown, ServerError, ServerSettings, error_text
+from turngym.agents.servers.server_connection import BadAnswer, ServerDown, ServerError, ServerSettings, error_text
 from turngym.envs.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
@@ -43,11 +43,27 @@ def test_what_a_server_says_about_itself() -> None:
     assert (fleet.versions.current, fleet.versions.version) == ("default", 0)
 
 
-@pytest.mark.parametrize("version", ["0.4.9", "0.5.20", "0.6.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.4.9", "0.5.20", "0.6.0", "1.0", "9" * 5000])
 def test_another_release_is_refused(version: str) -> None:
     with FakeServer(version=version) as server, pytest.raises(ServerError, match=r"supported are 0\.5\.21") as caught:
         opened(server)
-    assert version in str(caught.value)
+    assert version[:80] in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("limit", ["many", {}, -5, 0, 7.5, True, 1 << 40])
+def test_a_limit_that_is_no_number_of_ids(limit: Any) -> None:
+    with FakeServer(max_prompt=limit) as server, pytest.raises(BadAnswer, match="max_req_input_len is ") as caught:
+        opened(server)
+    assert f"is {limit!r};" in str(caught.value)
+
+
+def test_an_architecture_is_the_first_of_a_list(pair: tuple[Any, Any]) -> None:
+    for server in pair:
+        server.orders.append(lambda path, body: (200, {"architectures": "Qwen"}) if path == "/model_info" else None)
+    fleet = opened(*pair)
+    assert [server.kind for server in fleet.servers] == ["", ""]
+    fleet.close()
 
 
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.23.post1", "0.5.99"])
@@ -121,6 +137,13 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
         assert not server.of("/generate")
 
 
+def test_a_router_whose_servers_have_no_address() -> None:
+    with FakeServer(workers=[]) as router:
+        router.orders.append(lambda path, body: (200, {"workers": 5}) if path == "/workers" else None)
+        with pytest.raises(BadAnswer, match="/workers: not an answer of such a server: TypeError"):
+            opened(router)
+
+
 def test_a_router_without_servers() -> None:
     with FakeServer(workers=[]) as router, pytest.raises(ServerError, match="a router without servers"):
         Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=1.0, backoff=0.01)).open()
@@ -144,6 +167,11 @@ def test_another_model_is_seen_before_anything_is_sent(tmp_path: Path) -> None:
         check_model(fleet, {**mine, "hidden_size": 128})
         with pytest.raises(ServerError, match=r"Qwen3ForCausalLM .* LlamaForCausalLM"):
             check_model(fleet, {**mine, "architectures": ["LlamaForCausalLM"]})
+        inside = {"architectures": mine["architectures"], "text_config": mine}
+        (tmp_path / "config.json").write_text(json.dumps({**inside, "text_config": {**mine, "hidden_size": 128}}))
+        with pytest.raises(ServerError, match="hidden_size is 128 there and 64 here"):
+            check_model(fleet, inside)
+        check_model(fleet, {**inside, "text_config": {**mine, "hidden_size": 128}})
         fleet.close()
 
 

@@ -62,6 +62,13 @@ def asked(server: Any) -> list[Any]:
     return [body for body in server.of(GENERATE) if "request_id" in body]
 
 
+def unknown(answer: Any) -> Any:
+    """Without the log-probabilities of a prompt, as a model that computes NaN."""
+    for row in (answer["prompt_logprobs"] or [])[1:]:
+        row |= {one: {**entry, "logprob": -9999.0} for one, entry in row.items()}
+    return answer
+
+
 def by_hand(prompt: list[int], most: int, seed: int, heat: float, weights: str = "default") -> Any:
     ids: list[int] = []
     found: list[float] = []
@@ -91,6 +98,10 @@ def test_which_server_it_is_is_asked(server: Any, opened: Any) -> None:
     [
         ({"scale_out": False}, "has no /inference/v1/generate: start vLLM with --enable-scale-out"),
         ({"version": "0.31.9"}, r"is vLLM 0.31.9; supported are 0.32 up to, but not, 0.34 \(tried: 0.32.0\)"),
+        ({"version": "9" * 5000}, r"is vLLM 9{80}\.\.\.; supported are 0.32"),
+        ({"models": lambda: {"data": []}}, r"/v1/models lists no model of the server's own: \{'data': \[\]\}"),
+        ({"max_prompt": -9}, "on connecting: max_model_len is -5; it must be a whole number of at least 1"),
+        ({"edit": lambda answer: unknown(answer)}, "on connecting: a log-probability is -inf"),
         (
             {"edit": lambda answer: {**answer, "choices": []}},
             "on connecting: not an answer of such a server: Ind",
@@ -252,6 +263,38 @@ def test_scores_of_given_ids_likely_ids_and_chosen_ids(server: Any, opened: Any)
                 rest = 1 - np.exp(np.sort(logp)[::-1][:3].astype(np.float64)).sum()
                 np.testing.assert_allclose(np.exp(best[number].tail[line]), rest, rtol=1e-4)
                 np.testing.assert_allclose(chosen[number].logp[line], logp[support[number][line]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("heat", [1.0, 2.0])
+def test_scores_that_the_server_does_not_know_are_none(server: Any, opened: Any, heat: float) -> None:
+    """It says -9999 for minus infinity and for NaN."""
+    scorer = ServerScorer(fleet=opened(server), vocabulary=VOCABULARY, temperature=heat)
+    server.edit = unknown
+    support = [np.array([[0, 39, 7]] * 3), np.array([[5, 6, 5]])]
+    for call in (
+        lambda: scorer.logprobs(ROWS, PLACES),
+        lambda: scorer.topk(ROWS, PLACES, 3),
+        lambda: scorer.gather(ROWS, PLACES, support),
+    ):
+        with pytest.raises(BadAnswer, match=r"log-probability is (-inf|nan); it must"):
+            call()
+
+
+def test_a_draw_of_which_the_server_knows_no_probability_is_none(server: Any, opened: Any) -> None:
+    """Also where its log-probability is computed from those of the whole vocabulary."""
+    server.processed = False
+    policy = ServerPolicy(opened(server), vocabulary=VOCABULARY)
+
+    def edit(answer: Any) -> Any:
+        (entry, *_) = answer["choices"][0]["logprobs"]["content"]
+        for one in entry["top_logprobs"]:
+            one["logprob"] = -9999.0 if one["token_id"] == entry["token_id"] else one["logprob"]
+        return answer
+
+    server.edit = edit
+    with pytest.raises(PartialFailure) as caught:
+        policy.generate([ask(5, 6, most=4, stream=(2,), temperature=0.7)])
+    assert "log-probability -inf" in str(caught.value.results[0])
 
 
 def test_chosen_ids_by_the_route_that_gpus_have(opened: Any) -> None:
