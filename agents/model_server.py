@@ -19,7 +19,7 @@ import tyro
 
 from turngym.agents.access import is_loopback
 from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.server_connection import Dialect, ServerError, model_config
+from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.server_options import RunServers
 from turngym.agents.servers.sglang_dialect import SglangDialect
@@ -273,7 +273,8 @@ def precision(config: ServePolicy) -> str:
     if config.dtype != "auto":
         return config.dtype
     found = model_config(str(config.model))
-    return str(found.get("dtype") or found.get("torch_dtype") or "auto").removeprefix("torch.")
+    named = (part.get(name) for part in (found, text_part(found)) for name in ("dtype", "torch_dtype"))
+    return str(next(filter(None, named), "auto")).removeprefix("torch.")
 
 
 def device(config: ServePolicy) -> str:

@@ -10,18 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
-from turngym.agents.servers.server_connection import OwnServer, ServerError, ServerSettings, model_config
+from turngym.agents.servers.server_connection import (
+    OwnServer,
+    ServerError,
+    ServerSettings,
+    model_config,
+    text_part,
+)
 from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.errors import ModelError
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import WeightSink, WeightSource
-from turngym.retrieval.user_files import library_path
+from turngym.retrieval.redaction import brief
+from turngym.retrieval.user_files import json_file
 
 
 def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
@@ -36,8 +44,7 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
         max_length: most ids of prompt and response together; None: what the servers allow.
     """
     config = model_config(str(folder))
-    if not isinstance(config.get("vocab_size"), int):
-        raise ServerError(f"{folder} holds no model whose config.json names a vocab_size")
+    vocabulary = _vocabulary(config, folder)
     with open_fleet(options, options.policy_server) as fleet:
         check_names(fleet)
         check_model(fleet, config)
@@ -50,7 +57,7 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
                 and weights_hash(theirs) != weights_hash(folder)
             ):
                 raise ServerError(f"{server.url} serves the weights of {theirs}; those of {folder} are meant")
-        return _policy(fleet, config, tokenizer, max_length)
+        return _policy(fleet, vocabulary, tokenizer, max_length)
 
 
 def train_policy(
@@ -86,7 +93,7 @@ def train_policy(
     config = model.config.to_dict()
     with open_fleet(options, options.policy_server if own is None else own.url) as fleet:
         check_model(fleet, config)
-        policy = _policy(fleet, config, tokenizer, max_length)
+        policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length)
         # adapters are megabytes, and a server that loads them has its own weights all the time
         adapters = (
             bool(weights.adapter) and options.weight_sync == "disk" and all(one.adapters for one in fleet.servers)
@@ -149,11 +156,13 @@ def teacher_scorer(
     """
     with open_fleet(options, options.teacher_server) as fleet:
         check_names(fleet)
-        config = model_config(fleet.servers[0].model if folder is None else str(folder))
+        named = fleet.servers[0].model if folder is None else folder
+        config = model_config(str(named))
         if folder is not None:
             check_model(fleet, config)
         check_tokenizer(fleet, tokenizer, min(len(tokenizer), student_size))
-        vocabulary = int(config.get("vocab_size", student_size))
+        # a folder that cannot be read from here is trusted
+        vocabulary = _vocabulary(config, named) if config else student_size
         shared = min(vocabulary, student_size)
         scorer = ServerScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
         if temperature != 1.0:  # tried now, so that it does not fail after the first rollout
@@ -179,16 +188,21 @@ def teacher_scorer(
 def load_outside(folder: str) -> tuple[Any, Any]:
     """What is known here of a model that servers run: an object with its `generation_config`, and its tokenizer.
 
-    Raises ServerError for a folder without a tokenizer.
+    Raises ModelError for a folder without a tokenizer, ServerError if its config.json or generation_config.json cannot
+    be read.
     """
-    transformers = need("transformers", "a tokenizer", "train")
+    need("transformers", "a tokenizer", "train")
+    tokenizer = load_tokenizer(folder)
+    size = _vocabulary(model_config(folder), folder)
+    file = Path(folder) / "generation_config.json"
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ServerError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
-    known = (Path(folder) / "generation_config.json").exists()
-    config = transformers.GenerationConfig.from_pretrained(library_path(folder)) if known else None
-    return SimpleNamespace(generation_config=config), tokenizer
+        settings = json_file(file, ServerError) if file.exists() else {}
+    except ValueError as error:
+        raise ServerError(f"{file} cannot be read: {error}") from None
+    if not isinstance(settings, dict):
+        raise ServerError(f"{file} holds {brief(settings, 80)}; it must be a JSON object")
+    ends = SimpleNamespace(eos_token_id=settings.get("eos_token_id"))
+    return SimpleNamespace(generation_config=ends, config=SimpleNamespace(vocab_size=size)), tokenizer
 
 
 @contextmanager
@@ -204,8 +218,21 @@ def open_fleet(options: PolicyServer, urls: str) -> Iterator[Fleet]:
         raise
 
 
-def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length: int | None) -> ServerPolicy:
-    size = int(config["vocab_size"])
+def _vocabulary(config: Mapping[str, Any], named: str | Path) -> int:
+    """The number of ids that the model with this config.json knows. Raises ServerError if nothing says it."""
+    text = text_part(config)
+    size, kind = text.get("vocab_size"), text.get("model_type")
+    if size is None and isinstance(kind, str):
+        # the files of some models, Gemma 3's for one, leave out what is the default of their type
+        known = need("transformers", "a model's config.json", "train").CONFIG_MAPPING
+        size = getattr(known[kind](), "vocab_size", None) if kind in known else None
+    if type(size) is not int or size < 1:
+        found = "" if size is None else f"; it is {brief(size, 80)} there, and must be a whole number of at least 1"
+        raise ServerError(f"{named} holds no model whose config.json names a vocab_size{found}")
+    return size
+
+
+def _policy(fleet: Fleet, size: int, tokenizer: Any, max_length: int | None) -> ServerPolicy:
     check_tokenizer(fleet, tokenizer, min(len(tokenizer), size))
     if not all(server.seeded for server in fleet.servers):
         print(

@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import sglang_fake as fake
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma3Config, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from turngym.agents.servers.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.agents.rendering.chat_template import RenderError
+from turngym.agents.rendering.open_renderer import end_ids
+from turngym.agents.servers.open_servers import eval_policy, load_outside, teacher_scorer, train_policy
 from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.server_options import PolicyServer, TrainServers
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.trainers.scorer import ModelWeights
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, "hidden_size": 16}
+
+
+TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+    }
+)
 
 
 class Words:
@@ -76,6 +89,71 @@ def test_a_server_with_other_weights_does_not(server: Any, folder: Path, tmp_pat
     with pytest.raises(ServerError, match="names a vocab_size"):
         eval_policy(options, other, Words(), None)
     assert not server.of("/generate")
+
+
+def write(folder: Path, **config: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": CONFIG["architectures"], **config}))
+
+
+def test_a_language_model_inside_of_another(server: Any, folder: Path, tmp_path: Path) -> None:
+    write(folder, text_config=CONFIG)
+    policy = eval_policy(PolicyServer(policy_server=server.url), folder, Words(), None)
+    assert policy.vocabulary == fake.VOCABULARY
+    policy.fleet.close()
+    write(folder, text_config={**CONFIG, "vocab_size": fake.VOCABULARY - 3})
+    scorer, shared = teacher_scorer(TrainServers(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
+    assert (scorer.vocabulary, shared) == (fake.VOCABULARY - 3, fake.VOCABULARY - 3)
+    scorer.fleet.close()
+    # as the files of Gemma 3 are
+    write(folder, text_config={"model_type": "gemma3_text"})
+    policy = eval_policy(PolicyServer(policy_server=server.url), folder, Words(), None)
+    assert policy.vocabulary == Gemma3TextConfig().vocab_size
+    policy.fleet.close()
+    write(folder, text_config={"vocab_size": "many"})
+    with pytest.raises(ServerError, match="names a vocab_size; it is 'many' there"):
+        teacher_scorer(TrainServers(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
+
+
+def test_a_student_inside_of_another_model(server: Any, tmp_path: Path) -> None:
+    inside = {"vocab_size": fake.VOCABULARY, "hidden_size": 16}
+    config = Gemma3Config(text_config=inside, architectures=CONFIG["architectures"])
+    weights: Any = SimpleNamespace(adapter=None, save=None, scorer=None, rounding=0.0)
+    options = TrainServers(policy_server=server.url)
+    policy = train_policy(
+        options, SimpleNamespace(config=config), Words(), 20, tmp_path / "out", weights=weights, live=True
+    )
+    assert policy.policy.vocabulary == fake.VOCABULARY
+    policy.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("generation_config.json", "{", "generation_config.json cannot be read"),
+        ("generation_config.json", "[1]", r"generation_config.json holds \[1\]; it must be a JSON object"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "Nope"}}', "cannot load the tokenizer in "),
+        ("tokenizer.json", TOKENIZER.replace("WordLevel", "Nope"), "cannot load the tokenizer in "),
+        ("config.json", "{}", "names a vocab_size"),
+    ],
+)
+def test_a_strangers_folder_that_cannot_be_read(folder: Path, name: str, text: str, said: str) -> None:
+    (folder / "tokenizer.json").write_text(TOKENIZER)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    model, tokenizer = load_outside(str(folder))
+    assert (end_ids(model), len(tokenizer)) == ((1, 2), 2)
+    (folder / name).write_text(text)
+    with pytest.raises(TurngymError, match=said) as caught:
+        load_outside(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_end_token_that_a_servers_model_lacks(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(TOKENIZER)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": fake.VOCABULARY}))
+    with pytest.raises(RenderError, match=f"eos_token_id .* is {fake.VOCABULARY};"):
+        end_ids(load_outside(str(folder))[0])
 
 
 def test_a_server_that_ignores_seeds_is_named(server: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,8 @@ def test_the_command_line_for_gpus(folder: Path) -> None:
     assert "--enable-deterministic-inference" in words
     assert "--device" not in words
     assert "--enable-deterministic-inference" not in command(ServePolicy(model=folder, device="cuda", seeds=False))
+    (folder / "config.json").write_text(json.dumps({"text_config": {"dtype": "float32"}}))
+    assert pairs(command(ServePolicy(model=folder, device="cuda")))["--dtype"] == "float32"
 
 
 def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
