@@ -126,7 +126,14 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """What a server says of a number of things. Raises BadAnswer for all but whole numbers from 1 to `MOST`."""
+    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST`.
+
+    Args:
+        fields: what the server says.
+        name: the field with the number.
+        where: names the server in errors.
+        default: stands for a field that is not there; None: the field must be there.
+    """
     value = fields.get(name, default)
     if type(value) is not int or not 1 <= value <= MOST:
         raise BadAnswer(f"{where}: {name} is {brief(value, 80)}; it must be a whole number of at least 1")
