@@ -226,7 +226,7 @@ def test_the_whole_row(episodes: list[Episode], batch: RolloutBatch) -> None:
     }
     again = result(loss=3.0, grad_norm=5.0, skipped=True, terms={"lpt": 8.0})
     done = Epochs(
-        results=[result(), again],
+        results=[result(), result(loss=2.0, grad_norm=3.5, terms={"lpt": 6.0}), again],
         columns=columns,
         weight_N=np.full(4, 0.25),
         fresh_N=np.ones(4, np.bool_),
@@ -243,7 +243,7 @@ def test_the_whole_row(episodes: list[Episode], batch: RolloutBatch) -> None:
         "term/lpt": 6.0,
         "critic_loss": 1.5,
         "critic_explained": 0.75,
-        "updates": 1,
+        "updates": 2,
         "updates_skipped": 1,
         "lr": 0.125,
         "tokens": 4,
