@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -329,7 +330,9 @@ class ChatListRenderer:
         except UnknownDialectError:
             return HERMES, "a dialect of its own"
         except RenderError:
-            # it shows tools and writes no calls, so that nothing speaks against the usual form
+            warnings.warn(
+                "this chat template shows tools and writes no calls: they are read and written as hermes", stacklevel=3
+            )
             return HERMES, ""
         return dialect, "" if is_read(dialect) else f"the dialect {dialect.name!r}"
 
@@ -494,11 +497,12 @@ class ChatListRenderer:
                 {
                     "type": "function",
                     "id": call.id or CALL_ID,
-                    "function": self.template.encoder.shield_all({"name": call.name, "arguments": call.values}),
+                    "function": {"name": call.name, "arguments": call.values},
                 }
                 for call in message.tool_calls
             ]
-            return {"role": message.role, "content": self.template.written(message.content), "tool_calls": calls}
+            said = self.template.encoder.shield_all(calls)
+            return {"role": message.role, "content": self.template.written(message.content), "tool_calls": said}
         text = self.template.written(message.text) if message.role == "assistant" else message.text
         return {"role": message.role, "content": text}
 

@@ -205,7 +205,7 @@ def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, A
     for name, text in arguments.items():
         kinds = declared.get(name) if isinstance(declared, Mapping) else None
         kinds = kinds.get("type") if isinstance(kinds, Mapping) else None
-        if kinds is None or "string" in kinds:
+        if not isinstance(kinds, (str, list)) or "string" in kinds:
             continue
         # templates write Python's words for the two
         text = text.strip().lower() if kinds == "boolean" else text

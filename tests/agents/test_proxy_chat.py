@@ -192,6 +192,12 @@ def test_tools_are_refused_where_the_dialect_is_not_known(make_tokenizer: Callab
         renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x")], (SEARCH,))
 
 
+def test_a_template_that_shows_tools_and_writes_no_calls_is_said(make_tokenizer: Callable[..., Any]) -> None:
+    shows = "{{- tools -}}{%- for m in messages -%}{{- '<|im_start|>' + m.content + '<|im_end|>' -}}{%- endfor -%}"
+    with pytest.warns(UserWarning, match="as hermes"):
+        assert ChatListRenderer(make_tokenizer(shows)).dialect.name == "hermes"
+
+
 def test_arguments_that_no_template_can_write_are_refused() -> None:
     renderer = ChatListRenderer(family_tokenizer("qwen3_5"))
     bad = ChatMessage(role="assistant", tool_calls=(ToolCall(id="1", name="search", arguments="[1]"),))
@@ -199,7 +205,7 @@ def test_arguments_that_no_template_can_write_are_refused() -> None:
         renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x"), bad])
 
 
-KINDS = {"q": "string", "n": "integer", "on": "boolean", "list": "array", "any": ["string", "null"]}
+KINDS = {"odd": 3, "q": "string", "n": "integer", "on": "boolean", "list": "array", "any": ["string", "null"]}
 
 
 @pytest.mark.parametrize(
@@ -209,6 +215,7 @@ KINDS = {"q": "string", "n": "integer", "on": "boolean", "list": "array", "any":
         ("<function=f><parameter=n>3</parameter><parameter=on>True</parameter></function>", {"n": 3, "on": True}),
         ('<function=f><parameter=list>["a"]</parameter></function>', {"list": ["a"]}),
         ("<function=f><parameter=n>NaN</parameter><parameter=any>3</parameter></function>", {"n": "NaN", "any": "3"}),
+        ("<function=f><parameter=odd>3</parameter></function>", {"odd": "3"}),
         ("<function=f></function>", {}),
         ("<function=g><parameter=n>3</parameter></function>", {"n": "3"}),  # no such tool
         ("<function=f><parameter=q>3</function>", None),  # never closed
