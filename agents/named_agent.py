@@ -25,7 +25,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.errors import nearest
-from turngym.envs.core.plugins import find, installed
+from turngym.envs.core.plugins import find, installed, need
 from turngym.envs.core.task import content_hash
 from turngym.envs.core.trace import read_episodes
 from turngym.retrieval.hub import pinned
@@ -287,7 +287,8 @@ def _prompts(memory: Memory) -> str | None:
 def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers: PolicyServer) -> tuple[Any, Any, Any]:
     """What generates, the model as far as it is loaded, and the tokenizer."""
     if servers.policy_server:
-        model, tokenizer = load_outside(folder)
+        need("transformers", "a tokenizer", "train")
+        tokenizer, model = load_tokenizer(folder), load_outside(folder)
         return eval_policy(servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
     # first: it says what is missing where torch is
     model, tokenizer = load_policy(folder, options.device, options.dtype)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
@@ -185,14 +184,12 @@ def teacher_scorer(
     return scorer, shared
 
 
-def load_outside(folder: str) -> tuple[Any, Any]:
-    """What is known here of a model that servers run: an object with its `generation_config`, and its tokenizer.
+def load_outside(folder: str) -> Any:
+    """What is known here of a model that servers run: an object with its `generation_config` and the size of its
+    vocabulary.
 
-    Raises ModelError for a folder without a tokenizer, ServerError if its config.json or generation_config.json cannot
-    be read.
+    Raises ServerError if its config.json or generation_config.json cannot be read.
     """
-    need("transformers", "a tokenizer", "train")
-    tokenizer = load_tokenizer(folder)
     size = _vocabulary(model_config(folder), folder)
     file = Path(folder) / "generation_config.json"
     try:
@@ -202,7 +199,7 @@ def load_outside(folder: str) -> tuple[Any, Any]:
     if not isinstance(settings, dict):
         raise ServerError(f"{file} holds {brief(settings, 80)}; it must be a JSON object")
     ends = SimpleNamespace(eos_token_id=settings.get("eos_token_id"))
-    return SimpleNamespace(generation_config=ends, config=SimpleNamespace(vocab_size=size)), tokenizer
+    return SimpleNamespace(generation_config=ends, config=SimpleNamespace(vocab_size=size))
 
 
 @contextmanager

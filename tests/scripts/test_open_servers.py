@@ -14,6 +14,7 @@ import sglang_fake as fake
 import torch
 from transformers import Gemma3Config, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
+from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.servers.open_servers import eval_policy, load_outside, teacher_scorer, train_policy
@@ -140,11 +141,10 @@ def test_a_strangers_folder_that_cannot_be_read(folder: Path, name: str, text: s
     (folder / "tokenizer.json").write_text(TOKENIZER)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
-    model, tokenizer = load_outside(str(folder))
-    assert (end_ids(model), len(tokenizer)) == ((1, 2), 2)
+    assert (end_ids(load_outside(str(folder))), len(load_tokenizer(folder))) == ((1, 2), 2)
     (folder / name).write_text(text)
     with pytest.raises(TurngymError, match=said) as caught:
-        load_outside(str(folder))
+        _ = load_tokenizer(folder), load_outside(str(folder))
     assert "\n" not in str(caught.value)
 
 
@@ -153,7 +153,7 @@ def test_an_end_token_that_a_servers_model_lacks(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": fake.VOCABULARY}))
     with pytest.raises(RenderError, match=f"eos_token_id .* is {fake.VOCABULARY};"):
-        end_ids(load_outside(str(folder))[0])
+        end_ids(load_outside(str(folder)))
 
 
 def test_a_server_that_ignores_seeds_is_named(server: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
