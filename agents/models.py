@@ -14,7 +14,7 @@ from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.provenance import FILE
 from turngym.envs.core.settings import SettingsError, read_toml
-from turngym.retrieval.hub import HubError, cached_folder, is_hub_name, model_folder
+from turngym.retrieval.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
 from turngym.retrieval.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -21,8 +21,8 @@ from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
-from turngym.retrieval.redaction import brief, excerpt
+from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
+from turngym.retrieval.redaction import brief, excerpt, redacted
 from turngym.retrieval.user_files import json_file
 
 

@@ -15,19 +15,21 @@ from turngym.trainers.study.tables import View, regime, signed
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOLD = DOCS / "data" / "told"
-NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop"}
+NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop", "always six turns": "six"}
 """Rows that the page calls otherwise."""
 SECTIONS = {
     "alfworld-loops": "What TurnOPD gains in the household",
     "webshop-loops": "What TurnOPD gains in the shop",
     "search-loops": "What TurnOPD gains in search",
     "search-chains": "Search that stays long",
+    "loopstop-smollm2": "A language model's own loops",
 }
-"""World -> heading of the page under which its rows are."""
+"""Data file -> heading of the page under which its rows are."""
 
 
 def rows_of(file: str, world: str | None = None) -> Rows:
-    return read_records(DOCS / "data" / f"study-{file}.json.gz").worlds[world or file]
+    worlds = read_records(DOCS / "data" / f"study-{file}.json.gz").worlds
+    return worlds[world or file] if len(worlds) > 1 or world else next(iter(worlds.values()))
 
 
 def shown(section: str) -> Iterator[dict[str, str]]:
@@ -46,11 +48,11 @@ def shown(section: str) -> Iterator[dict[str, str]]:
             yield dict(zip(header, cells, strict=True))
 
 
-@pytest.mark.parametrize("world", SECTIONS)
-def test_the_page_shows_what_the_data_say(world: str) -> None:
-    rows = rows_of(world)
+@pytest.mark.parametrize("file", SECTIONS)
+def test_the_page_shows_what_the_data_say(file: str) -> None:
+    rows = rows_of(file)
     found, seen = same_step(rows, "opd")[1], set()
-    for line in shown(SECTIONS[world]):
+    for line in shown(SECTIONS[file]):
         name = next(iter(line.values())).strip("`")
         name = NAMES.get(name, name.replace("always ", "fixed-").removesuffix(" turns"))
         total, same = total_cost(rows[name]), found[name]
@@ -119,6 +121,14 @@ def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int)
         assert at_equal == equal[name], name
         assert mean == str(found[name].value).partition(" ")[0], name
         assert minus == ("-" if found[name].minus_base is None else signed(found[name].minus_base)), name
+
+
+def test_the_last_evaluations_in_smollm2s_shop_are_packed() -> None:
+    for method, runs in rows_of("loopstop-smollm2").items():
+        for seed, run in runs.items():
+            packed = read_result(DOCS / "results" / f"webshop-smollm2-{method}-seed{seed}.result.xz")
+            played = {episode.task.task_id: float(episode.success) for episode in packed.episodes}
+            assert played == run.evaluations[-1].tasks, method
 
 
 @pytest.mark.long
