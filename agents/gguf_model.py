@@ -49,8 +49,8 @@ WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p
 SPLITS = {"gpt-2": None, "smollm": None, "llama-bpe": WORDS % r"\p{N}{1,3}", "qwen2": WORDS % r"\p{N}"}
 """`tokenizer.ggml.pre` and the pattern of its pieces; None: GPT-2's own, of which `smollm` splits off each digit."""
 LLAMA_3 = "llama-bpe"
-"""Of these tokenizers a piece that is in the vocabulary is one token, whether or not merges lead to it; and a text
-begins with the BOS where the file does not say. Both as llama.cpp has it (src/llama-vocab.cpp, `ignore_merges`)."""
+"""The tokenizer in which a piece of the vocabulary is one token, whether or not merges lead to it, and a text begins
+with the BOS where the file does not say. Both as llama.cpp has it (src/llama-vocab.cpp, `ignore_merges`)."""
 
 CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is no piece of BPE: control tokens such as <|im_end|>, and whole words added."""

@@ -154,7 +154,7 @@ def _teacher_record(teacher: TopK) -> dict[str, Any]:
 # Anyone may have written a line, and nothing behind this point asks for types: each reader below takes one JSON type.
 
 Read = Callable[[Any], Any]
-"""From the JSON value of a field to the value that an episode has; raises ValueError for one of another type."""
+"""Makes the value that an episode has from a field's JSON value; raises ValueError for one of another type."""
 
 
 def _read(record: Mapping[str, Any], fields: Mapping[str, Read], whose: str = "") -> dict[str, Any]:
