@@ -107,6 +107,10 @@ class LmLossConfig:
     """How much L_PT costs in the reward. ppo-minillm, literal: instead of the loss term, so many times L_PT is
     subtracted from every rollout's reward. No gradient reaches the text; the critic learns the offset, and nothing is
     kept from being forgotten."""
+    needs: ClassVar[Needs] = (
+        (("column",), "a parquet file", lambda text: any(path.suffix == ".parquet" for path in text.files)),
+        (("coef",), "L_PT in the loss (no in_reward)", lambda text: text.in_reward == 0),
+    )
 
     def __post_init__(self) -> None:
         _at_least("in_reward", self.in_reward, 0)

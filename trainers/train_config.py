@@ -6,16 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from turngym.agents.agent_options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+from turngym.agents.agent_options import (
+    AgentOptions,
+    DemonstrationOptions,
+    DemonstratorOptions,
+    EndpointOptions,
+    JudgeOptions,
+)
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import RunServers
-from turngym.envs.core.needed import check_needed
+from turngym.envs.core.needed import check_needed, unread
 from turngym.envs.core.settings import (
     FLAT,
     IN_FILE,
@@ -210,6 +216,35 @@ BY_FORM: Needs = (
 """What each form of the loss between student and teacher has for itself."""
 
 
+def demonstrator_kind(config: Any) -> str:
+    """What sort of agent demonstrates (`AgentOptions.kind`)."""
+    return AgentOptions(agent=config.rollouts.demonstrations.demonstrations or "expert").kind
+
+
+ENDPOINT = tuple(f"demonstrator.{item.name}" for item in fields(EndpointOptions))
+BY_DEMONSTRATOR: Needs = (
+    (
+        ENDPOINT,
+        "an endpoint as --demonstrations (openai:MODEL)",
+        lambda config: demonstrator_kind(config) in ("openai", "own"),
+    ),
+    (
+        ("demonstrator.dtype",),
+        "a model that plays here as --demonstrations (model:FOLDER)",
+        lambda config: demonstrator_kind(config) in ("model", "own"),
+    ),
+    (
+        tuple(
+            f"demonstrator.{name}"
+            for name in ("temperature", "channel", "thinking", "system", "max_new_tokens", "max_context")
+        ),
+        "a model as --demonstrations (model:FOLDER, openai:MODEL)",
+        lambda config: demonstrator_kind(config) in ("model", "openai", "own"),
+    ),
+)
+"""What each sort of demonstrator is asked with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A training run. `config_class` adds the settings of its algorithm."""
@@ -227,6 +262,8 @@ class TrainConfig:
     rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
     needs: ClassVar[Needs] = (
         (("eval_limit", "eval_samples", "eval_temperature"), "--panel", lambda config: config.rollouts.play.evaluates),
+        (("eval_every",), "--panel", lambda config: config.rollouts.play.evaluates or config.run.eval_every == 0),
+        (("keep_rollouts",), "episodes that are played (no --traces)", lambda config: not config.rollouts.play.traces),
         (("share",), "--also", lambda config: bool(config.rollouts.play.also)),
         (
             ("demonstrated_tasks",),
@@ -244,6 +281,12 @@ class TrainConfig:
             "an expert who plays (neither --demonstrations nor --traces)",
             lambda config: config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces,
         ),
+        (
+            ("demonstrations",),
+            "--tcod.direction b2f",
+            lambda config: config.section != "tcod" or config.own.direction == "b2f",
+        ),
+        *BY_DEMONSTRATOR,
         *BY_FORM,
     )
 
@@ -292,13 +335,19 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: A
 
     Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
-    cls = config_class(algorithm)
-    # who reads a setting is only looked up where one does not exist
-    known = {name.partition(".")[0] for name in keys_of(algorithm)}
-    hint = {key: said for key in table if key not in known and (said := who_reads(key))}
-    config = from_table(cls, {"algorithm": algorithm, **table}, where, hint=hint, **more)
+    config = _from_table(algorithm, table, where, **more)
     # a file whose missing settings options will give is not the whole
     return config if more else check_needed(config, in_file_of(algorithm))
+
+
+def unread_keys(algorithm: str, table: Mapping[str, Any], where: str) -> list[str]:
+    """The keys of the settings in `table` that nothing would read beside the others. Raises SettingsError for one that
+    does not exist or has a value that it cannot have."""
+    return [key for key, _, _ in unread(_from_table(algorithm, table, where))]
+
+
+def _from_table(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
+    return from_table(config_class(algorithm), {"algorithm": algorithm, **table}, where, hint=who_reads, **more)
 
 
 @cache

@@ -32,15 +32,20 @@ def check_needed(settings: T, in_file: Collection[str] = ()) -> T:
     It is an object of a settings class; what the classes of its groups say holds, too. `in_file` are the keys that no
     option sets: an error writes them as a file does.
     """
+    for key, value, needed in unread(settings):
+        said = _in_file(key, value) if key in in_file else _as_option(key, value)
+        raise SettingsError(f"{said} needs {needed}, without which nothing reads it")
+    return settings
+
+
+def unread(settings: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yields (key, value, what must be given) of every setting of `settings` that nothing would read."""
     for table, group, default in _groups(settings):
         given = chosen(group, default=default)
         for keys, needed, holds in needs_of(type(group)):
-            found = next((key for key in given if _is_one(key, keys)), None)
-            if found is not None and not holds(group):
-                key = f"{table}.{found}" if table else found
-                said = _in_file(key, given[found]) if key in in_file else _as_option(key, given[found])
-                raise SettingsError(f"{said} needs {needed}, without which nothing reads it")
-    return settings
+            found = [key for key in given if _is_one(key, keys)]
+            if found and not holds(group):
+                yield from ((f"{table}.{key}" if table else key, given[key], needed) for key in found)
 
 
 def needs_of(cls: type[Any]) -> Needs:

@@ -217,7 +217,7 @@ def from_table(
     where: str,
     *,
     missing: Any = _NO_VALUE,
-    hint: Mapping[str, str] | None = None,
+    hint: Callable[[str], str] = lambda _: "",
 ) -> T:
     """Makes a settings object from a nested table; each value is checked against the type of its field.
 
@@ -228,10 +228,10 @@ def from_table(
         table: settings by name, with a table inside it for each group, as TOML gives them.
         where: the source (a file, a flag), for errors.
         missing: value of a setting without a default that the table lacks; not given: that is an error.
-        hint: key of the outermost table that `cls` does not know -> what the error says about where it belongs.
+        hint: what the error says about where a setting belongs that `cls` does not know, by its key; "" if nothing.
     """
     uses = _uses(cls)
-    _check_keys(cls, table, where, "", hint or {}, uses)
+    _check_keys(cls, table, where, "", hint, uses)
     refuse_credentials("", table)
     return _build(cls, table, where, "", missing, uses)
 
@@ -366,7 +366,7 @@ def _check_keys(
     table: Mapping[str, Any],
     where: str,
     above: str,
-    hint: Mapping[str, str],
+    hint: Callable[[str], str],
     uses: frozenset[str] | None,
 ) -> None:
     known = _names(cls, uses)
@@ -374,7 +374,8 @@ def _check_keys(
         if key not in known:
             # settings of tables below are candidates, too: `lr` is optimizer.lr
             names = dict.fromkeys((*known, *(setting.key for setting in settings_of(cls))))
-            where_it_is = f" {hint[key]}" if key in hint else did_you_mean(str(key), names)
+            said = hint(f"{above}{key}")
+            where_it_is = f" {said}" if said else did_you_mean(str(key), names)
             raise SettingsError(f"{where}: there is no setting {above}{key!s}.{where_it_is}")
         inner = _dataclass(known[key])
         if inner is not None and not isinstance(value, inner):
@@ -383,7 +384,7 @@ def _check_keys(
                 raise SettingsError(
                     f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
                 )
-            _check_keys(inner, value, where, f"{above}{key}.", {}, uses)
+            _check_keys(inner, value, where, f"{above}{key}.", hint, uses)
 
 
 def _build(

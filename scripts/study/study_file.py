@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -49,7 +50,7 @@ from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import check_run
 from turngym.trainers.study.records import RECORD, check_name
-from turngym.trainers.train_config import keys_of, train_config, who_reads
+from turngym.trainers.train_config import keys_of, train_config, unread_keys
 
 # What a file says, table by table.
 
@@ -262,13 +263,45 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         starts=starts,
         tables=tables,
     )
+    for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
+        _check_shared(settings, [*methods.values(), *starts.values()], f"{where}: {name}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
+    # no method may begin with a start: then it runs nowhere, and is checked all the same
+    for name in starts.keys() - {cell.method for cell in cells if cell.is_start}:
+        _start(study, places[0], name, Path())
     folders = Counter(cell.name for cell in cells)
     if twice := next((name for name, count in folders.items() if count > 1), None):
         raise SettingsError(f"{where}: two cells would be {twice}; valid: another name for one of them")
     _check_games([cell for cell in cells if not cell.is_start], where)
     return study
+
+
+def _check_shared(settings: Mapping[str, Any], methods: Sequence[Method], where: str) -> None:
+    """Raises SettingsError for a setting that all methods share and none could have."""
+    known: set[str] = set()
+    for algorithm in dict.fromkeys([*BUILT_IN, *(method.algorithm for method in methods if not method.agent)]):
+        # an algorithm that is not there is refused with its method
+        with suppress(TurngymError):
+            known |= set(keys_of(algorithm))
+    for key in _leaves(settings):
+        if not _has(known, key):
+            raise SettingsError(f"{where}: there is no setting {key}.{did_you_mean(key, known)}")
+
+
+def _has(keys: Iterable[str], key: str) -> bool:
+    """Whether `key` is one of `keys`, a value within one, or a table of some."""
+    return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
+
+
+def _leaves(settings: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    """The keys of all values in nested tables."""
+    for name, value in settings.items():
+        key = f"{table}.{name}" if table else name
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, key)
+        else:
+            yield key
 
 
 def _check_games(cells: Sequence[Cell], where: str) -> None:
@@ -591,29 +624,32 @@ def _begin_with(
             continue
         _named(name, study.starts, f"{study.where}: {role}")
         if (place.name, name) not in starts:
-            method = study.starts[name]
-            # what methods begin with in this world does not hold for the start itself
-            plain = {key: value for key, value in place.settings.items() if not str(value).startswith("starts.")}
-            own = _settings(study, replace(place, settings=plain), method, out)
-            own.pop("panel", None)
-            if str(own.get("student", "")).startswith("starts.") or str(own.get("teacher", "")).startswith("starts."):
-                raise SettingsError(f"{study.where}: starts.{name} begins with another start; valid: a model's folder")
-            folder = out / "cells" / place.name / f"start-{name}"
-            made = _as_cell(study, place, method, {**own, "seed": 0}, own.get("steps", 100), folder)
-            starts[place.name, name] = replace(made, is_start=True)
+            starts[place.name, name] = _start(study, place, name, out)
         needs.append(starts[place.name, name])
         settings[role] = str(needs[-1].model)
     return tuple(needs)
 
 
+def _start(study: Study, place: Place, name: str, out: Path) -> Cell:
+    """The run that makes the model `starts.NAME` in a world."""
+    # what methods begin with in this world does not hold for the start itself
+    plain = {key: value for key, value in place.settings.items() if not str(value).startswith("starts.")}
+    own = _settings(study, replace(place, settings=plain), study.starts[name], out)
+    own.pop("panel", None)
+    if any(str(own.get(role, "")).startswith("starts.") for role in ("student", "teacher")):
+        raise SettingsError(f"{study.where}: starts.{name} begins with another start; valid: a model's folder")
+    folder = out / "cells" / place.name / f"start-{name}"
+    made = _as_cell(study, place, study.starts[name], {**own, "seed": 0}, own.get("steps", 100), folder)
+    return replace(made, is_start=True)
+
+
 def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any], steps: int, folder: Path) -> Cell:
     where = f"{study.where}, {method.name} in {place.name}"
     # the class of the algorithm's settings says what does not exist or cannot be
-    config = train_config(method.algorithm, {**settings, "out": str(folder)}, where)
     try:
-        check_run(config)
+        check_run(train_config(method.algorithm, {**settings, "out": str(folder)}, where))
     except TurngymError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        raise error if str(error).startswith(where) else SettingsError(f"{where}: {error}") from error
     cell = Cell(
         world=place.name,
         method=method.name,
@@ -646,11 +682,16 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     for layer in shared:
         settings = merged(settings, layer)
     # what all methods share is for those that read it; what a method says itself must be read
-    known = {key.partition(".")[0] for key in keys}
-    settings = {key: value for key, value in settings.items() if key in known or not who_reads(key)}
-    layers = [*shared, *own]
+    for key in list(_leaves(settings)):
+        if not _has(keys, key):
+            settings = _without(settings, key)
+    said, layers = dict[str, Any](), [*shared, *own]
     for layer in own:
-        settings = merged(settings, layer)
+        said = merged(said, layer)
+    settings, where = merged(settings, said), f"{study.where}, {method.name} in {place.name}"
+    for key in unread_keys(method.algorithm, {**settings, "out": str(out)}, where):
+        if key not in _leaves(said):
+            settings = _without(settings, key)
     if method.text is not None:
         settings = merged(settings, {"lm_loss": {"files": [str(text_path(out, place.name, method.text))]}})
     # a warm-up as long as a short run would leave it nothing to learn with
@@ -659,6 +700,13 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     if warmup is not None and not asked and isinstance(steps, int):
         settings["optimizer"] = {**settings["optimizer"], "lr_warmup": min(warmup, steps // 5)}
     return settings
+
+
+def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Nested tables without one value of them, nor a table that it leaves empty."""
+    name, _, rest = key.partition(".")
+    inner = _without(settings[name], rest) if rest else {}
+    return {**{other: value for other, value in settings.items() if other != name}, **({name: inner} if inner else {})}
 
 
 def _optimizer(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, get_args
 
 import pytest
 
 pytest.importorskip("torch", reason="the options of the proxy need turngym[train]")
 
+from other_values import other_value
+
 from turngym.agents.agent_options import AgentOptions
 from turngym.envs.core.needed import check_needed, needed_keys, needs_of
-from turngym.envs.core.settings import FLAT, Needs, Setting, SettingsError, inner_groups, settings_of
+from turngym.envs.core.settings import FLAT, Needs, SettingsError, inner_groups, settings_of
 from turngym.scripts import bench, command_line, serve
 from turngym.scripts import main as command
 from turngym.scripts.study import main as study
@@ -58,46 +60,6 @@ def classes_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
     return found
 
 
-def other(setting: Setting) -> Any:
-    """Another value than the default."""
-    if setting.name in OTHER:
-        return OTHER[setting.name]
-    kind, kinds, default = setting.type, get_args(setting.type), setting.default
-    if get_origin(kind) is Literal:
-        return next(value for value in kinds if value != default)
-    if kind is bool:
-        return not default
-    if get_origin(kind) is tuple:
-        value: Any = {int: 7, float: 0.7}.get(kinds[0], "x")
-        return [value] if ... in kinds else [value] * len(kinds)
-    if int in (kind, *kinds):
-        return 1 if default is None else default + 1
-    if float in (kind, *kinds):
-        return default / 2 if default else 0.5
-    return "x"
-
-
-OTHER: Mapping[str, Any] = {
-    "reference_rate": 0.5,
-    "temperature": 0.3,
-    "noise": 0.3,
-    "extra_body": '{"a": 1}',
-    "env_kwargs": '{"split": "train"}',
-    "channel": "tool",
-    "sampling": "published",
-    "staleness": 1,
-    "betas": [0.8, 0.9],
-    "host": "127.0.0.2",
-    "panel": "y",
-    "parameters": {"nprobe": 3.0},
-    "clip": [0.1, 0.1],
-    "importance": [0.5, 2.0],
-    "dual_clip": 4.0,
-    "judge": "http://127.0.0.1:1/v1",
-    "workers": 2,
-    "adaptive_depth": False,
-    "prompt": "Say {question}",
-}
 MODEL = {"agent": "model:x"}
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "--examples": {**MODEL, "examples": "shots"},
@@ -124,6 +86,10 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "--distill.form jsd or mixed": {"algorithm": "opd", "distill.form": "jsd"},
     "--distill.form sampled": {"algorithm": "opd", "distill.form": "sampled"},
     "a --distill.form other than sampled": {"algorithm": "opd", "distill.form": "jsd"},
+    "--opd-hints.form sampled": {"algorithm": "opd-hints"},
+    "--turnopd.adaptive-depth": {"algorithm": "turnopd"},
+    "--turnopd.weight blend": {"algorithm": "turnopd"},
+    "--turnopd.weight blend or turn": {"algorithm": "turnopd"},
     "--lora.rank": {"lora.rank": 4},
     "--wandb or --trackio": {"run.wandb": True},
     "a model as --judge": {"judge": "model:x"},
@@ -178,6 +144,10 @@ LACKING: Mapping[str, Mapping[str, Any]] = {
     "to train (no --no-train)": {"train": False},
     "a model that answers here (no --policy-server)": {"policy_server": "http://127.0.0.1:1"},
     "a --distill.form other than sampled": {"algorithm": "opd", "distill.form": "sampled"},
+    "--opd-hints.form sampled": {"algorithm": "opd-hints", "opd_hints.form": "topk"},
+    "--turnopd.adaptive-depth": {"algorithm": "turnopd", "turnopd.adaptive_depth": False},
+    "--turnopd.weight blend": {"algorithm": "turnopd", "turnopd.weight": "turn"},
+    "--turnopd.weight blend or turn": {"algorithm": "turnopd", "turnopd.weight": "trajectory"},
     "--engine sglang": {"engine": "vllm"},
     "a GPU (--device cuda)": {"device": "cpu"},
     "an index of vectors, or --rerank hf:FOLDER": {"index": "bm25:x"},
@@ -236,7 +206,7 @@ def changed(settings: Any, more: Mapping[str, Any], table: str = "") -> Any:
 def made(cls: type[Any], key: str, more: Mapping[str, Any]) -> Any:
     """Settings of `cls` with another value of `key`, and with `more`."""
     setting = next(item for item in settings_of(cls) if item.key == key)
-    default, value = blank(cls), other(setting)
+    default, value = blank(cls), other_value(setting)
     beside: dict[str, Any] = BESIDE.get(key, {})
     if changed(default, {key: value, **beside}) == changed(default, beside):
         value = [value, value] if isinstance(value, list) else type(value)(value) * 2

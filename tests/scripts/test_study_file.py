@@ -182,6 +182,35 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert changed["shop/turnopd-seed4"].settings["optimizer"]["lr"] == 9.0
 
 
+def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
+    text = """
+    world = "alfworld"
+    train = { steps = 20, distill.top_k = 7, distill.support = "student", turnopd.n_min = 3, grpo.kl = "k1" }
+    [methods.opd]
+    [methods.sampled]
+    of = "opd"
+    distill.form = "sampled"
+    [methods.sage-opd]
+    [methods.turnopd]
+    [methods.depth]
+    of = "turnopd"
+    turnopd.weight = "trajectory"
+    [methods.grpo]
+    grpo.kl_coef = 0.1
+    """
+    found = {cell.method: cell.settings for cell in cells(tmp_path, text).values()}
+    both = {"top_k": 7, "support": "student"}
+    assert (found["opd"]["distill"], found["turnopd"]["distill"]) == (both, both)
+    # the algorithm lacks it, or another setting leaves it unread
+    assert found["sage-opd"]["distill"] == {"top_k": 7}
+    assert found["sampled"]["distill"] == {"form": "sampled"}
+    assert (found["turnopd"]["turnopd"]["n_min"], found["depth"]["turnopd"]) == (3, {"weight": "trajectory"})
+    assert (found["grpo"]["grpo"]["kl"], "distill" in found["grpo"], "grpo" in found["opd"]) == ("k1", False, False)
+    # what a method says itself must be read
+    with pytest.raises(SettingsError, match=r"mine\.toml, sampled in alfworld: --distill\.top-k 3 needs "):
+        cells(tmp_path, text, "methods.sampled.distill.top_k = 3")
+
+
 def test_a_warm_up_fits_short_runs_unless_it_was_asked_for(tmp_path: Path) -> None:
     short = cells(tmp_path, SHORT, "train.steps = 20")["alfworld-loops/opd-seed0"].settings
     asked = cells(tmp_path, SHORT, "train.steps = 20", "train.optimizer.lr_warmup = 9")[
@@ -345,7 +374,8 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("methods = {}", ""),
         ("methods.grpo.optimizer.lrr = 1.0", "grpo in alfworld-loops: there is no setting optimizer.lrr"),
         ('methods.grpo.optimizer.lr = "high"', "optimizer.lr is 'high'"),
-        ("methods.grpo.turnopd.weight = 'turn'", "there is no setting turnopd"),
+        ("methods.grpo.turnopd.weight = 'turn'", "there is no setting turnopd. It belongs to turnopd."),
+        ("methods.sage-opd.distill.support = 'student'", "no setting distill.support. It belongs to opd, "),
         ('methods.grpo.algorithm = "grop"', "methods.grpo: "),
         ('methods.grpo.algorithm = "no_such_module:X"', "no_such_module"),
         ('methods.grpo.against = "odp"', "methods.grpo.against: there is no 'odp'"),
@@ -374,6 +404,10 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("train.steps = " + "9" * 5000, "is not TOML"),
         ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
+        ("train.distill.topk = 3", "train: there is no setting distill.topk. Did you mean 'distill.top_k'"),
+        ("train.stepps = 3", "train: there is no setting stepps. Did you mean 'steps'"),
+        ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting stepps"),
+        ("starts.warm.algorithm = 'sftt'", "methods.warm: "),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
         ("evaluate.time = 3", "evaluate: there is no setting time"),
         ("evaluate.samples = 0", "evaluate: samples is 0"),

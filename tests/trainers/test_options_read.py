@@ -10,12 +10,14 @@ import ast
 import re
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from other_values import other_value
 from tiny_runs import command, save_tiny
 
 from turngym.envs.core.errors import TurngymError
@@ -162,6 +164,29 @@ GIVEN: Mapping[str, dict[str, Any]] = {
     "--sft.players": {"sft": {"players": "expert:1"}},
     "--sft.noise": {"sft": {"noise": [0.0, 0.5]}},
     "an expert who plays (neither --demonstrations nor --traces)": {},
+    "episodes that are played (no --traces)": {},
+    "an endpoint as --demonstrations (openai:MODEL)": {"demonstrations": "openai:x"},
+    "a model that plays here as --demonstrations (model:FOLDER)": {"demonstrations": "model:x"},
+    "a model as --demonstrations (model:FOLDER, openai:MODEL)": {"demonstrations": "openai:x"},
+    "--tcod.direction b2f": {"tcod": {"direction": "b2f"}},
+    "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "gae"}},
+    "ppo-kd.teacher_coef above 0": {},
+    "a parquet file": {"lm_loss": {"files": ["x.txt", "y.parquet"]}},
+    "L_PT in the loss (no in_reward)": {},
+    "--grpo-kd.kl-coef above 0": {},
+    "--opd-hints.form sampled": {"opd_hints": {"form": "sampled"}},
+    "luffy.shape or on_shape p_div_p_a": {"luffy": {"shape": "pow", "on_shape": "p_div_p_a"}},
+    "luffy.shape or on_shape pow": {"luffy": {"shape": "pow"}},
+    "luffy.shape logp or p_logp, or on_shape p_logp": {"luffy": {"shape": "logp"}},
+    "luffy.prefix.strategy linear, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "linear"}}},
+    "luffy.prefix.strategy random or fixed": {"luffy": {"prefix": {"strategy": "fixed"}}},
+    "luffy.prefix.strategy random, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "linear_max"}}},
+    "--gigpo.kl-coef above 0": {},
+    "--gigpo.w-step above 0": {},
+    "--grpo.kl-coef above 0": {"grpo": {"kl_coef": 0.1}},
+    "--turnopd.adaptive-depth": {},
+    "--turnopd.weight blend": {},
+    "--turnopd.weight blend or turn": {"turnopd": {"weight": "turn"}},
 }
 """What must be given, as settings that give it."""
 OTHERS: Mapping[str, dict[str, Any]] = {
@@ -171,65 +196,40 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "--judge expert": {"judge": "rules"},
     "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
     "an expert who plays (neither --demonstrations nor --traces)": {"traces": ["old"]},
+    "episodes that are played (no --traces)": {"traces": ["old"]},
+    "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "minillm"}},
+    "ppo-kd.teacher_coef above 0": {"ppo_kd": {"teacher_coef": 0.0, "env_coef": 1.0}},
+    "L_PT in the loss (no in_reward)": {"lm_loss": {"in_reward": 0.5}},
+    "--grpo-kd.kl-coef above 0": {"grpo_kd": {"kl_coef": 0.0}},
+    "--opd-hints.form sampled": {"opd_hints": {"form": "topk"}},
+    "luffy.shape or on_shape p_div_p_a": {"luffy": {"shape": "pow"}},
+    "luffy.prefix.strategy random or fixed": {"luffy": {"prefix": {"strategy": "linear_max"}}},
+    "luffy.prefix.strategy random, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "fixed"}}},
+    "--gigpo.kl-coef above 0": {"gigpo": {"kl_coef": 0.0}},
+    "--gigpo.w-step above 0": {"gigpo": {"w_step": 0.0}},
+    "--turnopd.adaptive-depth": {"turnopd": {"adaptive_depth": False}},
+    "--turnopd.weight blend": {"turnopd": {"weight": "turn"}},
+    "--turnopd.weight blend or turn": {"turnopd": {"weight": "trajectory"}},
 }
 """What else must be given for the refusal, where the default already is what is needed."""
 VALUES: Mapping[str, Any] = {
-    "retries": 5,
-    "worker_timeout": 700.0,
-    "eval_limit": 2,
-    "eval_samples": 2,
-    "eval_temperature": 0.5,
-    "examples_as": "text",
-    "examples_for": "category",
-    "share": 2.0,
-    "lora.alpha": 8,
-    "lora.targets": ["q_proj"],
-    "importance_cap": 3.0,
-    "log_project": "other",
-    "demonstrated_tasks": True,
-    "demonstration_success": True,
+    "ppo_kd.critic.clip": 0.3,
     "demonstration_reward": 0.5,
-    "demonstration_fits": False,
-    "ray_address": "auto",
-    "worker_cpus": 2.0,
-    "worker_gpus": 0.5,
-    "server_parallel": 2,
-    "server_deadline": 2.0,
-    "weight_sync": "gloo",
-    "weight_folder": "w",
-    "weight_address": "10.0.0.1",
-    "when_busy": "abort",
-    "engine_python": "python3",
-    "engine_memory": 0.3,
-    "engine_more": ["--x"],
-    "judge_votes": 5,
-    "judge_temperature": 0.1,
-    "judge_max_tokens": 9,
-    "judge_model": "m",
-    "judge_parallel": 2,
-    "judge_tries": 2,
-    "judge_strict": True,
-    "judge_repeats": 2,
-    "distill.beta": 0.25,
-    "distill.clip": [0.1, 0.1],
-    "distill.top_k": 3,
-    "distill.tail": "raw",
-    "distill.support": "student",
-    "distill.importance": [0.5, 2.0],
-    "sft.loop_after": 3.0,
-    "sft.loop_slips": 0.5,
-    "sft.noise": [0.0, 0.25],
-    "sft.mistakes": 0.5,
+    "demonstrations": "expert",
     "sft.players": "expert:1",
-    "sft.hints": 0.5,
-    "sft.told": "skills:alfworld",
+    "sft.noise": [0.0, 0.25],
+    "gigpo.similarity": 0.5,
+    "turnopd.blend_start": 0.5,
+    "turnopd.blend_end": 0.5,
 }
-"""Another value than the default for each."""
+"""Settings whose other value is none of `other_value`."""
 
 
 @pytest.mark.parametrize(("key", "needed"), NEEDED)
 def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> None:
-    algorithm = "sft" if key.startswith("demonstrat") else NEEDED[key, needed]
+    algorithm = NEEDED[key, needed]
+    if key.startswith("demonstrat"):
+        algorithm = "tcod" if "--tcod" in needed else "sft"
     option = f"--{key.replace('_', '-')} .*|--no-{key.replace('_', '-')}|--{key.replace('_', '-')}"
     # what no option sets is written as in a file
     if key in in_file_of(algorithm):
@@ -245,9 +245,14 @@ def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> 
 
 def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:
     """The settings of a run with another value of `key`, and `more`."""
-    table, _, name = key.rpartition(".")
-    given = {table: {**more.get(table, {}), name: VALUES[key]}} if table else {name: VALUES[key]}
-    train_config(algorithm, {"student": "s", "out": "o", **more, **given}, "test")
+    setting = next(item for item in settings_of(config_class(algorithm)) if item.key == key)
+    given: dict[str, Any] = {"student": "s", "out": "o", **deepcopy(dict(more))}
+    *tables, name = key.split(".")
+    inner = given
+    for table in tables:
+        inner = inner.setdefault(table, {})
+    inner[name] = VALUES.get(key, other_value(setting))
+    train_config(algorithm, given, "test")
 
 
 def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere(tmp_path: Path) -> None:

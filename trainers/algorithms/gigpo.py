@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
@@ -228,6 +228,10 @@ class GigpoConfig:
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
+    needs: ClassVar[Needs] = (
+        (("kl",), "--gigpo.kl-coef above 0", lambda config: config.kl_coef > 0),
+        (("gamma", "anchor", "similarity"), "--gigpo.w-step above 0", lambda config: config.w_step > 0),
+    )
 
     def __post_init__(self) -> None:
         if self.n < 2:

@@ -6,9 +6,9 @@ Read next: trainers/group_advantage.py, trainers/losses.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
@@ -49,6 +49,7 @@ class GrpoConfig:
     each round is a batch as large as the step's, and as many groups as that are trained on."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "token_mean"
     """What counts the same. Every episode, every token or every response."""
+    needs: ClassVar[Needs] = ((("kl",), "--grpo.kl-coef above 0", lambda config: config.kl_coef > 0),)
 
     def __post_init__(self) -> None:
         if self.n < 2:

@@ -6,9 +6,9 @@ Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/losse
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
@@ -45,6 +45,7 @@ class GrpoKdConfig:
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
+    needs: ClassVar[Needs] = ((("kl",), "--grpo-kd.kl-coef above 0", lambda config: config.kl_coef > 0),)
 
     def __post_init__(self) -> None:
         if self.n < 2:

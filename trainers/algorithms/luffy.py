@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turngym.envs.core.settings import IN_FILE, Range
+from turngym.envs.core.settings import IN_FILE, Needs, Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
@@ -204,6 +204,19 @@ class PrefixSchedule:
     """One draw per group instead of one per prefixed episode."""
     seed: int = 0
     """Seed of the random strategies."""
+    needs: ClassVar[Needs] = (
+        (
+            ("steps",),
+            "luffy.prefix.strategy linear, linear_max or reverse_linear",
+            lambda prefix: prefix.strategy not in ("random", "fixed"),
+        ),
+        (("low",), "luffy.prefix.strategy random or fixed", lambda prefix: prefix.strategy in ("random", "fixed")),
+        (
+            ("share", "seed"),
+            "luffy.prefix.strategy random, linear_max or reverse_linear",
+            lambda prefix: prefix.strategy not in ("linear", "fixed"),
+        ),
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
@@ -276,6 +289,15 @@ class LuffyConfig:
     """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
+    needs: ClassVar[Needs] = (
+        (("a",), "luffy.shape or on_shape p_div_p_a", lambda config: "p_div_p_a" in (config.shape, config.on_shape)),
+        (("e",), "luffy.shape or on_shape pow", lambda config: "pow" in (config.shape, config.on_shape)),
+        (
+            ("w",),
+            "luffy.shape logp or p_logp, or on_shape p_logp",
+            lambda config: config.shape in ("logp", "p_logp") or config.on_shape == "p_logp",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.n <= self.prefix.count:

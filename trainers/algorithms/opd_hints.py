@@ -6,10 +6,10 @@ Read next: trainers/judge_votes.py, agents/judges/hints.py, trainers/algorithms/
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
+from turngym.envs.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
@@ -33,7 +33,7 @@ class OpdHintsConfig:
     """What is minimized. `sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the
     teacher's top-K."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """Lower and upper clip of the surrogate. It is read with `form=sampled`."""
+    """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
     entropy_coef: float = 0.0
@@ -45,6 +45,7 @@ class OpdHintsConfig:
     than this probability: what follows goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
+    needs: ClassVar[Needs] = ((("clip",), "--opd-hints.form sampled", lambda config: config.form == "sampled"),)
 
     def __post_init__(self) -> None:
         if self.n < 1:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from turngym.envs.core.settings import IN_FILE, Share
+from turngym.envs.core.settings import IN_FILE, Needs, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
@@ -54,6 +54,10 @@ class PpoKdConfig:
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = field(default_factory=CriticConfig, metadata=IN_FILE)
+    needs: ClassVar[Needs] = (
+        (("lam", "bootstrap", "critic.*"), "--ppo-kd.advantage gae", lambda config: config.advantage == "gae"),
+        (("student_entropy",), "ppo-kd.teacher_coef above 0", lambda config: config.teacher_coef > 0),
+    )
 
     def __post_init__(self) -> None:
         if not self.teacher_coef and not self.env_coef:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE, Share
+from turngym.envs.core.settings import IN_FILE, Needs, Share
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -239,6 +239,15 @@ class TurnOpdConfig:
     n_min_share: Share = field(default=0.15, metadata=IN_FILE)
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
+    needs: ClassVar[Needs] = (
+        (("depth.*",), "--turnopd.adaptive-depth", lambda turnopd: turnopd.adaptive_depth),
+        (("blend_start", "blend_end"), "--turnopd.weight blend", lambda turnopd: turnopd.weight == "blend"),
+        (
+            ("n_min", "n_min_share"),
+            "--turnopd.weight blend or turn",
+            lambda turnopd: turnopd.weight in ("blend", "turn"),
+        ),
+    )
 
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
