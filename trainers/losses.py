@@ -622,9 +622,13 @@ DUAL_CLIP = 3.0
 def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algorithm:
     """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
 
-    Fresh episodes have ratios of 1, so nothing is bounded there. Losses that have no dual clip stay as they are.
+    Fresh episodes have ratios of 1, so nothing is bounded there. By default losses that have no dual clip stay as they
+    are; a bound that is asked for raises ConfigError there.
     Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
     """
+    name = algorithm.name
+    if setting and not _has_ratio(algorithm.token_loss):
+        raise ConfigError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
     bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
     return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
 
@@ -649,6 +653,10 @@ class OuterLoss(TokenLoss, Protocol):
     @property
     def loss(self) -> TokenLoss:
         """The loss that this one wraps."""
+
+
+def _has_ratio(loss: TokenLoss) -> bool:
+    return isinstance(loss, RatioLoss) or (isinstance(loss, OuterLoss) and _has_ratio(loss.loss))
 
 
 def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:

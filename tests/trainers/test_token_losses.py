@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turngym.trainers.algorithm import BuildContext, Tokens
-from turngym.trainers.algorithms import prm_rl
+from turngym.trainers.algorithms import guided_opd, opd, prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
 from turngym.trainers.losses import (
     SEQUENCE,
@@ -32,7 +32,7 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     with_dual_clip,
 )
-from turngym.trainers.run_config import ConfigError
+from turngym.trainers.run_config import ConfigError, DistillConfig
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4) against teacher (1/4, 1/4 | 1/2): 1/4 ln 2 with the bin, 1/2 ln 2 without
@@ -279,6 +279,20 @@ def test_where_the_dual_clip_is_on() -> None:
     assert [bound(None, stale=False), bound(0, stale=False), bound(1.5, stale=False)] == [None, None, 1.5]
     assert [bound(None, stale=True), bound(0, stale=True), bound(1.5, stale=True)] == [3.0, None, 1.5]
     assert bounded(algorithm, None, stale=False) is algorithm
+
+
+def test_a_dual_clip_that_no_loss_has_is_refused() -> None:
+    for build in (
+        lambda form: opd.build(opd.OpdConfig(), BuildContext(distill=DistillConfig(form=form))),
+        lambda form: guided_opd.build(guided_opd.GuidedOpdConfig(), BuildContext(distill=DistillConfig(form=form))),
+    ):
+        none: Any = build("topk")
+        with pytest.raises(ConfigError, match=rf"^dual_clip is 2\.0; {none.name} as it is set has no "):
+            bounded(none, 2.0, stale=False)
+        # by default, or switched off, it is nobody's
+        for setting in (None, 0.0):
+            assert bounded(none, setting, stale=True).token_loss == none.token_loss
+        bounded(build("sampled"), 2.0, stale=False)
 
 
 def test_mixed_policy_gradient_by_hand() -> None:
