@@ -22,7 +22,6 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -263,8 +262,11 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         starts=starts,
         tables=tables,
     )
+    trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
+    known = {key for name in BUILT_IN for key in keys_of(name)}.union(*(_keys(method, where) for method in trained))
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
-        _check_shared(settings, [*methods.values(), *starts.values()], f"{where}: {name}")
+        if unknown := next((key for key in _leaves(settings) if not _has(known, key)), None):
+            raise SettingsError(f"{where}: {name}: there is no setting {unknown}.{did_you_mean(unknown, known)}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
     # no method may begin with a start: then it runs nowhere, and is checked all the same
@@ -277,16 +279,12 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     return study
 
 
-def _check_shared(settings: Mapping[str, Any], methods: Sequence[Method], where: str) -> None:
-    """Raises SettingsError for a setting that all methods share and none could have."""
-    known: set[str] = set()
-    for algorithm in dict.fromkeys([*BUILT_IN, *(method.algorithm for method in methods if not method.agent)]):
-        # an algorithm that is not there is refused with its method
-        with suppress(TurngymError):
-            known |= set(keys_of(algorithm))
-    for key in _leaves(settings):
-        if not _has(known, key):
-            raise SettingsError(f"{where}: there is no setting {key}.{did_you_mean(key, known)}")
+def _keys(method: Method, where: str) -> tuple[str, ...]:
+    """The keys of all settings of a method. Raises SettingsError for an algorithm that is not there."""
+    try:
+        return keys_of(method.algorithm)
+    except TurngymError as error:
+        raise SettingsError(f"{where}: methods.{method.name}: {error}") from error
 
 
 def _has(keys: Iterable[str], key: str) -> bool:
@@ -668,10 +666,7 @@ def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any
 
 def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
     """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
-    try:
-        keys = keys_of(method.algorithm)
-    except TurngymError as error:
-        raise SettingsError(f"{study.where}: methods.{method.name}: {error}") from error
+    keys = _keys(method, study.where)
     settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
     if place.world is not None:
         world = place.world
