@@ -71,7 +71,7 @@ class GpuBench:
     k: Length = 50
     """Ids of the teacher's support."""
     checkpointing: bool = True
-    """Recompute activations in the backward pass."""
+    """Recompute activations in the backward pass, but for what attention gives."""
     threads: Processes = 4
     """Threads of torch on the CPU."""
     save: Path | None = None

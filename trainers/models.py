@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.files import FILE
@@ -279,6 +280,22 @@ def autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
     return torch.autocast(device, dtype=torch.bfloat16) if on else nullcontext()
 
 
+_ATTENTION = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+"""The fused kernels of attention."""
+
+
+def _recomputed(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """All but attention, which is most of a long row's forward pass and gives as little to keep as a layer is given."""
+    return CheckpointPolicy.MUST_SAVE if operation in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+RECOMPUTATION = {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, _recomputed)}
+"""How layers are recomputed in the backward pass: arguments of `torch.utils.checkpoint.checkpoint`."""
+
+
 class recomputing:
     """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples.
 
@@ -295,7 +312,7 @@ class recomputing:
     def __enter__(self) -> None:
         self.model.eval()  # a caller's model may come in training mode
         if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_enable")()
+            getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
             for module in self.model.modules():
                 # the layers' flag has kept its name
                 if getattr(module, "gradient_checkpointing", False):

@@ -182,7 +182,8 @@ class RunConfig:
     """Compute the update in bfloat16. Weights stay float32, and log-probabilities too; `-body` leaves the LM head in
     float32: closer numbers, but on a GPU the head then takes most of the time."""
     gradient_checkpointing: bool = False
-    """Recompute activations going backward. It takes less memory and about a third more time."""
+    """Recompute activations going backward, but for what attention gives. It takes less memory and up to a third more
+    time."""
     packing: Packing = "auto"
     """Several short episodes in one line. In the forward passes of update and teacher: less padding, the same result to
     rounding. auto: where the model keeps episodes in one line apart (docs/distributed.md); a resumed run goes on as it

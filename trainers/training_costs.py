@@ -384,7 +384,7 @@ class Workload:
     head_chunk: Length = 1024
     """Rows of logits that exist at a time."""
     checkpointing: bool = True
-    """Recompute activations."""
+    """Recompute activations, but for what attention gives."""
     precision: Precision = "autocast"
     """Precision of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
     lora_rank: int = 0
@@ -496,7 +496,8 @@ def activation_bytes(
 ) -> float:
     """Bytes of a forward pass over `tokens` until its backward pass.
 
-    With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
+    With recomputation every layer keeps its float32 input, and what its attention gives and the sums behind it; one
+    layer at a time keeps everything.
 
     Args:
         shape: sizes of the model.
@@ -506,7 +507,8 @@ def activation_bytes(
         lora_rank: rank of adapters; 0: all weights are trained.
     """
     layer = saved_bytes(shape, precision, lora_rank)
-    kept = shape.layers * 4 * shape.width + layer if checkpointing else shape.layers * layer
+    attended = (2 if precision == "autocast" else 4) * shape.query_width + 4 * shape.heads
+    kept = shape.layers * (4 * shape.width + attended) + layer - attended if checkpointing else shape.layers * layer
     return float(tokens * kept)
 
 
@@ -633,18 +635,18 @@ def _forward_flops(shape: ModelShape, work: Workload) -> float:
 
 
 def _update_flops(shape: ModelShape, work: Workload) -> float:
-    """One forward pass, two for the backward pass, one more where activations are recomputed.
+    """One forward pass, two for the backward pass, one more without attention where activations are recomputed.
 
     Frozen weights need no gradient of their own, which is one of the backward pass's two, but attention, which has no
     weights, needs both; adapters are trained as weights are.
     """
     forward, tokens = _forward_flops(shape, work), float(work.episodes * work.length)
-    again = 1 if work.checkpointing else 0
-    if not work.lora_rank:
-        return (3 + again) * forward
     attention = tokens * (shape.forward_flops(1.0, work.length / 2, 0.0) - shape.forward_flops(1.0, 0.0, 0.0))
+    again = forward - attention if work.checkpointing else 0.0
+    if not work.lora_rank:
+        return 3 * forward + again
     adapters = 2.0 * tokens * shape.adapter_parameters(work.lora_rank)
-    return (2 + again) * forward + attention + (3 + again) * adapters
+    return 2 * forward + again + attention + (4 if work.checkpointing else 3) * adapters
 
 
 OPERATIONS = 23
