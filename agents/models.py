@@ -12,6 +12,7 @@ from typing import Any
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
 from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
+from turngym.envs.core.plugins import need
 from turngym.envs.core.provenance import FILE
 from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.retrieval.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
@@ -60,14 +61,15 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a model folder; of an adapter without one, that of its base. Raises ModelError."""
+    """The tokenizer of a model folder; of an adapter without one, that of its base. Raises ModelError, MissingExtra."""
     path = hub_folder(folder, weights=False)
     if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
         return load_tokenizer(base)
+    transformers = need("transformers", "a tokenizer", "train")
+    if not path.is_dir():
+        raise ModelError(f"there is no folder {folder} with a tokenizer")
     try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
 

@@ -15,15 +15,14 @@ from typing import Annotated
 
 import tyro
 
+from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.env_maker import EnvOptions, probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.settings import Count
 from turngym.retrieval.hub import model_folder
-from turngym.retrieval.user_files import library_path
 from turngym.scripts.command_line import Listen, read
 from turngym.trainers.adapters.openenv import app
 
@@ -62,10 +61,6 @@ def open_sessions(config: ServeOpenEnv) -> SessionPool:
     probe(config.world.env, make)
     if config.model is None:
         return SessionPool.of(config.world.env, None, ChatSettings(), **make)
-    transformers = need("transformers", "--model", "train")
-    try:
-        folder = model_folder(config.model, weights=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
+    need("transformers", "--model", "train")
+    tokenizer, folder = load_tokenizer(config.model), model_folder(config.model, weights=False)
     return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(folder), **make)

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.play_episodes import config_beside
+from turngym.agents.models import load_tokenizer
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import PastTurn, chat_messages, without
 from turngym.envs.channels import split_thought
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
 from turngym.envs.core.provenance import FILE
 from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.guard import listed
-from turngym.retrieval.hub import model_folder
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.retrieval.user_files import user_path
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids, special tokens included."""
@@ -30,16 +31,8 @@ Decode = Callable[[Sequence[int]], str]
 
 def load_decoder(folder: str | Path) -> Decode:
     """The decoder of the tokenizer in `folder`. Raises TurngymError."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            library_path(model_folder(folder, weights=False)), trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise TurngymError(f"no tokenizer can be loaded from {str(folder)!r}: {error}") from error
+    need("transformers", "--tokenizer", "train")
+    tokenizer = load_tokenizer(folder)
     return lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 

@@ -151,7 +151,7 @@ def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
     assert opened.open(opened.task_ids()[0]).request is not None
     plain = open_sessions(ServeOpenEnv(world=world))
     assert plain.open(plain.task_ids()[0]).request is None
-    with pytest.raises(TurngymError, match="no tokenizer in /nowhere"):
+    with pytest.raises(TurngymError, match="there is no folder /nowhere with a tokenizer"):
         open_sessions(ServeOpenEnv(world=world, model="/nowhere"))
     with pytest.raises(TurngymError, match="takes no argument 'temperature'"):
         open_sessions(ServeOpenEnv(world=EnvOptions(env_kwargs='{"temperature": 0}')))
