@@ -425,7 +425,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     """Returns a maker of environments, a maker of agents by the engine's cache, and the system prompt."""
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.models import load_policy
+    from turngym.agents.models import hub_folder, load_policy
     from turngym.agents.playing.env_maker import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import renderer_of
@@ -433,7 +433,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.servers.server_options import PolicyServer
     from turngym.envs.channels import make_channel
 
-    settings = ChatSettings.load(bench.model)
+    settings = ChatSettings.load(hub_folder(bench.model))
     kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
     tool = probe(HOUSEHOLD.env_id, kwargs).tool
     model, tokenizer = load_policy(str(bench.model), "auto", bench.dtype)
