@@ -90,6 +90,8 @@ class Method:
     """The table `[methods.NAME]`."""
 
     name: str
+    where: str
+    """The file and the table, for errors."""
     algorithm: str
     """A built-in algorithm, an entry point, or `package.module:NAME`. "" for an agent that is evaluated only."""
     about: str
@@ -263,15 +265,15 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         tables=tables,
     )
     trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
-    known = {key for name in BUILT_IN for key in keys_of(name)}.union(*(_keys(method, where) for method in trained))
+    known = {key for name in BUILT_IN for key in keys_of(name)}.union(*map(_keys, trained))
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
         if unknown := next((key for key in _leaves(settings) if not _has(known, key)), None):
             raise SettingsError(f"{where}: {name}: there is no setting {unknown}.{did_you_mean(unknown, known)}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
-    # no method may begin with a start: then it runs nowhere, and is checked all the same
+    # where no method begins with a start it does not run, but its settings must exist all the same
     for name in starts.keys() - {cell.method for cell in cells if cell.is_start}:
-        _start(study, places[0], name, Path())
+        _settings(study, places[0], starts[name], Path())
     folders = Counter(cell.name for cell in cells)
     if twice := next((name for name, count in folders.items() if count > 1), None):
         raise SettingsError(f"{where}: two cells would be {twice}; valid: another name for one of them")
@@ -279,12 +281,12 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     return study
 
 
-def _keys(method: Method, where: str) -> tuple[str, ...]:
+def _keys(method: Method) -> tuple[str, ...]:
     """The keys of all settings of a method. Raises SettingsError for an algorithm that is not there."""
     try:
         return keys_of(method.algorithm)
     except TurngymError as error:
-        raise SettingsError(f"{where}: methods.{method.name}: {error}") from error
+        raise SettingsError(f"{method.where}: {error}") from error
 
 
 def _has(keys: Iterable[str], key: str) -> bool:
@@ -426,6 +428,7 @@ def _method(name: str, table: Mapping[str, Any], others: Mapping[str, Any], wher
         _no_foreign(changed, f"{where}.in.{place}")
     return Method(
         name=name,
+        where=where,
         algorithm=algorithm,
         about=_typed(table, "about", str, where, ""),
         group=_typed(table, "group", str, where, "main"),
@@ -666,7 +669,7 @@ def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any
 
 def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
     """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
-    keys = _keys(method, study.where)
+    keys = _keys(method)
     settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
     if place.world is not None:
         world = place.world

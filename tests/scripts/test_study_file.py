@@ -407,7 +407,7 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("train.distill.topk = 3", "train: there is no setting distill.topk. Did you mean 'distill.top_k'"),
         ("train.stepps = 3", "train: there is no setting stepps. Did you mean 'steps'"),
         ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting stepps"),
-        ("starts.warm.algorithm = 'sftt'", "methods.warm: "),
+        ("starts.warm.algorithm = 'sftt'", "starts.warm: "),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
         ("evaluate.time = 3", "evaluate: there is no setting time"),
         ("evaluate.samples = 0", "evaluate: samples is 0"),
