@@ -329,7 +329,7 @@ class recomputing:
     def _train_without_dropout(self, module: nn.Module) -> None:
         module.training = True  # not train(): what is inside would drop out
         for name, value in list(vars(module).items()):
-            if "dropout" in name and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):  # dropout, and layerdrop as OPT has it
                 self._dropout.append((module, name, value))
                 setattr(module, name, 0.0)
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from turngym.agents.agent_options import (
+    NO_MODELS,
     AgentOptions,
     DemonstrationOptions,
     DemonstratorOptions,
@@ -222,6 +223,8 @@ def demonstrator_kind(config: Any) -> str:
 
 
 ENDPOINT = tuple(f"demonstrator.{item.name}" for item in fields(EndpointOptions))
+HERE = ("demonstrator.dtype",)
+ANY_MODEL = tuple({f"demonstrator.{item.name}" for item in fields(DemonstratorOptions)} - {*ENDPOINT, *HERE})
 BY_DEMONSTRATOR: Needs = (
     (
         ENDPOINT,
@@ -229,20 +232,46 @@ BY_DEMONSTRATOR: Needs = (
         lambda config: demonstrator_kind(config) in ("openai", "own"),
     ),
     (
-        ("demonstrator.dtype",),
+        HERE,
         "a model that plays here as --demonstrations (model:FOLDER)",
         lambda config: demonstrator_kind(config) in ("model", "own"),
     ),
     (
-        tuple(
-            f"demonstrator.{name}"
-            for name in ("temperature", "channel", "thinking", "system", "max_new_tokens", "max_context")
-        ),
+        ANY_MODEL,
         "a model as --demonstrations (model:FOLDER, openai:MODEL)",
         lambda config: demonstrator_kind(config) in ("model", "openai", "own"),
     ),
 )
 """What each sort of demonstrator is asked with."""
+
+
+def asks_expert(config: Any) -> bool:
+    """Whether the player that --expert names plays, or judges."""
+    uses, play, judge = config.uses or (), config.rollouts.play, config.rollouts.judging.judge
+    shows = "shown" in uses and config.rollouts.demonstrations.demonstrations is None and not play.traces
+    # of scores alone `auto` are the rules; a judge of another package is told the expert's name
+    words = ("expert",) if config.section in ("prm_rl", "sage_opd") else ("auto", "expert")
+    known = judge in NO_MODELS or "://" in judge or judge.startswith(("skills:", "model:"))
+    judges = "judge" in uses and (judge in words or not known)
+    return judges or (shows and (config.section != "tcod" or config.own.direction == "b2f"))
+
+
+def has_frozen_model(config: Any) -> bool:
+    """Whether a model scores that is not trained: a teacher, or the policy before training."""
+    own = config.own
+    kl = any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
+    return kl or "teacher" in (config.uses or ()) or getattr(own, "reader", "") == "initial"
+
+
+def has_ratio(config: Any) -> bool:
+    """Whether the loss has a probability ratio, which a form of the loss between student and teacher may lack."""
+    # prm-opd's scores have one, whatever the form of its hints
+    return "form" not in (config.uses or ()) or config.section == "prm_opd" or form_of(config) == "sampled"
+
+
+def built_in(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """`holds`, for built-in algorithms: what another package's reads is not known."""
+    return lambda config: config.algorithm not in BUILT_IN or holds(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +310,15 @@ class TrainConfig:
             "an expert who plays (neither --demonstrations nor --traces)",
             lambda config: config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces,
         ),
+        (("dual_clip",), "a loss with a ratio (--distill.form sampled)", built_in(has_ratio)),
+        (("expert",), "an expert who plays or judges", built_in(asks_expert)),
         (
-            ("demonstrations",),
+            ("teacher_dtype", "shard_teacher"),
+            "a teacher, or a KL to the initial policy (kl_coef above 0)",
+            built_in(has_frozen_model),
+        ),
+        (
+            ("demonstrations", "demonstration_success", "demonstration_reward", "demonstration_fits"),
             "--tcod.direction b2f",
             lambda config: config.section != "tcod" or config.own.direction == "b2f",
         ),
@@ -347,7 +383,10 @@ def unread_keys(algorithm: str, table: Mapping[str, Any], where: str) -> list[st
 
 
 def _from_table(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
-    return from_table(config_class(algorithm), {"algorithm": algorithm, **table}, where, hint=who_reads, **more)
+    def hint(key: str) -> str:
+        return "" if key in keys_of(algorithm) else who_reads(key)
+
+    return from_table(config_class(algorithm), {"algorithm": algorithm, **table}, where, hint=hint, **more)
 
 
 @cache

@@ -374,7 +374,9 @@ def _check_keys(
         if key not in known:
             # settings of tables below are candidates, too: `lr` is optimizer.lr
             names = dict.fromkeys((*known, *(setting.key for setting in settings_of(cls))))
-            said = hint(f"{above}{key}")
+            said, (head, dot, last) = hint(f"{above}{key}"), str(key).rpartition(".")
+            if dot and key in names:  # as one name: a TOML key in quotes, or a keyword
+                said = f"Write it as a table: {head} = {{ {last} = ... }}"
             where_it_is = f" {said}" if said else did_you_mean(str(key), names)
             raise SettingsError(f"{where}: there is no setting {above}{key!s}.{where_it_is}")
         inner = _dataclass(known[key])

@@ -185,7 +185,12 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
 def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
     text = """
     world = "alfworld"
-    train = { steps = 20, distill.top_k = 7, distill.support = "student", turnopd.n_min = 3, grpo.kl = "k1" }
+    [train]
+    steps = 20
+    dual_clip = 2.0
+    distill = { top_k = 7, support = "student" }
+    turnopd.n_min = 3
+    grpo.kl = "k1"
     [methods.opd]
     [methods.sampled]
     of = "opd"
@@ -204,6 +209,7 @@ def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
     # the algorithm lacks it, or another setting leaves it unread
     assert found["sage-opd"]["distill"] == {"top_k": 7}
     assert found["sampled"]["distill"] == {"form": "sampled"}
+    assert {name for name in found if "dual_clip" in found[name]} == {"sampled", "grpo"}
     assert (found["turnopd"]["turnopd"]["n_min"], found["depth"]["turnopd"]) == (3, {"weight": "trajectory"})
     assert (found["grpo"]["grpo"]["kl"], "distill" in found["grpo"], "grpo" in found["opd"]) == ("k1", False, False)
     # what a method says itself must be read
@@ -405,6 +411,7 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.distill.topk = 3", "train: there is no setting distill.topk. Did you mean 'distill.top_k'"),
+        ('train."distill.top_k" = 3', "no setting distill.top_k. Write it as a table: distill = { top_k = ... }"),
         ("train.stepps = 3", "train: there is no setting stepps. Did you mean 'steps'"),
         ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting stepps"),
         ("starts.warm.algorithm = 'sftt'", "starts.warm: "),

@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -169,6 +170,9 @@ GIVEN: Mapping[str, dict[str, Any]] = {
     "a model that plays here as --demonstrations (model:FOLDER)": {"demonstrations": "model:x"},
     "a model as --demonstrations (model:FOLDER, openai:MODEL)": {"demonstrations": "openai:x"},
     "--tcod.direction b2f": {"tcod": {"direction": "b2f"}},
+    "an expert who plays or judges": {},
+    "a teacher, or a KL to the initial policy (kl_coef above 0)": {"grpo": {"kl_coef": 0.1}},
+    "a loss with a ratio (--distill.form sampled)": {"distill": {"form": "sampled"}},
     "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "gae"}},
     "ppo-kd.teacher_coef above 0": {},
     "a parquet file": {"lm_loss": {"files": ["x.txt", "y.parquet"]}},
@@ -197,6 +201,7 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
     "an expert who plays (neither --demonstrations nor --traces)": {"traces": ["old"]},
     "episodes that are played (no --traces)": {"traces": ["old"]},
+    "an expert who plays or judges": {"traces": ["old"]},
     "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "minillm"}},
     "ppo-kd.teacher_coef above 0": {"ppo_kd": {"teacher_coef": 0.0, "env_coef": 1.0}},
     "L_PT in the loss (no in_reward)": {"lm_loss": {"in_reward": 0.5}},
@@ -230,6 +235,8 @@ def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> 
     algorithm = NEEDED[key, needed]
     if key.startswith("demonstrat"):
         algorithm = "tcod" if "--tcod" in needed else "sft"
+    elif key == "dual_clip" or "kl_coef" in needed:
+        algorithm = "opd" if key == "dual_clip" else "grpo"
     option = f"--{key.replace('_', '-')} .*|--no-{key.replace('_', '-')}|--{key.replace('_', '-')}"
     # what no option sets is written as in a file
     if key in in_file_of(algorithm):
@@ -238,9 +245,48 @@ def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> 
     with pytest.raises(TurngymError, match=said):
         made(algorithm, key, OTHERS.get(needed, {}))
     given: dict[str, Any] = {}
-    for one in (one for name, one in NEEDED if name == key):
+    for one in (one for name, one in NEEDED if name == key and (algorithm == "tcod" or "--tcod" not in one)):
         given |= GIVEN[one]
     made(algorithm, key, given)
+
+
+OTHER_EXPERT, HALF = {"expert": "searching"}, {"teacher_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "read"),
+    [
+        ("sft", OTHER_EXPERT, True),
+        ("sft", OTHER_EXPERT | {"demonstrations": "random"}, False),
+        ("luffy", OTHER_EXPERT, True),
+        ("luffy", OTHER_EXPERT | {"traces": ["old"]}, False),
+        ("tcod", OTHER_EXPERT, False),
+        ("tcod", OTHER_EXPERT | {"tcod": {"direction": "b2f"}}, True),
+        ("prm-rl", OTHER_EXPERT, False),
+        ("prm-rl", OTHER_EXPERT | {"judge": "expert"}, True),
+        ("prm-opd", OTHER_EXPERT, True),
+        ("opd-hints", OTHER_EXPERT, True),
+        ("opd-hints", OTHER_EXPERT | {"judge": "mine:Judge"}, True),
+        *(
+            ("opd-hints", OTHER_EXPERT | {"judge": judge}, False)
+            for judge in ("rules", "skills:alfworld", "model:folder", "http://127.0.0.1:1/v1")
+        ),
+        ("prm-rl", HALF, True),
+        ("prm-rl", HALF | {"prm_rl": {"kl_coef": 0.0}}, False),
+        ("luffy", HALF, False),
+        ("luffy", HALF | {"luffy": {"kl_reward_coef": 0.1}}, True),
+        ("sdar", HALF | {"sdar": {"kl_coef": 0.0}}, False),
+        ("sdar", HALF | {"sdar": {"kl_coef": 0.0, "reader": "initial"}}, True),
+        ("opd", HALF, True),
+        ("prm-opd", {"dual_clip": 2.0, "prm_opd": {"form": "topk"}}, True),
+        ("opd-hints", {"dual_clip": 2.0}, True),
+        ("opd-hints", {"dual_clip": 2.0, "opd_hints": {"form": "topk"}}, False),
+        ("grpo", {"dual_clip": 2.0}, True),
+    ],
+)
+def test_who_reads_an_expert_a_frozen_model_and_a_dual_clip(algorithm: str, given: dict[str, Any], read: bool) -> None:
+    with nullcontext() if read else pytest.raises(TurngymError, match="without which nothing reads it"):
+        train_config(algorithm, {"student": "s", "out": "o", **given}, "test")
 
 
 def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:

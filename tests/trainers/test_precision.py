@@ -122,12 +122,13 @@ class Dropping(torch.nn.Module):
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
-        self.inner, self.dropout, self.layerdrop = inner, 0.5, 1
+        self.inner, self.dropout, self.layerdrop = inner, 0.5, 0.25
         self.gradient_checkpointing = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         states = self.inner(*args, **kwargs)
-        return torch.nn.functional.dropout(states, self.dropout, self.training)
+        states = torch.nn.functional.dropout(states, self.dropout, self.training)
+        return torch.nn.functional.dropout(states, self.layerdrop, self.training)
 
 
 def dropping() -> Any:
@@ -148,7 +149,7 @@ def test_recomputing_activations_leaves_dropout_off() -> None:
     assert np.array_equal(found["logp"], exact["logp"])
     assert torch.allclose(near, slope, atol=1e-6)
     assert not any(module.training for module in model.modules())
-    assert [layer.dropout for layer in model.model.layers] == [0.5] * len(model.model.layers)
+    assert {(layer.dropout, layer.layerdrop) for layer in model.model.layers} == {(0.5, 0.25)}
     # a model that its owner left in training mode
     assert np.array_equal(toy.gradient(model.train(), batch, Forward())[0]["logp"], exact["logp"])
 
