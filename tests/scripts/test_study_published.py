@@ -131,6 +131,18 @@ def test_the_last_evaluations_in_smollm2s_shop_are_packed() -> None:
             assert played == run.evaluations[-1].tasks, method
 
 
+def test_loopstops_page_shows_what_it_saves_in_smollm2s_shop() -> None:
+    rows = rows_of("loopstop-smollm2")
+    ours, opd = rows["loopstop"], rows["opd"]
+    same, (total, base) = same_step(rows, "opd")[1]["loopstop"], (total_cost(ours), total_cost(opd))
+    assert same.minus_base is not None
+    page = (DOCS / "loopstop.md").read_text(encoding="utf-8")
+    cells = ["LoopStop", ", ".join(map(str, ours)), str(same.value), signed(same.minus_base), f"{total.turns:,.0f}"]
+    cells += [f"{base.turns / total.turns:.2f}x", f"{base.cpu / total.cpu:.2f}x"]
+    assert f"| `webshop-smollm2` | {' | '.join(cells)} |" in page
+    assert " and ".join(f"{opd[seed].total.turns / ours[seed].total.turns:.2f}x" for seed in ours) in page
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("world", ["alfworld", "webshop", "search"])
 def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
