@@ -216,6 +216,14 @@ class RunConfig:
         """Most turns of an episode."""
         return DEPTH if self.max_turns is None else self.max_turns
 
+    def check_turns(self, given: Mapping[str, Any], *names: str) -> None:
+        """Raises ConfigError for one of `names` in `given`, key -> value, of more turns than an episode has."""
+        for key, value in given.items():
+            if key.rpartition(".")[2] in names and value is not None and value > self.full_depth:
+                raise ConfigError(
+                    f"{key} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
+                )
+
     @property
     def trackers(self) -> tuple[str, ...]:
         """Packages beside tensorboard that show the run's numbers."""

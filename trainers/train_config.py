@@ -293,6 +293,11 @@ class TrainConfig:
         (("eval_limit", "eval_samples", "eval_temperature"), "--panel", lambda config: config.rollouts.play.evaluates),
         (("eval_every",), "--panel", lambda config: config.rollouts.play.evaluates or config.run.eval_every == 0),
         (("keep_rollouts",), "episodes that are played (no --traces)", lambda config: not config.rollouts.play.traces),
+        (
+            ("slots", "rollout_dtype", "workers", "engine"),
+            "episodes that are played (no --traces, or a --panel)",
+            lambda config: not config.rollouts.play.traces or config.rollouts.play.evaluates,
+        ),
         (("share",), "--also", lambda config: bool(config.rollouts.play.also)),
         (
             ("demonstrated_tasks",),

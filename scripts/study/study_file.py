@@ -102,6 +102,8 @@ class Method:
     """Method that it is compared with in place of the baseline."""
     seeds: tuple[int, ...] | None = None
     """Seeds of this method in place of the study's."""
+    worlds: tuple[str, ...] | None = None
+    """Worlds of the study in which it is run; by default all."""
     text: str | None = None
     """Text that L_PT reads: `expert` or `passages` (`turngym.scripts.study.texts`)."""
     agent: str | None = None
@@ -134,8 +136,10 @@ class Study:
 KEYS = (
     *("title", "about", "world", "worlds", "seeds", "baseline", "train", "evaluate", "methods", "starts", "tables"),
 )
-OWN = ("algorithm", "of", "depth", "about", "group", "against", "seeds", "text", "agent", "in")
+OWN = ("algorithm", "of", "depth", "about", "group", "against", "seeds", "worlds", "text", "agent", "in")
 """Keys of a method that are not settings of `turngym train`."""
+NOT_OF_STARTS = ("group", "against", "seeds", "worlds", "agent")
+"""Those of them that say how a method is compared."""
 FOR_EVALUATE = {"eval_every": "times", "eval_samples": "samples", "eval_limit": "tasks"}
 """Settings of `turngym train` that `[evaluate]` has under other names."""
 NO_SETTINGS = {
@@ -238,8 +242,9 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     places = tuple(_places(table, where))
     for kind, group in (("methods", methods), ("starts", starts)):
         for method in group.values():
-            for name in method.within:
-                _named(name, dict.fromkeys(sorted(worlds)), f"{where}: {kind}.{method.name}.in")
+            for key, names in (("in", method.within), ("worlds", method.worlds or ())):
+                for name in names:
+                    _named(name, dict.fromkeys(sorted(worlds)), f"{where}: {kind}.{method.name}.{key}")
             if method.against is not None:
                 _named(method.against, methods, f"{where}: {kind}.{method.name}.against")
     baseline = _typed(table, "baseline", str, where, None)
@@ -267,8 +272,11 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
     known = {key for name in BUILT_IN for key in keys_of(name)}.union(*map(_keys, trained))
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
-        if unknown := next((key for key in _leaves(settings) if not _has(known, key)), None):
-            raise SettingsError(f"{where}: {name}: there is no setting {unknown}.{did_you_mean(unknown, known)}")
+        for key, value in _leaves(settings).items():
+            if not _has(known, key):
+                raise SettingsError(f"{where}: {name}: there is no setting {key}.{did_you_mean(key, known)}")
+            if not isinstance(value, Mapping) and any(inner.startswith(f"{key}.") for inner in known):
+                raise SettingsError(f"{where}: {name}.{key} is {brief(value, 60)}; valid: a table")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
     # where no method begins with a start it does not run, but its settings must exist all the same
@@ -294,14 +302,13 @@ def _has(keys: Iterable[str], key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
 
 
-def _leaves(settings: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """The keys of all values in nested tables."""
+def _leaves(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
+    """All values in nested tables, by key; of an empty table the table."""
+    found = dict[str, Any]()
     for name, value in settings.items():
         key = f"{table}.{name}" if table else name
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, key)
-        else:
-            yield key
+        found |= _leaves(value, key) if isinstance(value, Mapping) and value else {key: value}
+    return found
 
 
 def _check_games(cells: Sequence[Cell], where: str) -> None:
@@ -397,6 +404,9 @@ def _methods(tables: Mapping[str, Any], where: str, kind: str) -> dict[str, Meth
         if not isinstance(table, Mapping):
             raise SettingsError(f"{where}: {kind}.{name} is {table!r}; valid: a table")
         check_name(name, f"{where}: {kind}")
+        for key in NOT_OF_STARTS if kind == "starts" else ():
+            if key in table:
+                raise SettingsError(f"{where}: starts.{name}.{key}: a start is not compared; [methods.NAME] has {key}")
         found[name] = _method(name, table, tables, f"{where}: {kind}.{name}")
     return found
 
@@ -433,7 +443,8 @@ def _method(name: str, table: Mapping[str, Any], others: Mapping[str, Any], wher
         about=_typed(table, "about", str, where, ""),
         group=_typed(table, "group", str, where, "main"),
         against=_typed(table, "against", str, where, None),
-        seeds=_seeds(table, where, "seeds", ()) or None if "seeds" in table else None,
+        seeds=_seeds(table, where, "seeds", ()) if "seeds" in table else None,
+        worlds=_list(table, "worlds", str, where, ()) if "worlds" in table else None,
         text=_text(table, where),
         agent=agent,
         settings=settings,
@@ -555,7 +566,12 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
     """
     starts: dict[tuple[str, str], Cell] = {}
     groups = list(dict.fromkeys(method.group for method in study.methods.values()))
-    rows = [(place, method) for place in study.places for method in study.methods.values()]
+    rows = [
+        (place, method)
+        for place in study.places
+        for method in study.methods.values()
+        if method.worlds is None or place.name in method.worlds
+    ]
     rows.sort(key=lambda row: groups.index(row[1].group))
     seeds = sorted({seed for method in study.methods.values() for seed in method.seeds or study.seeds})
     cells = []
@@ -680,7 +696,7 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     for layer in shared:
         settings = merged(settings, layer)
     # what all methods share is for those that read it; what a method says itself must be read
-    for key in list(_leaves(settings)):
+    for key in _leaves(settings):
         if not _has(keys, key):
             settings = _without(settings, key)
     said, layers = dict[str, Any](), [*shared, *own]

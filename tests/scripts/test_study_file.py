@@ -157,6 +157,14 @@ def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> Non
     assert found["alfworld/opd-seed0"].settings["max_turns"] != 7
 
 
+def test_a_method_is_run_in_worlds_of_its_own(tmp_path: Path) -> None:
+    text = 'worlds = ["alfworld", "search"]\n[methods.opd]\n'
+    text += '[methods.short]\nof = "opd"\ndepth = 12\nworlds = ["alfworld"]\n'
+    assert [*cells(tmp_path, text)] == ["alfworld/opd-seed0", "alfworld/short-seed0", "search/opd-seed0"]
+    # where a --set leaves out the world, nothing of the method is run
+    assert [*cells(tmp_path, text, 'worlds = ["search"]')] == ["search/opd-seed0"]
+
+
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     text = """
     evaluate = { times = 2 }
@@ -403,6 +411,13 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
             for key in ("seed", "out", "eval_samples")
         ),
         ("methods.opd.in.webshp.steps = 3", "methods.opd.in: there is no 'webshp'"),
+        ("methods.opd.worlds = ['webshp']", "methods.opd.worlds: there is no 'webshp'"),
+        ("methods.opd.worlds = []", "worlds is []; valid: a list, not empty"),
+        *(
+            (f"starts.warm = {{ algorithm = 'sft', {key} = 3 }}", f"starts.warm.{key}: a start is not compared")
+            for key in ("seeds", "worlds", "group", "against", "agent")
+        ),
+        ("methods.opd.depth = 49", "at most 48, the turns of an episode"),
         *((f"methods.opd.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
         *((f"train.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
         ("methods.grpo.of = ['opd']", "of is ['opd']; valid: a text"),
@@ -412,6 +427,7 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.distill.topk = 3", "train: there is no setting distill.topk. Did you mean 'distill.top_k'"),
         ('train."distill.top_k" = 3', "no setting distill.top_k. Write it as a table: distill = { top_k = ... }"),
+        ("train.turnopd = 'text'", "train.turnopd is 'text'; valid: a table"),
         ("train.stepps = 3", "train: there is no setting stepps. Did you mean 'steps'"),
         ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting stepps"),
         ("starts.warm.algorithm = 'sftt'", "starts.warm: "),

@@ -7,6 +7,7 @@ import pytest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.run import build_algorithm
+from turngym.trainers.run_config import ConfigError
 from turngym.trainers.train_config import train_config
 
 
@@ -60,6 +61,25 @@ def test_the_environment_of_a_run_reaches_its_curriculum(env, caps, direction):
     assert turns() == caps
     # what is said counts, whatever the environment
     assert turns(schedule={"eta": 1, "k_max": 40})[:4] == [1, 5, 8, 40]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "said"),
+    [
+        ("tcod", {"schedule": {"k_start": 9}}, "tcod.schedule.k_start is 9"),
+        ("tcod", {"schedule": {"k_max": 9}}, "tcod.schedule.k_max is 9"),
+        ("turnopd", {"depth": {"h_max": 9}}, "turnopd.depth.h_max is 9"),
+        ("turnopd", {"depth": {"h_min": 9}}, "turnopd.depth.h_min is 9"),
+    ],
+)
+def test_a_depth_beyond_the_end_of_episodes_is_refused(algorithm, given, said):
+    def made(max_turns):
+        table = {"student": "S", "teacher": "T", "out": "o", "max_turns": max_turns, algorithm: given}
+        return build_algorithm(train_config(algorithm, table, "test")).depth
+
+    with pytest.raises(ConfigError, match=rf"^{said}; valid: at most 8, the turns of an episode \(--max-turns\)$"):
+        made(8)
+    assert made(9)
 
 
 def test_front_to_back_caps_the_depth():

@@ -162,10 +162,12 @@ GIVEN: Mapping[str, dict[str, Any]] = {
     "--distill.form jsd or mixed": {"distill": {"form": "jsd"}},
     "--distill.form sampled": {"distill": {"form": "sampled"}},
     "a --distill.form other than sampled": {"distill": {"form": "jsd"}},
-    "--sft.players": {"sft": {"players": "expert:1"}},
+    "a player in --sft.players beside expert": {},
+    "one of repeat, cycle, wander in --sft.players": {"sft": {"players": "expert:1,cycle:1"}},
     "--sft.noise": {"sft": {"noise": [0.0, 0.5]}},
     "an expert who plays (neither --demonstrations nor --traces)": {},
     "episodes that are played (no --traces)": {},
+    "episodes that are played (no --traces, or a --panel)": {},
     "an endpoint as --demonstrations (openai:MODEL)": {"demonstrations": "openai:x"},
     "a model that plays here as --demonstrations (model:FOLDER)": {"demonstrations": "model:x"},
     "a model as --demonstrations (model:FOLDER, openai:MODEL)": {"demonstrations": "openai:x"},
@@ -201,6 +203,9 @@ OTHERS: Mapping[str, dict[str, Any]] = {
     "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
     "an expert who plays (neither --demonstrations nor --traces)": {"traces": ["old"]},
     "episodes that are played (no --traces)": {"traces": ["old"]},
+    "episodes that are played (no --traces, or a --panel)": {"traces": ["old"]},
+    "a player in --sft.players beside expert": {"sft": {"players": "expert:1"}},
+    "one of repeat, cycle, wander in --sft.players": {"sft": {"players": "expert:1,noisy:1"}},
     "an expert who plays or judges": {"traces": ["old"]},
     "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "minillm"}},
     "ppo-kd.teacher_coef above 0": {"ppo_kd": {"teacher_coef": 0.0, "env_coef": 1.0}},
@@ -223,6 +228,7 @@ VALUES: Mapping[str, Any] = {
     "demonstrations": "expert",
     "sft.players": "expert:1",
     "sft.noise": [0.0, 0.25],
+    "rollout_dtype": "bfloat16",
     "gigpo.similarity": 0.5,
     "turnopd.blend_start": 0.5,
     "turnopd.blend_end": 0.5,
@@ -256,6 +262,7 @@ OTHER_EXPERT, HALF = {"expert": "searching"}, {"teacher_dtype": "bfloat16"}
 @pytest.mark.parametrize(
     ("algorithm", "given", "read"),
     [
+        ("sft", {"slots": 2, "traces": ["old"], "panel": "alfworld-quickstart"}, True),
         ("sft", OTHER_EXPERT, True),
         ("sft", OTHER_EXPERT | {"demonstrations": "random"}, False),
         ("luffy", OTHER_EXPERT, True),
@@ -284,7 +291,7 @@ OTHER_EXPERT, HALF = {"expert": "searching"}, {"teacher_dtype": "bfloat16"}
         ("grpo", {"dual_clip": 2.0}, True),
     ],
 )
-def test_who_reads_an_expert_a_frozen_model_and_a_dual_clip(algorithm: str, given: dict[str, Any], read: bool) -> None:
+def test_who_reads_what_depends_on_others(algorithm: str, given: dict[str, Any], read: bool) -> None:
     with nullcontext() if read else pytest.raises(TurngymError, match="without which nothing reads it"):
         train_config(algorithm, {"student": "s", "out": "o", **given}, "test")
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from turngym.agents.playing.scripted import LOOPING
 from turngym.envs.core.episode import Origin
 from turngym.envs.core.settings import Needs, Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
@@ -47,12 +48,22 @@ class SftConfig:
     skills:FOLDER` puts it. A player that minds it (`--expert reading`) shows how to read them."""
     needs: ClassVar[Needs] = (
         (("mistakes",), "--sft.noise", lambda sft: sft.noise[1] > 0),
-        (("loop_after", "loop_slips"), "--sft.players", lambda sft: bool(sft.players)),
+        (("noise",), "a player in --sft.players beside expert", lambda sft: sft.kinds != {"expert"}),
+        (
+            ("loop_after", "loop_slips"),
+            f"one of {', '.join(LOOPING)} in --sft.players",
+            lambda sft: not sft.kinds.isdisjoint(LOOPING),
+        ),
     )
 
     def __post_init__(self) -> None:
         if self.noise[0] > self.noise[1]:
             raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
+
+    @property
+    def kinds(self) -> set[str]:
+        """Who plays."""
+        return {item.partition(":")[0].strip() for item in (self.players or "noisy").split(",")}
 
 
 TRAIN_ON: dict[str, Sequence[Origin]] = {

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE, Needs, Share
+from turngym.envs.core.settings import IN_FILE, Needs, Share, chosen
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -281,6 +281,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
 def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
     if not config.adaptive_depth:
         return FixedDepth(h_max=run.full_depth)
+    run.check_turns(chosen(config.depth, "turnopd.depth"), "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs
     h_max = min(config.depth.h_max, run.full_depth)
     return AdaptiveDepth(replace(config.depth, h_max=h_max, h_min=min(config.depth.h_min, h_max)))
