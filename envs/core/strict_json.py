@@ -29,11 +29,13 @@ class JsonError(TurngymError):
 def json_object(flag: str, text: str) -> dict[str, Any]:
     """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TurngymError(f"{flag} {excerpt(text, 200)!r} is not JSON: {error}") from None
+        # what is no UTF-8 on the command line is half a surrogate pair here
+        value = strict_json(text.encode("utf-8", "surrogatepass"))
+    except JsonError as error:
+        said = str(error).removeprefix("the body ")
+        raise TurngymError(f"{flag} {excerpt(text, 200)!r} {said}") from None
     if not isinstance(value, dict):
-        raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
+        raise TurngymError(f'{flag} {excerpt(text, 200)!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
     return value
 
 
