@@ -135,18 +135,46 @@ class Dialect(Protocol):
     def find(self, text: str) -> int:
         """Where the first call begins, readable or not; -1 if there is none."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Texts with one of which every call begins."""
+
     def read(self, text: str) -> Call | str:
         """The call at the start of `text`, or a clause that says why it cannot be read. Never raises."""
+
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        """The call, or list of calls, that stands whole at `start` of `text`, and where it ends; None if there is none.
+        Never raises.
+
+        For those who pass calls on and must lose nothing (`read_calls`); `read` is lenient, and reads the first call.
+        """
 
     def write(self, tool: str, argument: str, value: str) -> str:
         """A call of `tool` with one string argument, as the family's chat template writes it."""
 
 
-def read_json(text: str) -> tuple[Any, int] | None:
-    """The JSON value at the start of `text` and where it ends; None if there is none."""
+MOST_CALLS = 64
+"""Most calls that are read in one response."""
+
+
+def read_calls(dialect: Dialect, text: str) -> list[Call] | None:
+    """The calls that `text` is made of from beginning to end; None if it is not."""
+    found: list[Call] = []
+    place = _after_space(text, 0)
+    while place < len(text):
+        taken = dialect.take(text, place) if len(found) < MOST_CALLS else None
+        if taken is None:
+            return None
+        found += taken[0]
+        place = _after_space(text, taken[1])
+    return found or None
+
+
+def read_json(text: str, start: int = 0) -> tuple[Any, int] | None:
+    """The JSON value at `start` of `text` and where it ends; None if there is none."""
     try:
         # not up to a closing marker, which may stand inside a JSON string
-        return json.JSONDecoder().raw_decode(text)
+        return json.JSONDecoder().raw_decode(text, start)
     # a few thousand open brackets are enough for a RecursionError
     except (ValueError, RecursionError):
         return None
@@ -162,6 +190,8 @@ class _Marked:
     closing: str = ""
     """Ends a call; empty if the family writes nothing there."""
     prefixes: tuple[str, ...] = ()
+    first: ClassVar[tuple[str, ...]] = ()
+    """Letters with which a call without an opening marker begins."""
     bare: ClassVar[re.Pattern[str]]
 
     @property
@@ -174,6 +204,27 @@ class _Marked:
         bare = self.bare.search(text)
         places = [*map(text.find, self.prefixes), -1 if bare is None else bare.start()]
         return min((place for place in places if place >= 0), default=-1)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.opening,) if self.opening else (*self.prefixes, *self.first)
+
+    def _inside(self, text: str, start: int) -> int:
+        """Where the call at `start` begins behind its opening marker or prefixes; -1 without the marker."""
+        if not text.startswith(self.opening, start):
+            return -1
+        start = _after_space(text, start + len(self.opening))
+        for prefix in self.prefixes:
+            start = _after_space(text, start + len(prefix)) if text.startswith(prefix, start) else start
+        return start
+
+    def _outside(self, text: str, end: int) -> int | None:
+        """Where a call whose content ends at `end` ends with its closing marker; None if something else stands there.
+        At the end of a response, where a stop text may have taken the place of the marker, nothing need."""
+        end = _after_space(text, end)
+        if text.startswith(self.closing, end):
+            return end + len(self.closing)
+        return end if end == len(text) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +244,17 @@ class _Headed:
     def find(self, text: str) -> int:
         return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return self.starts
+
 
 _GEMMA_HEAD = re.compile(r"\s*+call:\s*+(?P<name>[^{\s]++)\s*+\{")
 _GEMMA_KEY = re.compile(r"\s*+,?\s*+(?P<key>[^:{}\s]{1,80}+)\s*+:\s*+")
 _GEMMA_BARE = re.compile(r"[^,}]*")
 MOST_ARGUMENTS = 32
+DEEPEST = 32
+"""Most lists and objects inside each other in an argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +289,43 @@ class GemmaCalls(_Marked):
         assert bare is not None
         return bare[0].strip(), bare.end()
 
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        inside = self._inside(text, start)
+        head = _GEMMA_HEAD.match(text, inside) if inside >= 0 else None
+        found = None if head is None else self._whole(text, head.end() - 1, 0)
+        end = None if found is None else self._outside(text, found[1])
+        if head is None or found is None or end is None:
+            return None
+        return [Call(name=head["name"], arguments=found[0])], end
+
+    def _whole(self, text: str, start: int, depth: int) -> tuple[Any, int] | None:
+        """The value at `start` and where it ends: a text between quotes, an object or a list of values, or JSON."""
+        if text.startswith(self.quote, start):
+            start += len(self.quote)
+            end = text.find(self.quote, start)
+            return None if end < 0 else (text[start:end], end + len(self.quote))
+        closing = {"{": "}", "[": "]"}.get(text[start : start + 1])
+        if closing is None:
+            return read_json(text, start)
+        found: list[tuple[str, Any]] = []
+        start = _after_space(text, start + 1)
+        while not text.startswith(closing, start):
+            if found:
+                if not text.startswith(",", start):
+                    return None
+                start = _after_space(text, start + 1)
+            key = _GEMMA_KEY.match(text, start) if closing == "}" else None
+            if closing == "}" and key is None:
+                return None
+            value = self._whole(text, start if key is None else key.end(), depth + 1) if depth < DEEPEST else None
+            if value is None:
+                return None
+            found.append(("" if key is None else key["key"], value[0]))
+            start = _after_space(text, value[1])
+        if closing == "]":
+            return [value for _, value in found], start + 1
+        return (dict(found), start + 1) if len(dict(found)) == len(found) else None
+
     def write(self, tool: str, argument: str, value: str) -> str:
         return f"{self.opening}call:{tool}{{{argument}:{self.quote}{value}{self.quote}}}{self.closing}"
 
@@ -253,6 +347,15 @@ class HarmonyCalls:
     def find(self, text: str) -> int:
         head = _HARMONY_HEAD.search(text)
         return -1 if head is None else head.start()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return ("<|channel|>", " to=", "to=")
+
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        head = _HARMONY_HEAD.match(text, start)
+        found = None if head is None else read_json(text, _after_space(text, head.end()))
+        return None if head is None or found is None else ([Call(name=head["name"], arguments=found[0])], found[1])
 
     def read(self, text: str) -> Call | str:
         head = _HARMONY_HEAD.match(text)
@@ -284,8 +387,11 @@ class JsonCalls(_Marked):
     """Whether the template writes a list of calls."""
     indent: int | None = None
     thoughts: Thoughts = THINK
+    first: ClassVar[tuple[str, ...]] = ("{", "[")
     # bounded white space, because a search for any amount of it takes quadratic time in a long run
-    bare: ClassVar[re.Pattern[str]] = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
+    bare: ClassVar[re.Pattern[str]] = re.compile(
+        r'(?:\[\s{0,20})?\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:'
+    )
 
     @property
     def _name_key(self) -> str:
@@ -310,10 +416,26 @@ class JsonCalls(_Marked):
             value = value[0]
         if not isinstance(value, dict) or not isinstance(value.get(self._name_key), str):
             return f'the tool call must be an object with "{self._name_key}" and "{self._arguments_key}"'
-        # Llama's models write either word
-        arguments = value.get(self._arguments_key, value.get("arguments"))
+        return self._call(value)
+
+    def _call(self, value: dict[str, Any]) -> Call:
+        # models write either word
+        arguments = value.get(self._arguments_key, value.get("arguments", value.get("parameters")))
         id = value.get("id")
         return Call(name=value[self._name_key], arguments=arguments, id=id if isinstance(id, str) else None)
+
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        inside = self._inside(text, start)
+        found = read_json(text, inside) if inside >= 0 else None
+        end = None if found is None else self._outside(text, found[1]) if self.closing else found[1]
+        if found is None or end is None:
+            return None
+        values = found[0] if isinstance(found[0], list) else [found[0]]
+        if not all(isinstance(value, dict) and isinstance(value.get(self._name_key), str) for value in values):
+            return None
+        # a semicolon stands between Llama's calls
+        end += not self.opening and text.startswith(";", end)
+        return [self._call(value) for value in values], end
 
     def write(self, tool: str, argument: str, value: str) -> str:
         parts = {self._name_key: tool, self._arguments_key: {argument: value}, "id": CALL_ID, "tool_call_id": "0"}
@@ -336,10 +458,29 @@ class NamedCalls(_Headed):
         found = read_json(text[head.end() :].lstrip())
         if found is None:
             return "the arguments of the tool call are not valid JSON"
-        return Call(name=head["name"].strip(), arguments=found[0], id=head.groupdict().get("id"))
+        return self._call(head, found[0])
+
+    @staticmethod
+    def _call(head: re.Match[str], arguments: Any) -> Call:
+        return Call(name=head["name"].strip(), arguments=arguments, id=head.groupdict().get("id"))
+
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        head = _compiled(self.head).match(text, start)
+        found = None if head is None else read_json(text, _after_space(text, head.end()))
+        if head is None or found is None:
+            return None
+        # what the family writes behind the arguments; the last of it closes all calls of a response
+        end = found[1]
+        for mark in _MARK.findall(self.form.partition("%s")[2]):
+            after = _after_space(text, end)
+            end = after + len(mark) if text.startswith(mark, after) else end
+        return [self._call(head, found[0])], end
 
     def write(self, tool: str, argument: str, value: str) -> str:
         return self.form.replace("%n", tool).replace("%s", json.dumps({argument: value}, ensure_ascii=False))
+
+
+_MARK = re.compile(r"```|<[^<>]+>")
 
 
 @lru_cache(maxsize=16)
@@ -357,6 +498,7 @@ class PythonicCalls(_Marked):
     double_quotes: bool = False
     """Whether the family's template writes `"value"` rather than `'value'`."""
     thoughts: Thoughts = THINK
+    first: ClassVar[tuple[str, ...]] = ("[",)
     bare: ClassVar[re.Pattern[str]] = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
 
     def read(self, text: str) -> Call | str:
@@ -364,21 +506,52 @@ class PythonicCalls(_Marked):
         if head is None:
             return 'the tool call is not a list such as [NAME(argument="value")]'
         arguments = head.string[head.end() - 1 :]
-        try:
-            # without the tool's name, which may hold characters that Python's names may not
-            call = ast.parse(f"_{arguments[: _end_of_bracket(arguments)]}", mode="eval").body
-        # what ast raises for deep nesting and null bytes, too
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return "the arguments of the tool call are not written as Python writes them"
-        if not isinstance(call, ast.Call):
+        call = _python_call(arguments[: _end_of_bracket(arguments)])
+        if call is None:
             return "the arguments of the tool call are not written as Python writes them"
         found = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
         return Call(name=head["name"], arguments=found)
+
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        inside = self._inside(text, start)
+        if inside < 0 or not text.startswith("[", inside):
+            return None
+        found: list[Call] = []
+        place = _after_space(text, inside + 1)
+        while not text.startswith("]", place):
+            place = place + 1 if found and text.startswith(",", place) else place
+            head = _PYTHONIC_HEAD.match(text, place) if len(found) < MOST_CALLS else None
+            if head is None or "[" in head[0]:
+                return None
+            arguments = text[head.end() - 1 :]
+            end = _end_of_bracket(arguments)
+            call = _python_call(arguments[:end])
+            if call is None or call.args or any(word.arg is None for word in call.keywords):
+                return None
+            try:
+                values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            except (ValueError, RecursionError, TypeError):
+                return None
+            found.append(Call(name=head["name"], arguments=values))
+            place = _after_space(text, head.end() - 1 + end)
+        closed = self._outside(text, place + 1)
+        return None if closed is None else (found, closed)
 
     def write(self, tool: str, argument: str, value: str) -> str:
         quote = '"' if self.double_quotes else "'"
         escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}").replace("\n", "\\n").replace("\r", "\\r")
         return f"{self.opening}[{tool}({argument}={quote}{escaped}{quote})]{self.closing}"
+
+
+def _python_call(arguments: str) -> ast.Call | None:
+    """Arguments in brackets as Python reads them; None if it does not."""
+    try:
+        # without the tool's name, which may hold characters that Python's names may not
+        call = ast.parse(f"_{arguments}", mode="eval").body
+    # what ast raises for deep nesting and null bytes, too
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return call if isinstance(call, ast.Call) else None
 
 
 def _end_of_bracket(text: str) -> int:
@@ -446,28 +619,33 @@ class TaggedCalls(_Headed):
             found.setdefault(key.strip(), value.strip())
         return found
 
-    def read_whole(self, text: str) -> Call | None:
-        """The call that `text` is from beginning to end; None if anything is missing, twice or beside it.
-
-        For those who pass a call on and must lose nothing: a value keeps its white space, but for the line end that
-        some families write at each side of it.
-        """
-        head = _compiled(self.head).match(text)
+    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+        """The call at `start`: a value keeps its white space, but for the line end that some families write at each
+        side of it."""
+        head = _compiled(self.head).match(text, start)
         if head is None:
             return None
         found: dict[str, str] = {}
-        position = _after_space(text, head.end())
-        while text.startswith(self.key[0], position):
-            key, position = _until(text, position + len(self.key[0]), self.key[1])
-            opened = _after_space(text, position) if self.value[0] else position
+        place = _after_space(text, head.end())
+        while text.startswith(self.key[0], place):
+            key, place = _until(text, place + len(self.key[0]), self.key[1])
+            opened = _after_space(text, place) if self.value[0] else place
             end = text.find(self.value[1], opened)
             if not text.startswith(self.value[0], opened) or end < 0 or key.strip() in found:
                 return None
             found[key.strip()] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
-            position = _after_space(text, end + len(self.value[1]))
-        if "".join(text[position:].split()) != "".join(self.ends):
+            place = _after_space(text, end + len(self.value[1]))
+        *inner, last = self.ends
+        for mark in inner:
+            if not text.startswith(mark, place):
+                return None
+            place = _after_space(text, place + len(mark))
+        if text.startswith(last, place):
+            place += len(last)
+        # MiniMax closes several calls together, and a stop text may have taken the place of the last marker
+        elif place < len(text) and not text.startswith(self.starts, place):
             return None
-        return Call(name=head["name"].strip(), arguments=found)
+        return [Call(name=head["name"].strip(), arguments=found)], place
 
     def write(self, tool: str, argument: str, value: str) -> str:
         return self.form.replace("%n", tool).replace("%k", argument).replace("%s", value)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.proxy.answer import Delta
 from turngym.agents.proxy.api_errors import ApiError, invalid
-from turngym.agents.proxy.conversation import Delta
 from turngym.agents.proxy.openai_api import read_feedback, read_json, read_messages, read_request, read_session
 from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.turn_records import TurnRecord

@@ -1,249 +1,66 @@
-"""How a chat session becomes token ids, and the sampled ids an answer.
+"""How a chat session becomes token ids.
 
-1. `IncrementalDecoder`: ids that come one by one become text; a character is given out when all its bytes are there.
-2. `AnswerReader`: the text becomes text and tool calls for the client, the same in one piece or in many.
-3. `ChatListRenderer`: a list of messages becomes a prompt. What a session has sampled stays as it is, and only new
-   messages are tokenized: `ChatHistory` is what is known, `Prompt` how a request extends it.
+A list of messages becomes a prompt. What a session has sampled stays as it is, and only new messages are tokenized:
+`ChatHistory` is what is known, `Prompt` how a request extends it.
+
+Read next: agents/proxy/answer.py, where the sampled ids become the client's answer.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.proxy.answer import AnswerReader, IncrementalDecoder, text_of
 from turngym.agents.proxy.api_errors import invalid
 from turngym.agents.proxy.turn_records import (
-    CLOSE,
-    OPEN,
-    READ,
     ChatMessage,
     ToolCall,
     Tools,
     TurnRecord,
     common_prefix,
-    is_read,
-    read_call,
+    is_tagged,
     tool_text,
 )
-from turngym.agents.rendering.chat_template import ChatTemplate, RenderError, TemplateCostError
+from turngym.agents.rendering.chat_template import ChatTemplate, ObservationRole, RenderError, TemplateCostError
 from turngym.agents.rendering.conversation import IdBuffer, Message
 from turngym.agents.rendering.renderer import BORDER
-from turngym.agents.rendering.template_dialect import UnknownDialectError, dialect_of_template
+from turngym.agents.rendering.template_dialect import (
+    TemplateCalls,
+    UnknownDialectError,
+    dialect_of_template,
+    named_id,
+    thought_style,
+)
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
 from turngym.envs.core.episode import Span
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import HERMES
-from turngym.envs.tool_calls import CALL_ID, Dialect
+from turngym.envs.tool_calls import CALL_ID, STYLES, THINK, Dialect
 from turngym.retrieval.redaction import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-THINK, THOUGHT = "<think>", "</think>"
 TOOL = ToolSpec(name="turngymtool", description="d", argument="turngymargument", argument_description="d")
 """A tool with which the chat template is tried out."""
-UNKNOWN = "\ufffd"
-"""The character that a decoder writes for bytes that are no character, or not a complete one yet."""
-LONGEST = 8
-"""Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
 LONG = 20_000
 """Most characters of a text that others wait for while it is tokenized, some 10 ms. Longer ones do not hold them up."""
 SUSPICIOUS = 8
 """Characters for each token of the context from which a text is counted before it is tokenized as a whole."""
-Delta = str | ToolCall
-"""A piece of the answer: text, or one complete tool call."""
-
-
-class IncrementalDecoder:
-    """Decodes ids that come one by one; a character is given out only when all its bytes are there.
-
-    `decode` reads a few ids at a time, so an answer costs time in proportion to its length.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
-        self._emitted: list[int] = []
-        """The last ids whose text was given out. They are decoded again: a tokenizer may change text at a seam."""
-        self._pending: list[int] = []
-        self._parts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """All text so far."""
-        return "".join(self._parts)
-
-    def feed(self, token: int) -> str:
-        """The text that `token` completes."""
-        self._pending.append(token)
-        return self._emit(patient=len(self._pending) < LONGEST)
-
-    def end(self) -> str:
-        """The text that was held back."""
-        return self._emit(patient=False) if self._pending else ""
-
-    def _emit(self, *, patient: bool) -> str:
-        before = self._decode(self._emitted) if self._emitted else ""
-        text = self._decode([*self._emitted, *self._pending])[len(before) :]
-        if patient and (not text or text.endswith(UNKNOWN)):
-            return ""
-        self._emitted, self._pending = self._pending, []
-        self._parts.append(text)
-        return text
-
-
-def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
-    """The text of `ids`, as `IncrementalDecoder` gives it."""
-    whole = decode(list(ids))
-    if UNKNOWN not in whole:
-        return whole
-    # some decoders spoil a whole run of ids for one bad byte, but what was streamed before that byte must stay true
-    decoder = IncrementalDecoder(decode)
-    return "".join([*map(decoder.feed, ids), decoder.end()])
-
-
-class AnswerReader:
-    """Parses a model's text into text and tool calls for the client, however the text is cut into pieces.
-
-    The first stop text to be complete ends it. Control tokens, which a policy may sample anywhere, are left out. For a
-    client with tools, well-formed calls between `<tool_call>` and `</tool_call>` are taken out, and white space at the
-    end of an answer with calls; a call inside a thought, or one that cannot be read as a whole, stays text.
-
-    Args:
-        stops: texts that end the answer; they are left out.
-        control: texts of control tokens.
-        tools: whether the client gave tools, so that calls are taken out of the text.
-        read: what stands between the tags and a salt become a call; None where it is not one.
-        salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
-        thinking: whether the answer begins inside a thought, because the prompt ends with `<think>`.
-    """
-
-    def __init__(
-        self,
-        *,
-        stops: Sequence[str] = (),
-        control: Iterable[str] = (),
-        tools: bool = False,
-        read: Callable[[str, str], ToolCall | None] = read_call,
-        salt: str = "",
-        thinking: bool = False,
-    ) -> None:
-        # longest first: of alternatives a regular expression takes the first that fits
-        controls = sorted(control, key=len, reverse=True)
-        self._stops, self._tools, self._read, self._salt = tuple(stops), tools, read, salt
-        self._control = re.compile("|".join(map(re.escape, controls))) if controls else None
-        self._prefixes = _prefixes([*stops, *controls])
-        self._raw, self._stopped = "", False
-        self._open_tag = THINK if thinking else ""
-        """The tag that is open: `<think>`, `<tool_call>`, or none."""
-        self._rest = self._space = ""
-        self._calls = 0
-
-    def feed(self, text: str) -> list[Delta]:
-        """The deltas that no later text can change."""
-        return self._split(self._clean(text, last=False), last=False)
-
-    def end(self) -> list[Delta]:
-        """The deltas that were held back until the end of the answer."""
-        return self._split(self._clean("", last=True), last=True)
-
-    def _clean(self, text: str, *, last: bool) -> str:
-        """`text` up to a stop text, without control tokens; a possible beginning of either is held back."""
-        if self._stopped:
-            return ""
-        raw = self._raw + text
-        # the stop text that is complete first, not the one that begins first: what was sampled after it is no answer
-        ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
-        self._stopped = bool(ends)
-        cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
-        found = [] if self._control is None else list(self._control.finditer(raw))
-        if not self._stopped and not last:
-            # a control token across the cut would be sent in halves, and not be recognized
-            cut = min([cut, *(match.start() for match in found if match.start() < cut < match.end())])
-        self._raw = raw[cut:]
-        return raw[:cut] if self._control is None else self._control.sub("", raw[:cut])
-
-    def _split(self, text: str, *, last: bool) -> list[Delta]:
-        if not self._tools:
-            return [text] if text else []
-        self._rest += text
-        deltas: list[Delta] = []
-        while self._step(deltas):
-            pass
-        if last and self._open_tag == OPEN:
-            self._close(self._rest, "", deltas)  # cut at a stop text, or at the limit
-        elif last:
-            self._emit_text(self._rest, deltas)
-        elif self._open_tag != OPEN:
-            keep = len(self._rest) - _partial_suffix(self._rest, TAGS[self._open_tag][1])
-            self._emit_text(self._rest[:keep], deltas)
-            self._rest = self._rest[keep:]
-        if last and self._space and not self._calls:
-            deltas.append(self._space)
-        return deltas
-
-    def _step(self, deltas: list[Delta]) -> bool:
-        """Consume the text up to the next tag that is valid here. Returns whether there is one."""
-        found = [(place, tag) for tag in TAGS[self._open_tag][0] if (place := self._rest.find(tag)) >= 0]
-        if not found:
-            return False
-        place, tag = min(found)
-        before, self._rest = self._rest[:place], self._rest[place + len(tag) :]
-        if tag == CLOSE:
-            self._close(before, tag, deltas)
-        elif tag == OPEN:
-            self._emit_text(before, deltas)
-        else:
-            self._emit_text(before + tag, deltas)
-        self._open_tag = tag if tag in (THINK, OPEN) else ""
-        return True
-
-    def _close(self, inside: str, tag: str, deltas: list[Delta]) -> None:
-        call = self._read(inside, f"{self._salt}/{self._calls}")
-        if call is None:
-            self._emit_text(OPEN + inside + tag, deltas)
-        else:
-            self._calls += 1
-            deltas.append(call)
-
-    def _emit_text(self, text: str, deltas: list[Delta]) -> None:
-        text = self._space + text
-        shown = text.rstrip()
-        self._space = text[len(shown) :]
-        if shown:
-            deltas.append(shown)
-
-
-def reply_of(deltas: Sequence[Delta]) -> ChatMessage:
-    """The whole answer as a message."""
-    text = "".join(delta for delta in deltas if isinstance(delta, str))
-    calls = tuple(delta for delta in deltas if isinstance(delta, ToolCall))
-    return ChatMessage(role="assistant", content=text, tool_calls=calls)
-
-
-def _prefixes(texts: Iterable[str]) -> frozenset[str]:
-    """All proper prefixes of `texts`."""
-    return frozenset(text[:size] for text in texts for size in range(1, len(text)))
-
-
-def _partial_suffix(text: str, starts: frozenset[str]) -> int:
-    """Length of the longest suffix of `text` that is in `starts`."""
-    longest = min(len(text), max(map(len, starts), default=0))
-    return next((size for size in range(longest, 0, -1) if text[-size:] in starts), 0)
-
-
-TAGS = {
-    "": ((THINK, OPEN), _prefixes((THINK, OPEN))),
-    THINK: ((THOUGHT,), _prefixes((THOUGHT,))),
-    OPEN: ((CLOSE,), _prefixes((CLOSE,))),
-}
-"""Maps the tag that is open to the tags that mean something then, and their beginnings."""
+WRITTEN_OUT = TemplateCalls(dialect=HERMES, exact=True, id=CALL_ID, as_text=False)
+"""Calls of templates that write none: they are part of an answer's text."""
+NINE = re.compile(r"[A-Za-z0-9]{9}")
+"""Ids of calls as Mistral's templates want them; others show them or not."""
 
 
 @dataclass(slots=True)
@@ -258,6 +75,8 @@ class ChatHistory:
     tools: Tools = ()
     last_id: int | None = None
     """The stop id that ended the last answer; None if the answer was cut."""
+    said: str = ""
+    """The last answer as it was sampled, without the id that ended it."""
     text: str | None = None
     """The current segment as text; None if it must be rendered again."""
 
@@ -299,9 +118,9 @@ class ChatListRenderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, stop_ids: Sequence[int] = ()
     ) -> None:
-        self.template = ChatTemplate(tokenizer, thinking=thinking)
-        self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
-        """Ids that end an answer."""
+        style = thought_style(tokenizer, TOOL)
+        self._thinking = thinking
+        self.template = ChatTemplate(tokenizer, thinking=thinking, thoughts=STYLES.get(style or "", THINK))
         self.tokenizer: Any = tokenizer
         # fast tokenizers refuse to be used by two threads at once; long texts get a copy, so that no other waits
         self._lock, self._long_lock = threading.Lock(), threading.Lock()
@@ -315,26 +134,50 @@ class ChatListRenderer:
         shown = [TOOL.name in self.template.render(messages, tools=[TOOL.schema()]) for messages in given]
         self._shows_tools = shown[0]
         # some show tools behind a system message alone
-        self.dialect, self._unread = self._find_dialect() if any(shown) else (HERMES, "")
+        self._calls = self._find_calls() if any(shown) else WRITTEN_OUT
+        """How the template takes calls; None where it writes them in a dialect that is not known."""
+        self._calling = self._find_calling()
+        """The template for answers with calls; None where they are content like others."""
+        calls = () if self._calling is None else self._calling.stop_ids
+        self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *calls, *stop_ids)))
+        """Ids that end an answer."""
         call: Message = {"role": "assistant", "content": "turngymanswer"}
         try:
             told = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
         except RenderError:
             told = ""
-        self._shows_results = "turngymresult" in told
+        self._shows_results = "turngymresult" in told or (self._calling is not None and self._calling.role == "tool")
 
-    def _find_dialect(self) -> tuple[Dialect, str]:
-        """(The dialect in which the template writes calls; its name if it is not read here, else "".)"""
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect in which calls are read."""
+        return HERMES if self._calls is None else self._calls.dialect
+
+    def _find_calls(self) -> TemplateCalls | None:
         try:
-            dialect, _ = dialect_of_template(self.tokenizer, TOOL)
+            return dialect_of_template(self.tokenizer, TOOL)
         except UnknownDialectError:
-            return HERMES, "a dialect of its own"
+            return None
         except RenderError:
             warnings.warn(
                 "this chat template shows tools and writes no calls: they are read and written as hermes", stacklevel=3
             )
-            return HERMES, ""
-        return dialect, "" if is_read(dialect) else f"the dialect {dialect.name!r}"
+            return WRITTEN_OUT
+
+    def _find_calling(self) -> ChatTemplate | None:
+        if self._calls is None or is_tagged(self.dialect):
+            return None
+        for role in get_args(ObservationRole)[::-1]:
+            with suppress(RenderError):
+                return ChatTemplate(
+                    self.tokenizer,
+                    tool=TOOL,
+                    thinking=self._thinking,
+                    observation_role=role,
+                    dialect=self.dialect,
+                    thoughts=self.template.thoughts,
+                )
+        return None
 
     def prompt(
         self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = (), *, most: int | None = None
@@ -392,11 +235,10 @@ class ChatListRenderer:
         """Raises ApiError (400) for tools and calls that the template's dialect leaves unread or unwritten."""
         places = enumerate(messages, start)
         calls = [(f"messages[{place}].tool_calls", call) for place, one in places for call in one.tool_calls]
-        if self._unread and (tools or calls):
+        if self._calls is None and (tools or calls):
             where = "tools" if tools else calls[0][0]
-            valid = f"read are {', '.join(READ)}: leave {where} out"
-            said = f"{where}: this model's chat template writes calls in {self._unread}, which is not read; {valid}"
-            raise invalid(said, where, "unsupported_value")
+            said = "this model's chat template writes calls in a dialect of its own, which is not read"
+            raise invalid(f"{where}: {said}; leave {where} out", where, "unsupported_value")
         for where, call in calls:
             if self.dialect is not HERMES and not isinstance(call.values, dict):
                 raise invalid(f"{where}: arguments is {brief(call.arguments, 60)}; it must be a JSON object", where)
@@ -407,19 +249,24 @@ class ChatListRenderer:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
         history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
-        answer = self.answer(record.ids.tolist(), record.text)
+        answer = self.answer(record.ids.tolist(), record.text, record.reply.tool_calls)
         added = [*map(self.template_message, record.messages), answer]
         history.template_messages = [*history.template_messages[: record.kept], *added]
         history.tools = history.tools if record.tools is None else record.tools
         history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
         with self._lock:
-            history.text = None if text is None else text + self._raw(answer) + self._stop_text(history.last_id)
+            history.said = self.template.said(record.ids.tolist(), record.text)
+            history.text = None if text is None else text + history.said + self._stop_text(history.last_id)
         return spans
 
-    def answer(self, ids: list[int], text: str) -> Message:
-        """The template's message of an answer: the sampled `ids`, decoded to `text`."""
+    def answer(self, ids: list[int], text: str, calls: Sequence[ToolCall] = ()) -> Message:
+        """The template's message of an answer: the sampled `ids`, decoded to `text`, in which `calls` were read."""
+        template = self.template if self._calling is None or not calls else self._calling
         with self._lock:
-            return self.template.answer(self.template.said(ids, text))
+            message = template.answer(template.said(ids, text))
+        if "tool_calls" in message:
+            message["tool_calls"] = self._shown_calls(calls)
+        return message
 
     def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
         """A whole prompt, int32 [P]."""
@@ -450,9 +297,16 @@ class ChatListRenderer:
             tools: whether calls are taken out of the text, for a client that has tools.
             salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         """
-        thinking = prompt.text.rstrip().endswith(THINK)
-        read = partial(read_call, dialect=self.dialect, tools=prompt.tools)
-        return AnswerReader(stops=stops, control=self.control, tools=tools, read=read, salt=salt, thinking=thinking)
+        thoughts = self.template.thoughts
+        return AnswerReader(
+            stops=stops,
+            control=self.control,
+            dialect=self.dialect if tools else None,
+            tools=prompt.tools,
+            thoughts=thoughts,
+            salt=salt,
+            thinking=prompt.text.rstrip().endswith(thoughts.opening),
+        )
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id by itself."""
@@ -461,13 +315,9 @@ class ChatListRenderer:
 
     def _history_text(self, history: ChatHistory) -> str:
         if history.text is None:
-            *given, answer = history.template_messages
-            history.text = self._render(given, history.tools) + self._raw(answer) + self._stop_text(history.last_id)
+            *given, _ = history.template_messages
+            history.text = self._render(given, history.tools) + history.said + self._stop_text(history.last_id)
         return history.text
-
-    def _raw(self, answer: Message) -> str:
-        """The text of an answer behind its prompt, which ends with the prefill already."""
-        return str(answer["content"]).removeprefix(self.template.prefill)
 
     def _render(self, given: Sequence[Message], tools: Tools) -> str:
         messages, shield = list(given), self.template.encoder.shield_all
@@ -482,29 +332,44 @@ class ChatListRenderer:
             # a template without system messages gets both in one
             messages = [*self.template.opening(system, messages[1]["content"]), *messages[2:]]
         try:
-            return self.template.render(messages, tools=list(tools) or None)
+            return self.template.render(_with_names(messages), tools=list(tools) or None)
         except (RenderError, TemplateCostError) as error:
             raise invalid(str(error), "messages") from error
 
     def template_message(self, message: ChatMessage) -> Message:
         """The message for the chat template."""
-        if message.role == "tool" and not self._shows_results:
-            return _user(f"<tool_response>\n{message.content}\n</tool_response>")
+        if message.role == "tool":
+            if not self._shows_results:
+                return _user(f"<tool_response>\n{message.content}\n</tool_response>")
+            id = {"tool_call_id": _nine(message.tool_call_id)} if message.tool_call_id else {}
+            return {"role": "tool", "content": message.content, **id}
+        if message.role != "assistant":
+            return {"role": message.role, "content": message.text}
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
-        if self.dialect is not HERMES and message.tool_calls:
-            # the template writes the calls itself; what they say is text
-            calls = [
-                {
-                    "type": "function",
-                    "id": call.id or CALL_ID,
-                    "function": {"name": call.name, "arguments": call.values},
-                }
-                for call in message.tool_calls
-            ]
-            said = self.template.encoder.shield_all(calls)
-            return {"role": message.role, "content": self.template.written(message.content), "tool_calls": said}
-        text = self.template.written(message.text) if message.role == "assistant" else message.text
-        return {"role": message.role, "content": text}
+        if self.dialect is HERMES or not message.tool_calls:
+            return self._other_answer(message.text)
+        # the template writes the calls itself; what they say is text
+        said = self.template.encoder.shield_all(self._shown_calls(message.tool_calls))
+        return {"role": message.role, "content": self.template.written(message.content), "tool_calls": said}
+
+    def _other_answer(self, text: str) -> Message:
+        """The message of an answer that nobody sampled here, its thought between the markers of the family."""
+        style = self.template.thoughts
+        if style is THINK:
+            return {"role": "assistant", "content": self.template.written(text)}
+        thought, rest, _ = THINK.split(text, bool)
+        said = style.write(thought) + style.spoken + (text if thought is None else rest.lstrip())
+        return self.template.answer(self.template.written(said))
+
+    def _shown_calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        """`calls` in the form in which the template takes them."""
+        assert self._calls is not None
+        named, shown = self._calls.id != CALL_ID, []
+        for number, call in enumerate(calls):
+            id = _nine(call.id) if not named else call.id if call.name in call.id else named_id(call.name, number)
+            arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
+            shown.append({"type": "function", "id": id, "function": {"name": call.name, "arguments": arguments}})
+        return shown
 
     def _stop_text(self, last: int | None) -> str:
         return "" if last is None else self.template.text_of(last)
@@ -543,6 +408,27 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for pair in value.items() for part in pair for text in _texts(part))
     elif isinstance(value, (list, tuple)):
         yield from (text for part in value for text in _texts(part))
+
+
+def _nine(id: str) -> str:
+    """An id of a call that every template takes, the same for the same id."""
+    return id if NINE.fullmatch(id) else hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """`messages`, each result of a call with the id and the name of its call: of the one that it names, else of the
+    first that waits for a result."""
+    found, waiting = list[Message](), list[Any]()
+    for message in messages:
+        if message["role"] == "assistant":
+            waiting = list(message.get("tool_calls", ()))
+        elif message["role"] == "tool" and waiting:
+            named = [call for call in waiting if call["id"] == message.get("tool_call_id")]
+            call = (named or waiting)[0]
+            waiting.remove(call)
+            message = {**message, "name": call["function"]["name"], "tool_call_id": call["id"]}
+        found.append(message)
+    return found
 
 
 def _user(content: str) -> Message:

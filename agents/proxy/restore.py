@@ -77,8 +77,10 @@ def episode_of(
                 excluded=excluded,
             )
         )
-        tools = {} if record.tools is None else {"tools": list(record.tools)}
-        chat.append({"kept": record.kept, "messages": [message.as_json() for message in record.messages], **tools})
+        said: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
+        said |= {} if record.tools is None else {"tools": list(record.tools)}
+        said |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
+        chat.append(said)
     name, _, number = session.key.rpartition("-")
     return Episode(
         task=Task(

@@ -20,9 +20,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.proxy.answer import AnswerReader, reply_of
 from turngym.agents.proxy.api_errors import busy, invalid
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
+from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ from turngym.envs.core.files import FolderInUseError, locked_file
 from turngym.envs.core.line_file import LineFile
 from turngym.envs.core.strict_json import JsonError, strict_json
 from turngym.envs.core.trace import add_checksum, check_checksum
-from turngym.envs.dialects import DIALECTS, HERMES
-from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls
+from turngym.envs.dialects import HERMES
+from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls, read_calls
 from turngym.retrieval.user_files import json_of
 
 Tools = tuple[Mapping[str, Any], ...]
@@ -43,6 +44,11 @@ class ToolCall:
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    @classmethod
+    def from_json(cls, call: Mapping[str, Any]) -> ToolCall:
+        """Reads what `as_json` wrote."""
+        return cls(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
 
     @property
     def values(self) -> Any:
@@ -80,14 +86,10 @@ class ChatMessage:
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> ChatMessage:
         """Reads what `as_json` wrote."""
-        calls = tuple(
-            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-            for call in message.get("tool_calls", ())
-        )
         return cls(
             role=message["role"],
             content=message["content"] or "",
-            tool_calls=calls,
+            tool_calls=tuple(map(ToolCall.from_json, message.get("tool_calls", ()))),
             tool_call_id=message.get("tool_call_id", ""),
             end=message.get("end", ""),
         )
@@ -146,9 +148,11 @@ def _value(arguments: str) -> Any:
         return arguments
 
 
-# Tool calls between two tags, and tools for chat templates that have none.
+# Tool calls, and tools for chat templates that have none.
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ID = re.compile(r"[\w.:/-]{1,64}")
+"""A call's id as models write one."""
 
 
 def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -160,41 +164,41 @@ def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def is_read(dialect: Dialect) -> bool:
-    """Whether `read_call` reads calls of this dialect: one call between two tags, as many as there are."""
-    tagged = isinstance(dialect, TaggedCalls) and OPEN in dialect.starts and dialect.ends[-1] == CLOSE
-    return dialect is HERMES or tagged
+def is_tagged(dialect: Dialect) -> bool:
+    """Whether every call of this dialect stands between the two tags."""
+    if isinstance(dialect, TaggedCalls):
+        return OPEN in dialect.starts and dialect.ends[-1] == CLOSE
+    return dialect is HERMES
 
 
-READ = tuple(name for name, dialect in DIALECTS.items() if is_read(dialect))
-"""Names of the dialects that are read."""
-
-
-def read_call(inside: str, salt: str, dialect: Dialect = HERMES, tools: Tools = ()) -> ToolCall | None:
-    """Parse the text between the tags as a call; None where it is not one. The same salt gives the same id.
+def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tools: Tools = ()) -> list[ToolCall]:
+    """The calls that `text` is, from beginning to end; empty where it is none.
 
     Args:
-        inside: the text between the tags.
-        salt: makes the call's id.
-        dialect: one that `is_read`.
+        text: the calls with their markers.
+        salt: makes ids where the model wrote none; the same salt gives the same ids.
+        first: number of the first call in its answer.
+        dialect: how the model writes calls.
         tools: the request's tools. In dialects without quotes they say which values are text.
     """
-    name = f"call_{hashlib.sha256(salt.encode()).hexdigest()[:24]}"
-    if isinstance(dialect, TaggedCalls):
-        found = dialect.read_whole(OPEN + inside + CLOSE)
-        if found is None:
-            return None
-        values = _typed(found.arguments, next((tool for tool in tools if tool["function"]["name"] == found.name), {}))
-        return ToolCall(id=name, name=found.name, arguments=json.dumps(values, ensure_ascii=False))
-    try:
-        call = json.loads(inside)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(id=name, name=call["name"], arguments=text)
+    found = read_calls(dialect, text) or []
+    if not all(isinstance(call.name, str) and call.name for call in found):
+        return []
+    said = [call.id for call in found]
+    calls = []
+    for number, call in enumerate(found, first):
+        arguments = {} if call.arguments is None else call.arguments
+        if isinstance(dialect, TaggedCalls):
+            arguments = _typed(arguments, next((tool for tool in tools if tool["function"]["name"] == call.name), {}))
+        id = call.id if call.id and ID.fullmatch(call.id) and said.count(call.id) == 1 else ""
+        calls.append(
+            ToolCall(
+                id=id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}",
+                name=call.name,
+                arguments=arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+            )
+        )
+    return calls
 
 
 def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,8 +237,10 @@ class ChatTemplate:
         self.encoder = TextEncoder(self.tokenizer, f"{self.source}\n{prompt}\n{delta}")
         end = self.encode(delta, after=self._bare)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        # if a template closes answers with plain text, only the tokenizer's eos can end one
-        self.end_id: int | None = end[0] if end and end[0] in self.encoder.ids else eos
+        # if a template closes answers with plain text, or as thoughts are closed (GPT-OSS), only the tokenizer's eos
+        # can end one
+        closing = self.encoder.ids.get(end[0]) if end else None
+        self.end_id: int | None = end[0] if closing not in (None, self.thoughts.closing) else eos
         """The id that closes an assistant message."""
         self.end_text = "" if self.end_id is None else self.text_of(self.end_id)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (self.end_id, eos) if i is not None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -35,37 +35,50 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
         return replace(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
-    dialect, exact = dialect_of_template(tokenizer, tool)
-    if not exact:
+    calls = dialect_of_template(tokenizer, tool)
+    if not calls.exact:
         warnings.warn(
-            f"this chat template's calls are read as {dialect.name}, but it writes them slightly differently "
+            f"this chat template's calls are read as {calls.dialect.name}, but it writes them slightly differently "
             "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
-    return settings if dialect is HERMES else replace(settings, channel=f"tool:{dialect.name}")
+    return settings if calls.dialect is HERMES else replace(settings, channel=f"tool:{calls.dialect.name}")
 
 
-def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> tuple[Dialect, bool]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateCalls:
+    """How a chat template writes tool calls, and in which form it takes them."""
+
+    dialect: Dialect
+    exact: bool
+    """Whether we write calls exactly as the template does; if not, we can only read them."""
+    id: str
+    """An id that it takes: `CALL_ID`, or `named_id` where it shows the id in place of the tool's name."""
+    as_text: bool
+    """Whether it takes arguments as JSON text, and not as an object."""
+
+
+def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateCalls:
     """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
 
-    The second value says whether we write calls exactly as the template does; if not, we can only read them. Raises
-    RenderError as `with_dialect` does, UnknownDialectError for a dialect that is not known.
+    Raises RenderError as `with_dialect` does, UnknownDialectError for a dialect that is not known.
     """
     template = ChatTemplate(tokenizer, tool=tool)
     written = list(_written_calls(template, tool))
-    for text in written:
+    for text, id, as_text in written:
         exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
         if exact:
             # the longest match, since bare JSON is part of many other dialects
-            return max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE))), True
-    for text in written:
+            dialect = max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE)))
+            return TemplateCalls(dialect=dialect, exact=True, id=id, as_text=as_text)
+    for text, id, as_text in written:
         for dialect in DIALECTS.values():
             if _reads(dialect, text, tool):
-                return dialect, False
+                return TemplateCalls(dialect=dialect, exact=False, id=id, as_text=as_text)
     if written:
         raise UnknownDialectError(
             f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
-            f"{excerpt(written[0].strip(), 120)!r}; use the text channel (--channel text)"
+            f"{excerpt(written[0][0].strip(), 120)!r}; use the text channel (--channel text)"
         )
     raise RenderError(
         f"the chat template of {template.name!r} knows no tools: use the text channel (--channel text), or "
@@ -83,15 +96,20 @@ def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
     return None
 
 
-def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[str]:
-    """What the template writes for an assistant message with a call, in the forms that templates accept."""
+def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[tuple[str, str, bool]]:
+    """What the template writes for an assistant message with a call, in the forms that templates accept: (text, the
+    call's id, whether its arguments were JSON text)."""
     opening = template.opening(SYSTEM, USER)
     before = template.render(opening, generate=False)
-    argument = {tool.argument: VALUE}
-    forms = product((CALL_ID, f"functions.{tool.name}:0"), (argument, json.dumps(argument)), ("", None))
-    for id, arguments, content in forms:
-        call = {"type": "function", "id": id, "function": {"name": tool.name, "arguments": arguments}}
-        message = {"role": "assistant", "content": content, "tool_calls": [call]}
+    forms = product((CALL_ID, named_id(tool.name, 0)), (False, True), ("", None))
+    for id, as_text, content in forms:
+        arguments: Any = {tool.argument: VALUE}
+        function = {"name": tool.name, "arguments": json.dumps(arguments) if as_text else arguments}
+        message = {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [{"type": "function", "id": id, "function": function}],
+        }
         try:
             text = template.render([*opening, message], generate=False)
         except RenderError:
@@ -100,7 +118,12 @@ def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[str]:
         same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
         text = text[same:]
         if VALUE in text and tool.name in text:
-            yield text
+            yield text, id, as_text
+
+
+def named_id(name: str, number: int) -> str:
+    """The id of a call whose template writes it in the place of the tool's name (Kimi)."""
+    return f"functions.{name}:{number}"
 
 
 def _reads(dialect: Dialect, text: str, tool: ToolSpec) -> bool:

@@ -35,7 +35,9 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
         said = str(error).removeprefix("the body ")
         raise TurngymError(f"{flag} {excerpt(text, 200)!r} {said}") from None
     if not isinstance(value, dict):
-        raise TurngymError(f'{flag} {excerpt(text, 200)!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
+        raise TurngymError(
+            f'{flag} {excerpt(text, 200)!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\''
+        )
     return value
 
 

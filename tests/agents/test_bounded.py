@@ -11,7 +11,7 @@ import pytest
 from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import MAX_STOP, read_request
-from turngym.agents.proxy.turn_records import read_call
+from turngym.agents.proxy.turn_records import tool_calls
 from turngym.envs.channels import make_channel
 from turngym.envs.core.strict_json import MAX_VALUES, JsonError, strict_json
 from turngym.envs.core.task import ToolSpec
@@ -150,4 +150,4 @@ def test_what_models_write_stays_as_it_is(arguments: str) -> None:
     assert called(arguments).messages[0].tool_calls[0].arguments == arguments
     with pytest.raises(ApiError, match="lone surrogate"):
         called(arguments, name="f\ud800")
-    assert read_call(arguments, "salt") is None
+    assert tool_calls(f"<tool_call>{arguments}</tool_call>", "salt", 0) == []

@@ -58,7 +58,7 @@ def test_every_template_that_knows_tools_is_read_in_its_own_dialect() -> None:
         warnings.simplefilter("error")
         assert all(with_dialect(ChatSettings(channel="tool"), family_tokenizer(name), TOOL) for name in FAMILIES)
     learned = {name: dialect_of_template(family_tokenizer(name), TOOL) for name in FAMILIES}
-    assert {name: (dialect.name, exact) for name, (dialect, exact) in learned.items()} == {
+    assert {name: (found.dialect.name, found.exact) for name, found in learned.items()} == {
         name: (dialect, True) for name, dialect in FAMILIES.items()
     }
 
@@ -141,6 +141,8 @@ def test_thoughts_and_tags_in_the_text_channel(name: str) -> None:
     texts = [fit(channel.format(action, "hm")) for action in ACTIONS]
     assert [channel.parse(text).action for text in texts] == list(ACTIONS)
     assert channel.parse(texts[0]).thought == "hm"
+    # nothing that ends a response stands in one, behind its thought (GPT-OSS) or elsewhere
+    assert not set(renderer.stop_ids) & set(renderer.template.encode(texts[0]).tolist())
     style = {"gpt_oss": "text:harmony", "gemma4": "text:gemma", "cohere": "text:cohere", "mistral_args": "text:mistral"}
     assert chat.channel == style.get(name, "text")
     assert 1 <= len(thread.segments) <= len(ACTIONS) + 1
@@ -195,8 +197,8 @@ def test_a_dialect_that_is_read_but_not_written_letter_by_letter() -> None:
     source = tokenizer.chat_template
     try:
         tokenizer.chat_template = source.replace('{"name": "', '{ "name" : "')
-        dialect, exact = dialect_of_template(tokenizer, TOOL)
-        assert (dialect.name, exact) == ("llama", False)
+        found = dialect_of_template(tokenizer, TOOL)
+        assert (found.dialect.name, found.exact) == ("llama", False)
         with pytest.warns(UserWarning, match="read as llama, but"):
             assert with_dialect(ChatSettings(channel="tool"), tokenizer, TOOL).channel == "tool:llama"
     finally:

@@ -19,7 +19,7 @@ from turngym.agents.judges.judges import WORDS, BothQuestions, is_plain, make_ju
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
-from turngym.agents.proxy.turn_records import Tools, messages_from_json
+from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
 from turngym.agents.rendering.conversation import Message
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.envs.core.episode import Episode, Turn
@@ -403,5 +403,6 @@ class SessionHints:
                 if len(ids) + turn.response_length <= self.max_context:
                     turn = replace(turn, hint_prompt_ids=ids)
             turns.append(turn)
-            given.append(self.renderer.answer(episode.response_ids(turn).tolist(), turn.response))
+            calls = tuple(map(ToolCall.from_json, said.get("calls", ())))
+            given.append(self.renderer.answer(episode.response_ids(turn).tolist(), turn.response, calls))
         return replace(episode, turns=tuple(turns))
