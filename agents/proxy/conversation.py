@@ -153,6 +153,11 @@ class ChatListRenderer:
         """The dialect in which calls are read."""
         return HERMES if self._calls is None else self._calls.dialect
 
+    @property
+    def _named_ids(self) -> bool:
+        """Whether the template shows a call's id in place of the tool's name."""
+        return self._calls is not None and self._calls.id != CALL_ID
+
     def _find_calls(self) -> TemplateCalls | None:
         try:
             return dialect_of_template(self.tokenizer, TOOL)
@@ -341,8 +346,8 @@ class ChatListRenderer:
         if message.role == "tool":
             if not self._shows_results:
                 return _user(f"<tool_response>\n{message.content}\n</tool_response>")
-            id = {"tool_call_id": _nine(message.tool_call_id)} if message.tool_call_id else {}
-            return {"role": "tool", "content": message.content, **id}
+            id = message.tool_call_id if self._named_ids else _nine(message.tool_call_id)
+            return {"role": "tool", "content": message.content, **({"tool_call_id": id} if message.tool_call_id else {})}
         if message.role != "assistant":
             return {"role": message.role, "content": message.text}
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
@@ -364,9 +369,9 @@ class ChatListRenderer:
     def _shown_calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         """`calls` in the form in which the template takes them."""
         assert self._calls is not None
-        named, shown = self._calls.id != CALL_ID, []
+        shown = []
         for number, call in enumerate(calls):
-            id = _nine(call.id) if not named else call.id if call.name in call.id else named_id(call.name, number)
+            id = _nine(call.id) if not self._named_ids else call.id if call.name in call.id else named_id(call.name, number)
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
             shown.append({"type": "function", "id": id, "function": {"name": call.name, "arguments": arguments}})
         return shown
