@@ -642,8 +642,8 @@ class TaggedCalls(_Headed):
             place = _after_space(text, place + len(mark))
         if text.startswith(last, place):
             place += len(last)
-        # MiniMax closes several calls together, and a stop text may have taken the place of the last marker
-        elif place < len(text) and not text.startswith(self.starts, place):
+        # MiniMax closes several calls together, and a stop text may have taken the place of the last marker of several
+        elif not inner or (place < len(text) and not text.startswith(self.starts, place)):
             return None
         return [Call(name=head["name"].strip(), arguments=found)], place
 

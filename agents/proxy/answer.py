@@ -165,8 +165,13 @@ class AnswerReader:
         deltas: list[Delta] = []
         while self._step(deltas):
             pass
-        if last and self._state in (CALL, CALLS):  # cut at a stop text, or at the limit
-            self._close(OPEN + self._rest if self._state == CALL else self._rest, deltas)
+        if last and self._state == CALL:  # cut at a stop text, or at the limit
+            self._close(OPEN + self._rest, deltas)
+        elif last and self._state == CALLS:
+            if not self._take_calls(self._rest, deltas):
+                # nothing but text, in which thoughts may begin and end
+                self._whole, self._state = None, TEXT
+                return [*deltas, *self._split("", last=True)]
         elif last:
             self._emit_text(self._rest, deltas)
         elif self._state in (TEXT, THOUGHT):
@@ -181,8 +186,10 @@ class AnswerReader:
     def _step(self, deltas: list[Delta]) -> bool:
         """Consume the text up to the next marker that is valid here. Returns whether there is one."""
         found = [(place, mark) for mark in self._marks[self._state] if (place := self._rest.find(mark)) >= 0]
-        call = -1 if self._whole is None or self._state != TEXT else self._whole.find(self._rest)
-        if call >= 0 and (not found or call <= min(found)[0]):
+        first = min(found)[0] if found else len(self._rest)
+        # not to the end at every marker, which would take time that grows with the square of the text
+        call = self._whole.find(self._rest[: first + REACH]) if self._whole and self._state == TEXT else -1
+        if 0 <= call <= first:
             self._emit_text(self._rest[:call], deltas)
             self._rest, self._state = self._rest[call:], CALLS
             return True
@@ -209,12 +216,16 @@ class AnswerReader:
 
     def _close(self, text: str, deltas: list[Delta]) -> None:
         """Give out the calls that `text` is; as text where it is none."""
+        if not self._take_calls(text, deltas):
+            self._emit_text(text, deltas)
+
+    def _take_calls(self, text: str, deltas: list[Delta]) -> bool:
+        """Give out the calls that `text` is. Returns whether it is any."""
         assert self._dialect is not None
         calls = tool_calls(text, self._salt, self._calls, self._dialect, self._tools)
         self._calls += len(calls)
         deltas += calls
-        if not calls:
-            self._emit_text(text, deltas)
+        return bool(calls)
 
     def _emit_text(self, text: str, deltas: list[Delta]) -> None:
         text = self._space + (text if self._kept is None else self._kept.sub("", text))

@@ -59,6 +59,8 @@ SUSPICIOUS = 8
 """Characters for each token of the context from which a text is counted before it is tokenized as a whole."""
 WRITTEN_OUT = TemplateCalls(dialect=HERMES, exact=True, id=CALL_ID, as_text=False)
 """Calls of templates that write none: they are part of an answer's text."""
+CLIENTS = "client_id"
+"""Key of a call with its id as the client knows it; no template sees it."""
 NINE = re.compile(r"[A-Za-z0-9]{9}")
 """Ids of calls as Mistral's templates want them; others show them or not."""
 
@@ -337,7 +339,7 @@ class ChatListRenderer:
             # a template without system messages gets both in one
             messages = [*self.template.opening(system, messages[1]["content"]), *messages[2:]]
         try:
-            return self.template.render(_with_names(messages), tools=list(tools) or None)
+            return self.template.render(_joined(messages), tools=list(tools) or None)
         except (RenderError, TemplateCostError) as error:
             raise invalid(str(error), "messages") from error
 
@@ -346,8 +348,8 @@ class ChatListRenderer:
         if message.role == "tool":
             if not self._shows_results:
                 return _user(f"<tool_response>\n{message.content}\n</tool_response>")
-            id = message.tool_call_id if self._named_ids else _nine(message.tool_call_id)
-            return {"role": "tool", "content": message.content, **({"tool_call_id": id} if message.tool_call_id else {})}
+            result: Message = {"role": "tool", "content": message.content}
+            return result | ({} if self._calling is None else {"tool_call_id": message.tool_call_id})
         if message.role != "assistant":
             return {"role": message.role, "content": message.text}
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
@@ -371,9 +373,10 @@ class ChatListRenderer:
         assert self._calls is not None
         shown = []
         for number, call in enumerate(calls):
-            id = _nine(call.id) if not self._named_ids else call.id if call.name in call.id else named_id(call.name, number)
+            id = _named(call, number) if self._named_ids else _nine(call.id)
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
-            shown.append({"type": "function", "id": id, "function": {"name": call.name, "arguments": arguments}})
+            function = {"name": call.name, "arguments": arguments}
+            shown.append({"type": "function", "id": id, "function": function, CLIENTS: call.id})
         return shown
 
     def _stop_text(self, last: int | None) -> str:
@@ -420,15 +423,24 @@ def _nine(id: str) -> str:
     return id if NINE.fullmatch(id) else hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """`messages`, each result of a call with the id and the name of its call: of the one that it names, else of the
-    first that waits for a result."""
+def _named(call: ToolCall, number: int) -> str:
+    """An id that names the tool, as the model wrote it, else with the call's number in its answer."""
+    fits = re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}(?::[0-9]{{1,9}})?", call.id)
+    return call.id if fits else named_id(call.name, number)
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """`messages` as templates take them, each result with the id and the name of its call: of the one that it names,
+    else of the first that waits for a result."""
     found, waiting = list[Message](), list[Any]()
     for message in messages:
         if message["role"] == "assistant":
             waiting = list(message.get("tool_calls", ()))
+            if waiting:
+                bare = [{key: value for key, value in call.items() if key != CLIENTS} for call in waiting]
+                message = {**message, "tool_calls": bare}
         elif message["role"] == "tool" and waiting:
-            named = [call for call in waiting if call["id"] == message.get("tool_call_id")]
+            named = [call for call in waiting if call[CLIENTS] == message.get("tool_call_id")]
             call = (named or waiting)[0]
             waiting.remove(call)
             message = {**message, "name": call["function"]["name"], "tool_call_id": call["id"]}

@@ -24,8 +24,10 @@ from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import ChatMessage, ToolCall, tool_calls
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.dialects import DIALECTS, HERMES
+from turngym.envs.tool_calls import STYLES, THINK
+from turngym.trainers.live.judging import SessionHints
 
-Bench, user = tools.Bench, tools.user
+Bench, user, as_dict = tools.Bench, tools.user, tools.as_dict
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
 """The template of these tests shows no tools, so the system message must."""
@@ -156,6 +158,14 @@ CALLS |= {
     "<|tool_call_end|><|tool_calls_section_end|>",
 }
 """Family -> a call as its template writes it."""
+
+
+def called(bench: Any, family: str) -> str:
+    """The call behind a thought, where the prompt has begun one."""
+    text = bench.renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x")]).text
+    return ("hm\n</think>\n\n" if text.endswith("<think>\n") else "") + CALLS[family]
+
+
 REWRITES = ("glm", "cohere")
 """Families whose templates show an earlier answer otherwise than it was said: an empty thought in front of it, ..."""
 
@@ -163,8 +173,7 @@ REWRITES = ("glm", "cohere")
 @pytest.mark.parametrize("family", CALLS)
 def test_calls_are_read_and_written_in_the_dialect_of_the_template(family: str, tmp_path: Path) -> None:
     bench = Bench(family_tokenizer(family), tmp_path)
-    begins = bench.renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x")]).text.endswith("<think>\n")
-    bench.policy.answer = lambda request: ("hm\n</think>\n\n" if begins else "") + CALLS[family]
+    bench.policy.answer = lambda request: called(bench, family)
     # what ends an answer with a call in families where it is not what ends others
     ends = {"gpt_oss": "<|call|>", "gemma4": "<|tool_response>"}
     if family in ends:
@@ -213,7 +222,7 @@ X = ({"type": "function", "function": {"name": "f", "parameters": {"properties":
 @pytest.mark.parametrize(("before", "behind"), [("", ""), ("Let me see.\n", "\n"), ("", " and so on"), ("[1] {a}", "")])
 def test_several_calls_end_an_answer(name: str, before: str, behind: str) -> None:
     text = before + SEVERAL[name] + behind
-    marks = tuple(family_tokenizer("kimi").all_special_tokens)
+    marks = ChatListRenderer(family_tokenizer("kimi")).control
     for pieces in ([text], list(text), [text[:40], text[40:]]):
         found = read(pieces, dialect=DIALECTS[name], tools=X, control=marks)
         said = [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
@@ -224,6 +233,73 @@ def test_several_calls_end_an_answer(name: str, before: str, behind: str) -> Non
             assert said == [("f", {"x": 1}), ("g", {})]
             assert found.content == before.rstrip()
             assert len({call.id for call in found.tool_calls}) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "shown"),
+    [
+        ("mistral", '"near b", "call_id": "{b}"'),
+        (
+            "kimi",
+            "## Return of functions.look:1\nnear b<|im_end|><|im_system|>tool<|im_middle|>## Return of functions.f:0",
+        ),
+        ("gemma4", 'response:look{value:<|"|>near b<|"|>}<tool_response|><|tool_response>response:f{'),
+    ],
+)
+def test_results_stand_beside_their_calls(family: str, shown: str) -> None:
+    renderer = ChatListRenderer(family_tokenizer(family))
+    ids = ("call_0123456789abcdef", "call_x")
+    calls = tuple(
+        ToolCall(id=id, name=name, arguments='{"q": "é"}') for id, name in zip(ids, ("f", "look"), strict=True)
+    )
+    results = [
+        ChatMessage(role="tool", tool_call_id=id, content=text)
+        for id, text in zip(ids, ("near a", "near b"), strict=True)
+    ]
+    said = [ChatMessage(role="user", content="x"), ChatMessage(role="assistant", tool_calls=calls), *results[::-1]]
+    text = renderer.prompt(ChatHistory(), said, X).text
+    known = re.findall(r'"id": "(\w{9})"', text)
+    assert shown.replace("{b}", known[1] if known else "") in text
+    # a result without an id is that of the first call that waits
+    bare = [replace(result, tool_call_id="") for result in results]
+    assert (
+        renderer.prompt(ChatHistory(), [*said[:2], *bare], X).text
+        == renderer.prompt(ChatHistory(), [*said[:2], *results], X).text
+    )
+
+
+@pytest.mark.parametrize("family", sorted(CALLS))
+def test_a_restart_and_a_hint_know_the_calls_of_a_conversation(family: str, tmp_path: Path) -> None:
+    def begun(folder: str) -> tuple[Any, list[Any]]:
+        bench = Bench(family_tokenizer(family), tmp_path / folder)
+        bench.policy.answer = lambda request: called(bench, family)
+        messages: list[Any] = [user("x")]
+        messages.append(bench.ask(messages, "a", tools=[SEARCH]).reply)
+        (call,) = messages[-1].tool_calls
+        return bench, [*messages, {"role": "tool", "tool_call_id": call.id, "content": "a play"}]
+
+    going, messages = begun("going")
+    going.ask(messages, "a", tools=[SEARCH])
+    stopped, messages = begun("stopped")
+    stopped.service.close()
+    again = Bench(family_tokenizer(family), tmp_path / "stopped")
+    again.ask(messages, "a", tools=[SEARCH])
+    prompt = going.policy.requests[1].prompt_ids
+    assert again.policy.requests[0].prompt_ids.tolist() == prompt.tolist()
+    going.service.end("a")
+    turn = replace(going.episodes[0].turns[1], hint="look")
+    hints = SessionHints(renderer=going.renderer, max_context=4096)
+    told = hints.enhance(replace(going.episodes[0], turns=(going.episodes[0].turns[0], turn))).turns[1]
+    assert told.hint_prompt_ids is not None
+    text = going.policy.tokenizer.decode(told.hint_prompt_ids)
+    # as the template writes the conversation, with the hint behind the user's message
+    hint = "\n\n[user's hint / instruction]\nlook"
+    assert hint in text
+    whole = going.renderer.prompt(ChatHistory(), [ChatMessage.from_json(as_dict(one)) for one in messages], (SEARCH,))
+    if family not in (*REWRITES, "nemotron3"):
+        assert text.replace(hint, "") == whole.text
+    for bench in (going, again):
+        bench.service.close()
 
 
 THOUGHTS = {
@@ -483,6 +559,35 @@ def test_any_cut_gives_the_same(
     whole = read([text], **options)
     assert read(pieces, **options) == read(list(text), **options) == whole
     assert dialect is None or thinking or whole.tool_calls or read([text], **options | {"dialect": None}) == whole
+
+
+MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "[TOOL_CALLS]", "[ARGS]")
+PIECES = (
+    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|start|>assistant", "<think>", "</think>"),
+    *(
+        " to=functions.f<|channel|>commentary json<|message|>{}",
+        '{"name": "f", "parameters": {}}',
+        "[f()]",
+        "f[ARGS]{}",
+    ),
+    *('{"name": ', "{", "[", " ", "a", "<|", " to", "[TOOL", "é"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from((*MARKS, *PIECES)), max_size=10),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    style=st.sampled_from([THINK, STYLES["harmony"]]),
+    dialect=st.sampled_from([None, *(DIALECTS[name] for name in ("harmony", "llama", "pythonic", "mistral-args"))]),
+)
+def test_any_cut_gives_the_same_in_every_dialect(parts: list[str], cuts: list[int], style: Any, dialect: Any) -> None:
+    text = "".join(parts)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    options: dict[str, Any] = {"control": MARKS, "thoughts": style, "dialect": dialect}
+    whole = read([text], **options)
+    assert read([text[start:end] for start, end in pairwise(places)], **options) == whole == read([*text], **options)
+    assert whole.tool_calls or read([text], **options | {"dialect": None}) == whole
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from turngym.envs.channels import TextChannel, ToolChannel, make_channel
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
-from turngym.envs.tool_calls import STYLES, THINK
+from turngym.envs.tool_calls import STYLES, THINK, Call, read_calls
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)
@@ -143,6 +143,23 @@ def test_nothing_that_a_model_says_raises(name: str, text: str, cut: int) -> Non
     for response in (text, spoken.format("look")[:cut] + text, text + spoken.format("look")[cut:]):
         parsed = spoken.parse(response)
         assert (parsed.action is None) != (parsed.reason is None)
+        calls = read_calls(DIALECTS[name], response)
+        assert calls is None or all(isinstance(call, Call) for call in calls)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@given(value=st.text(max_size=20), cut=st.integers(0, 200))
+def test_a_call_is_read_whole_or_not_at_all(name: str, value: str, cut: int) -> None:
+    dialect = DIALECTS[name]
+    written = dialect.write("f", "x", value)
+    whole = read_calls(dialect, written)
+    if whole is not None:  # some values cannot be written in some dialects, as one with a closing tag in it
+        assert [(call.name, call.arguments) for call in whole] == [("f", whole[0].arguments)]
+        assert whole[0].arguments in ({"x": value}, {"x": value.removeprefix("\n").removesuffix("\n")})
+    part = read_calls(dialect, written[:cut])
+    # what ends a call may be cut off, no more
+    assert part is None or part == whole
+    assert read_calls(dialect, f"{written} and more") is None
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -162,6 +179,8 @@ def test_reading_takes_time_in_proportion_to_the_length(name: str) -> None:
     # what regular expressions walk over cannot be counted: were they quadratic, these would take many minutes
     for unit in (head, " ", "[", "<", "{ ", "to=", "<tool_call>", '{"name" :', "<search>", "<think>"):
         spoken.parse(unit * (1_000_000 // len(unit)))
+        read_calls(spoken.dialect, unit * (1_000_000 // len(unit)))
+        read_calls(spoken.dialect, spoken.format("look") * 1000 + unit * (1_000_000 // len(unit)))
 
 
 class Counted(str):
