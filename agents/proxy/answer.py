@@ -166,7 +166,7 @@ class AnswerReader:
         while self._step(deltas):
             pass
         if last and self._state == CALL:  # cut at a stop text, or at the limit
-            self._close(OPEN + self._rest, deltas)
+            self._close(OPEN + self._rest + (CLOSE if self._stopped and CLOSE in self._stops else ""), deltas)
         elif last and self._state == CALLS:
             if not self._take_calls(self._rest, deltas):
                 # nothing but text, in which thoughts may begin and end
@@ -202,7 +202,7 @@ class AnswerReader:
             self._close(OPEN + before + mark, deltas)
         else:
             self._emit_text(before, deltas)
-            self._emit_text(says, deltas)
+            self._emit(says, deltas)
         self._state = behind
         return True
 
@@ -228,7 +228,10 @@ class AnswerReader:
         return bool(calls)
 
     def _emit_text(self, text: str, deltas: list[Delta]) -> None:
-        text = self._space + (text if self._kept is None else self._kept.sub("", text))
+        self._emit(text if self._kept is None else self._kept.sub("", text), deltas)
+
+    def _emit(self, text: str, deltas: list[Delta]) -> None:
+        text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:

@@ -529,6 +529,18 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
         assert read(pieces, stops=stops, dialect=None).content == shown
 
 
+def test_tags_of_thoughts_are_shown_where_they_are_control_tokens() -> None:
+    for dialect in (None, HERMES):
+        found = read(["<think>hm</think>no<s>"], control=(*CONTROL, "<think>", "</think>"), dialect=dialect)
+        assert found.content == "<think>hm</think>no"
+
+
+@pytest.mark.parametrize(("stops", "calls"), [(["</tool_call>"], 1), (["</"], 0), ([], 0)])
+def test_a_call_that_is_cut_is_one_where_its_end_was_the_stop_text(stops: list[str], calls: int) -> None:
+    cut = "<tool_call>f</tool_call>" if stops else "<tool_call>f"
+    assert len(read([cut], dialect=DIALECTS["glm"], stops=stops).tool_calls) == calls
+
+
 def test_what_is_certain_comes_at_once() -> None:
     reader = AnswerReader(stops=["STOP"], control=CONTROL, dialect=HERMES)
     assert [reader.feed(piece) for piece in ("Let", " me", " S", "it ", "<", "b> ", "<tool_")] == [
