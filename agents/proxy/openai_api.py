@@ -15,7 +15,7 @@ from typing import Any
 from turngym.agents.proxy.api_errors import ApiError, invalid
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.sessions import Feedback
-from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
+from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall, check_arguments
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.strict_json import JsonError, strict_json
 from turngym.retrieval.redaction import excerpt, first_letters
@@ -96,28 +96,13 @@ def _call(call: Any, where: str) -> ToolCall:
     if not isinstance(name, str) or not name or not isinstance(arguments, str):
         raise invalid(f'{where} is {shown(call)}; it must have function: {{"name", "arguments" as JSON text}}', where)
     arguments = _clean(arguments, where)
-    _check_arguments(arguments, f"{where}.function.arguments")
+    try:
+        check_arguments(arguments)
+    except JsonError as error:
+        place = f"{where}.function.arguments"
+        raise invalid(f"{place}: {str(error).removeprefix('the body ')}", place) from None
     identity = call.get("id", "")
     return ToolCall(id=identity if isinstance(identity, str) else "", name=_clean(name, where), arguments=arguments)
-
-
-def _check_arguments(arguments: str, where: str) -> None:
-    """Raises ApiError for JSON in a text that the body itself could not hold: half a surrogate pair, a deep nest.
-
-    Text that is no JSON stays text, as models write it.
-    """
-    if arguments.lstrip()[:1] not in ("{", "[", '"'):
-        return
-    try:
-        strict_json(arguments.encode())
-    except JsonError as error:
-        try:
-            json.loads(arguments)
-        except ValueError:
-            return
-        except RecursionError:
-            pass
-        raise invalid(f"{where}: {str(error).removeprefix('the body ')}", where) from None
 
 
 SESSION = "X-Session-Id"

@@ -164,6 +164,23 @@ def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def check_arguments(arguments: str) -> None:
+    """Raises JsonError for JSON in a text that the body of a request could not hold: NaN, half a surrogate pair, a deep
+    nest. Text that is no JSON stays text, as models write it."""
+    if arguments.lstrip()[:1] not in ("{", "[", '"'):
+        return
+    try:
+        strict_json(arguments.encode("utf-8", "surrogatepass"))
+    except JsonError:
+        try:
+            json.loads(arguments)
+        except ValueError:
+            return
+        except RecursionError:
+            pass
+        raise
+
+
 def is_tagged(dialect: Dialect) -> bool:
     """Whether every call of this dialect stands between the two tags."""
     if isinstance(dialect, TaggedCalls):
@@ -187,17 +204,18 @@ def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tool
     said = [call.id for call in found]
     calls = []
     for number, call in enumerate(found, first):
-        arguments = {} if call.arguments is None else call.arguments
+        arguments: Any = {} if call.arguments is None else call.arguments
         if isinstance(dialect, TaggedCalls):
             arguments = _typed(arguments, next((tool for tool in tools if tool["function"]["name"] == call.name), {}))
+        try:
+            # Python's bytes and sets are no JSON
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            check_arguments(text)
+        except (TypeError, ValueError, RecursionError, JsonError):
+            return []
         id = call.id if call.id and ID.fullmatch(call.id) and said.count(call.id) == 1 else ""
-        calls.append(
-            ToolCall(
-                id=id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}",
-                name=call.name,
-                arguments=arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
-            )
-        )
+        id = id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}"
+        calls.append(ToolCall(id=id, name=call.name, arguments=text))
     return calls
 
 

@@ -529,6 +529,28 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
         assert read(pieces, stops=stops, dialect=None).content == shown
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f(x=b'a')]"),
+        ("pythonic", "[f(x={1, 2})]"),
+        ("pythonic", "[f(x={(1, 2): 3})]"),
+        ("pythonic", "[f(1)]"),
+        ("pythonic", "[f(**{})]"),
+        ("pythonic", "[f(x=g())]"),
+        ("llama", '{"name": "f", "parameters": {"x": NaN}}'),
+        ("llama", '{"name": "f", "parameters": {"x": "\\ud800"}}'),
+        ("llama", '{"name": "f", "parameters": ' + "[" * 500 + "]" * 500 + "}"),
+        ("llama", '{"name": "", "parameters": {}}'),
+        ("gemma4", "<|tool_call>call:f{x:1,x:2}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{x:" + "[" * 100 + "]" * 100 + "}<tool_call|>"),
+    ],
+)
+def test_what_no_client_could_read_is_no_call(name: str, text: str) -> None:
+    found = read([text], dialect=DIALECTS[name])
+    assert (found.tool_calls, found.content) == ((), text)
+
+
 def test_tags_of_thoughts_are_shown_where_they_are_control_tokens() -> None:
     for dialect in (None, HERMES):
         found = read(["<think>hm</think>no<s>"], control=(*CONTROL, "<think>", "</think>"), dialect=dialect)
