@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +14,8 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import check_result, play_again
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.episode import Status
+from turngym.envs.core.trace import TraceWriter, iter_episodes
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, turn_sums
@@ -102,6 +106,21 @@ def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) 
     assert (cell.folder / "metrics.jsonl").read_bytes() == metrics
     assert make_record(cell) == before == read_record(cell.folder)
     assert [path.stat().st_mtime_ns for path in packed] == stamps
+
+
+def test_a_task_that_was_lost_everywhere_is_one_of_the_study(study: Path, tmp_path: Path) -> None:
+    cell = replace(cells(study)["opd"], folder=tmp_path / "opd-seed0")
+    shutil.copytree(cells(study)["opd"].folder, cell.folder)
+    for path in (cell.folder / "eval").glob("*.jsonl"):
+        episodes = [*iter_episodes(path)]
+        gone = episodes[0].task.task_id
+        path.unlink()
+        with TraceWriter(path) as writer:
+            for one in episodes:
+                writer.write(replace(one, status=Status.ERROR_ENGINE) if one.task.task_id == gone else one)
+    record, other = make_record(cell), read_record(cells(study)["turnopd"].folder)
+    assert {len(point.tasks) for point in record.evaluations} == {2}
+    assert (record.samples, record.categories) == (other.samples, other.categories)
 
 
 def test_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:

@@ -151,14 +151,16 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
             mean = spent.evaluated[step]
             evaluations += [] if mean is None else [Evaluation(step=step, cost=spent.costs[step], tasks={WHOLE: mean})]
             continue
-        counted = [EpisodeOutcome.of(episode) for episode in iter_episodes(path) if not episode.status.is_error]
+        played = [EpisodeOutcome.of(episode) for episode in iter_episodes(path)]
+        counted = [one for one in played if not one.status.is_error]
         if not counted:
             if strict:
                 raise TurngymError(f"{path}: no episode that counts")
             continue
-        samples = max(one.sample for one in counted) + 1
-        categories |= {one.task.task_id: one.task.category for one in counted}
-        clusters |= {one.task.task_id: one.task.cluster for one in counted if one.task.cluster}
+        # of lost episodes, too: what was evaluated is what was asked for, as in the other cells of the study
+        samples = max(one.sample for one in played) + 1
+        categories |= {one.task.task_id: one.task.category for one in played}
+        clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
     return Record(
         world=cell.world,
