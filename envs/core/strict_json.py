@@ -29,11 +29,12 @@ class JsonError(TurngymError):
 def json_object(flag: str, text: str) -> dict[str, Any]:
     """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
     try:
-        # what is no UTF-8 on the command line is half a surrogate pair here
-        value = strict_json(text.encode("utf-8", "surrogatepass"))
+        # half surrogate pairs may be: so Python writes the bytes of a path that are no UTF-8
+        value = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise TurngymError(f"{flag} {excerpt(text, 200)!r} is not JSON: {error}") from None
     except JsonError as error:
-        said = str(error).removeprefix("the body ")
-        raise TurngymError(f"{flag} {excerpt(text, 200)!r} {said}") from None
+        raise TurngymError(f"{flag} {excerpt(text, 200)!r} {str(error).removeprefix('the body ')}") from None
     if not isinstance(value, dict):
         raise TurngymError(
             f'{flag} {excerpt(text, 200)!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\''

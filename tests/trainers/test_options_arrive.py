@@ -151,8 +151,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.rho", 0.3),
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.p", 0.6),
     (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.h_max", 9),
-    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.h_max", 17),
-    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.h_min", 17),
+    (TURN, "depth", DepthConfig(warmup=5), "depth.h_max", 17),  # by default that of the run
     (TURN, "depth", DepthConfig(warmup=5), "depth.warmup", 5),
     (TURN, "depth", DepthConfig(cov_base=1), "depth.cov_base", 1),
     (TURN, "weight", "turn", "target_fn", TeacherTopK(9)),
