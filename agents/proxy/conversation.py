@@ -355,9 +355,8 @@ class ChatListRenderer:
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
         if self.dialect is HERMES or not message.tool_calls:
             return self._other_answer(message.text)
-        # the template writes the calls itself; what they say is text
-        said = self.template.encoder.shield_all(self._shown_calls(message.tool_calls))
-        return {"role": message.role, "content": self.template.written(message.content), "tool_calls": said}
+        calls = self._shown_calls(message.tool_calls)
+        return {"role": message.role, "content": self.template.written(message.content), "tool_calls": calls}
 
     def _other_answer(self, text: str) -> Message:
         """The message of an answer that nobody sampled here, its thought between the markers of the family."""
@@ -369,14 +368,15 @@ class ChatListRenderer:
         return self.template.answer(self.template.written(said))
 
     def _shown_calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        """`calls` in the form in which the template takes them."""
+        """`calls` in the form in which the template takes them. It writes them itself: what they say is text."""
         assert self._calls is not None
         shown = []
         for number, call in enumerate(calls):
             id = _named(call, number) if self._named_ids else _nine(call.id)
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
             function = {"name": call.name, "arguments": arguments}
-            shown.append({"type": "function", "id": id, "function": function, CLIENTS: call.id})
+            told = self.template.encoder.shield_all({"id": id, "function": function})
+            shown.append({"type": "function", **told, CLIENTS: call.id})
         return shown
 
     def _stop_text(self, last: int | None) -> str:

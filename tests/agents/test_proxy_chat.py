@@ -268,6 +268,39 @@ def test_results_stand_beside_their_calls(family: str, shown: str) -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["mistral", "llama3", "gpt_oss", "gemma4", "kimi"])
+def test_a_control_token_that_a_call_spells_stays_text(family: str, tmp_path: Path) -> None:
+    bench = Bench(family_tokenizer(family), tmp_path)
+    encoder, tokenizer = bench.renderer.template.encoder, bench.policy.tokenizer
+    token = {
+        "mistral": "[INST]",
+        "llama3": "<|eot_id|>",
+        "gpt_oss": "<|start|>",
+        "gemma4": "<turn|>",
+        "kimi": "<|im_end|>",
+    }[family]
+    before, behind = CALLS[family].split("Hamlet")
+    ids = encoder.encode(before + encoder.shield(token) + behind).tolist()
+    bench.policy.answer = lambda request: ""
+    bench.policy.tokenizer = lambda text, **options: {"input_ids": ids}
+    bench.policy.tokenizer.decode = tokenizer.decode  # type: ignore[attr-defined]
+    first = bench.ask([user("x")], "a", tools=[SEARCH]).reply
+    (call,) = first.tool_calls
+    bench.ask([user("x"), first, {"role": "tool", "tool_call_id": call.id, "content": "a play"}], "a", tools=[SEARCH])
+    prompt, number = bench.policy.requests[1].prompt_ids.tolist(), tokenizer.convert_tokens_to_ids(token)
+    plain = bench.renderer.prompt(
+        ChatHistory(),
+        [
+            ChatMessage(role="user", content="x"),
+            replace(first, tool_calls=(replace(call, arguments=WORDS),)),
+            ChatMessage(role="tool", tool_call_id=call.id, content="a play"),
+        ],
+        (SEARCH,),
+    )
+    assert prompt.count(number) == plain.ids.tolist().count(number)
+    bench.service.close()
+
+
 @pytest.mark.parametrize("family", sorted(CALLS))
 def test_a_restart_and_a_hint_know_the_calls_of_a_conversation(family: str, tmp_path: Path) -> None:
     def begun(folder: str) -> tuple[Any, list[Any]]:
