@@ -40,6 +40,8 @@ class Thoughts:
     """Text between the closing marker and what follows."""
     spoken: str = ""
     """Marks plain text, in families that mark it (GPT-OSS: the final channel)."""
+    aside: str = ""
+    """Marks what is said to the user before a call, in families that mark it (GPT-OSS: the commentary channel)."""
     may_be_open: bool = True
     """Whether a chat template may open a thought in the prompt, so that a response may begin inside it."""
 
@@ -89,6 +91,7 @@ HARMONY = Thoughts(
     after="",
     gap="<|start|>assistant",
     spoken="<|channel|>final<|message|>",
+    aside="<|channel|>commentary<|message|>",
     may_be_open=False,
 )
 """Tags of GPT-OSS: the analysis channel."""

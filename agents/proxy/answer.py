@@ -240,7 +240,7 @@ class AnswerReader:
 
 def _dropped(thoughts: Thoughts) -> list[str]:
     """What a family writes around an answer's text, as `<|start|>assistant` and `<|channel|>final<|message|>`."""
-    return [text for text in (thoughts.gap.strip(), thoughts.spoken) if text]
+    return [text for text in (thoughts.gap.strip(), thoughts.spoken, thoughts.aside) if text]
 
 
 def _written(dialect: Dialect | None) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from turngym.agents.proxy.turn_records import (
     tool_text,
 )
 from turngym.agents.rendering.chat_template import ChatTemplate, ObservationRole, RenderError, TemplateCostError
-from turngym.agents.rendering.conversation import IdBuffer, Message
+from turngym.agents.rendering.conversation import IdBuffer, Message, message_with_calls
 from turngym.agents.rendering.renderer import BORDER
 from turngym.agents.rendering.template_dialect import (
     TemplateCalls,
@@ -355,8 +355,11 @@ class ChatListRenderer:
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
         if self.dialect is HERMES or not message.tool_calls:
             return self._other_answer(message.text)
-        calls = self._shown_calls(message.tool_calls)
-        return {"role": message.role, "content": self.template.written(message.content), "tool_calls": calls}
+        thought, said, tags = None, message.content, self.template.thoughts
+        if tags is not THINK:
+            thought, said, _ = THINK.split(message.content, bool)
+        thought = None if thought is None else self.template.written(thought)
+        return message_with_calls(self.template.written(said), thought, self._shown_calls(message.tool_calls), tags)
 
     def _other_answer(self, text: str) -> Message:
         """The message of an answer that nobody sampled here, its thought between the markers of the family."""

@@ -75,11 +75,11 @@ class StructuredAnswers:
         content = body.removeprefix(self.thoughts.gap).removeprefix(self.thoughts.spoken)
         message: Message = {"role": "assistant", "content": self._plain(content)}
         if isinstance(call, Call) and isinstance(call.name, str):
-            content = self._plain(body[:start].removeprefix(self.thoughts.gap))
-            message = {"role": "assistant", "content": content.strip(), "tool_calls": [self._call(call)]}
-        if thought:
-            message |= dict.fromkeys(THOUGHT_KEYS, thought)
-        return message
+            said, tags = body[:start].removeprefix(self.thoughts.gap), self.thoughts
+            if tags.aside and tags.aside in said:
+                said = said.replace(tags.aside, "").replace(tags.closing + tags.gap, "")
+            return message_with_calls(self._plain(said).strip(), thought, [self._call(call)], tags)
+        return message | dict.fromkeys(THOUGHT_KEYS if thought else (), thought)
 
     def observation(self, text: str, role: str, previous: Message | None) -> Message:
         calls = (previous or {}).get("tool_calls")
@@ -103,6 +103,15 @@ class StructuredAnswers:
         for token in self.special:
             text = text.replace(token, "")
         return text
+
+
+def message_with_calls(content: str, thought: str | None, calls: Sequence[Any], tags: Thoughts) -> Message:
+    """The message of an answer with tool calls; `tags` are the family's."""
+    if tags.aside and content and thought:
+        # GPT-OSS's template takes either beside a call, and writes both as a thought
+        content, thought = "", f"{thought}\n{content}"
+    message = {"role": "assistant", "content": content, "tool_calls": list(calls)}
+    return message | dict.fromkeys(THOUGHT_KEYS if thought else (), thought)
 
 
 AnswerForm = ContentAnswers | StructuredAnswers

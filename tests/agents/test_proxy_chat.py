@@ -362,6 +362,25 @@ def test_a_thought_is_told_from_the_answer_in_every_family(family: str, tmp_path
     bench.service.close()
 
 
+def test_what_is_said_before_a_call_is_text_for_the_client(tmp_path: Path) -> None:
+    """GPT-OSS may think, tell the user what it is about to do, and call a function, in one answer."""
+    bench = Bench(family_tokenizer("gpt_oss"), tmp_path)
+    said = "<|channel|>analysis<|message|>I think<|end|><|start|>assistant"
+    said += "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.search<|message|>{"q": "Hamlet"}'
+    bench.policy.answer = lambda request: said + call
+    first = bench.ask([user("x")], "a", tools=[SEARCH]).reply
+    assert first.content == "<think>I think</think>Let me look."
+    assert [one.values for one in first.tool_calls] == [{"q": "Hamlet"}]
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "a play"}
+    bench.ask([user("x"), first, result], "a", tools=[SEARCH])
+    # the template has one place for both; the same of an answer from elsewhere
+    bench.ask([user("x"), first, result], "b", tools=[SEARCH])
+    for prompt in bench.policy.prompts[1:]:
+        assert "<|channel|>analysis<|message|>I think\nLet me look.<|end|>" in prompt
+    bench.service.close()
+
+
 def test_tools_are_refused_where_the_dialect_is_not_known(make_tokenizer: Callable[..., Any]) -> None:
     own = (
         "{{- tools -}}{%- for m in messages -%}{{- m.role + ': ' + (m.content or '') + '\n' -}}"
