@@ -213,6 +213,9 @@ def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tool
             check_arguments(text)
         except (TypeError, ValueError, RecursionError, JsonError):
             return []
+        # Hermes's calls are text for templates, which read those of others
+        if dialect is not HERMES and not isinstance(_value(text), dict):
+            return []
         id = call.id if call.id and ID.fullmatch(call.id) and said.count(call.id) == 1 else ""
         id = id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}"
         calls.append(ToolCall(id=id, name=call.name, arguments=text))

@@ -594,6 +594,8 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
         ("llama", '{"name": "f", "parameters": {"x": "\\ud800"}}'),
         ("llama", '{"name": "f", "parameters": ' + "[" * 500 + "]" * 500 + "}"),
         ("llama", '{"name": "", "parameters": {}}'),
+        ("llama", '{"name": "f", "parameters": [1]}'),
+        ("mistral-args", "f[ARGS]3"),
         ("gemma4", "<|tool_call>call:f{x:1,x:2}<tool_call|>"),
         ("gemma4", "<|tool_call>call:f{x:" + "[" * 100 + "]" * 100 + "}<tool_call|>"),
     ],
@@ -601,6 +603,8 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
 def test_what_no_client_could_read_is_no_call(name: str, text: str) -> None:
     found = read([text], dialect=DIALECTS[name])
     assert (found.tool_calls, found.content) == ((), text)
+    (call,) = read(['{"name": "f", "parameters": "{}"}'], dialect=DIALECTS["llama"]).tool_calls
+    assert call.values == {}
 
 
 def test_tags_of_thoughts_are_shown_where_they_are_control_tokens() -> None:
