@@ -106,7 +106,14 @@ class StructuredAnswers:
 
 
 def message_with_calls(content: str, thought: str | None, calls: Sequence[Any], tags: Thoughts) -> Message:
-    """The message of an answer with tool calls; `tags` are the family's."""
+    """The message of an answer with tool calls.
+
+    Args:
+        content: what is said beside the calls.
+        thought: the thought before them; None or empty for none.
+        calls: the calls as templates take them.
+        tags: how the family writes thoughts.
+    """
     if tags.aside and content and thought:
         # GPT-OSS's template takes either beside a call, and writes both as a thought
         content, thought = "", f"{thought}\n{content}"
