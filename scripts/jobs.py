@@ -115,7 +115,8 @@ class Runner:
     """Seconds that an interrupted run is given to end by itself before it is told to."""
     _running: list[tuple[Job, subprocess.Popen[bytes], ExitStack]] = field(default_factory=list, init=False)
     """Jobs with their processes and locks."""
-    _failed: list[Job] = field(default_factory=list, init=False)
+    _failed: dict[str, str] = field(default_factory=dict, init=False)
+    """Name of a job -> why it failed."""
 
     def run(self) -> None:
         """Runs until every job is finished, failed, or another process's; SIGINT and SIGTERM end the runs too.
@@ -142,9 +143,7 @@ class Runner:
                         held.close()
                 raise
         if self._failed:
-            names = ", ".join(job.name for job in self._failed)
-            logs = ", ".join(str(job.log) for job in self._failed)
-            raise TurngymError(f"failed: {names}; the reason is at the end of {logs}")
+            raise TurngymError("; ".join((f"failed: {', '.join(self._failed)}", *dict.fromkeys(self._failed.values()))))
 
     def _begin(self, board: Board) -> bool:
         """Starts jobs while fewer than `parallel` run. Returns whether one was started."""
@@ -154,7 +153,7 @@ class Runner:
                 break
             # a job that needs a failed one never starts
             ready = all(need.finished for need in job.needs)
-            if not ready or job.finished or job in self._failed or any(one is job for one, *_ in self._running):
+            if not ready or job.finished or job.name in self._failed or any(one is job for one, *_ in self._running):
                 continue
             with ExitStack() as held:
                 try:
@@ -177,7 +176,7 @@ class Runner:
         return any(
             not job.finished
             and any(not need.finished and need in self.jobs for need in job.needs)
-            and not any(need in self._failed for need in job.needs)
+            and not any(need.name in self._failed for need in job.needs)
             for job in self.jobs
         )
 
@@ -189,11 +188,20 @@ class Runner:
                 continue
             self._running.remove(running)
             with held:
-                if job.ended:
-                    self.finish(job)
-                else:
-                    self._failed.append(job)
-                    board.say(f"failed: {job.name}", always=True)
+                why = self._end(job)
+            if why is not None:
+                self._failed[job.name] = why
+                board.say(f"failed: {job.name}; {why}", always=True)
+
+    def _end(self, job: Job) -> str | None:
+        """What is to be done for a job whose command has ended. Returns why it failed, if it did."""
+        if not job.ended:
+            return f"the reason is at the end of {job.log}"
+        try:
+            self.finish(job)
+        except (TurngymError, OSError) as error:
+            return str(error)
+        return None
 
 
 def check_command(job: Job) -> None:
@@ -202,8 +210,11 @@ def check_command(job: Job) -> None:
     path = job.folder / "command.txt"
     if not path.exists():
         return
-    was, now = path.read_text(encoding="utf-8").strip(), job.command
-    if was != now and _without_place(was) != _without_place(now):
+    was, now = (_without_place(command) for command in (path.read_text(encoding="utf-8").strip(), job.command))
+    if job.finished and job.verb in was:
+        # how many processes trained it does not matter any more
+        was, now = (words[words.index(job.verb) :] for words in (was, now))
+    if was != now:
         raise TurngymError(
             f"{job.folder} holds a run with other options (command.txt); remove it, or choose another --out"
         )

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import tyro
 
-from turngym.agents.evaluation.packed import differences, pack_result, play_again
+from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.envs.core.errors import TurngymError
@@ -106,7 +106,8 @@ def check(options: Check) -> int:
         start = time.monotonic()
         result = read_result(path)
         found = differences(result, panel=options.panel, data=options.data, env_kwargs=given)
-        if options.agent is not None:
+        # who lacks episodes, or has others, has nothing to be compared with
+        if options.agent is not None and not inconsistencies(result):
             found += play_again(result, options.agent, tasks=options.tasks, panel=options.panel, env_kwargs=given)
         turns = sum(episode.depth for episode in result.episodes)
         seconds = time.monotonic() - start

@@ -99,6 +99,8 @@ class Group:
         if None in found and len(found) > 1:
             other = next(name for name in names if name != found[None])
             return f"{found[None]} has no training seed in its name, and {other} has one"
+        if not set.intersection(*({one.task.task_id for one in self.results[name].episodes} for name in names)):
+            return f"{', '.join(names)} have no task in common"
         return no_seeds({name: (self.results[name].settings, self.results[name].seal) for name in names})
 
     def lines(self) -> list[str]:

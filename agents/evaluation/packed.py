@@ -356,7 +356,9 @@ def play_again(
     recorded = {(one.task.task_id, one.sample): one for one in result.episodes}
     for episode in again.episodes:
         key = episode.task.task_id, episode.sample
-        if (line := first_difference(recorded[key].turns, episode.turns)) is not None:
+        if key not in recorded:
+            found.append(f"{key[0]} sample {key[1]}: it is not in the file")
+        elif (line := first_difference(recorded[key].turns, episode.turns)) is not None:
             found.append(f"{key[0]} sample {key[1]}, {line}")
     return found
 

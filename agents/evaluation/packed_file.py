@@ -15,6 +15,7 @@ from zlib import crc32
 from turngym.agents.evaluation.results import check_kind, check_settings
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.envs.core.episode import Episode, EpisodeError
+from turngym.envs.core.tables import written_whole
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.retrieval.outgoing import too_many_values
 from turngym.retrieval.redaction import brief, excerpt
@@ -68,11 +69,10 @@ class PackedResult:
 
     def write(self, path: str | Path) -> Path:
         """Writes the file and returns its path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = "\n".join(self.lines()).encode("ascii")
-        path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
-        return path
+        with written_whole(path) as scratch:
+            scratch.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+        return Path(path)
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,10 +51,13 @@ def check_settings(settings: Any) -> None:
             raise ValueError(f"its setting {name} is {brief(value, 80)}; it must be at least 1")
 
 
+LARGE = 1e18
+
+
 def check_kind(name: str, value: Any, kind: Any) -> None:
     """Raises ValueError where `value`, which a file from anyone calls `name`, is of another `kind`, a type or a union
-    of types; numbers must be finite."""
-    infinite = isinstance(value, float) and not math.isfinite(value)
+    of types; numbers must be finite, and no larger than anything that is measured."""
+    infinite = isinstance(value, int | float) and not abs(value) < LARGE
     if not isinstance(value, kind) or isinstance(value, bool) or infinite:
         kinds = get_args(kind) or (kind,)
         valid = " or ".join(_KINDS.get(one, "nothing") for one in kinds if one is not int or float not in kinds)

@@ -11,6 +11,7 @@ Errors are JSON with the four fields that OpenAI clients read. `create_app` at t
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from turngym.envs.core.plugins import need
 
 if TYPE_CHECKING:
     from flask import Flask, Response
+
+LOG = logging.getLogger(__name__)
 
 # /metrics: the numbers of /healthz in the text form of Prometheus.
 
@@ -118,8 +121,9 @@ class EventStream:
                     yield from self._token_events(drawn)
                 elif (finished := inflight.wait(0)) is None:
                     yield b": waiting\n\n"
-        except ApiError as error:
-            yield _data(error.as_json())
+        except Exception as error:
+            # the status is sent already: what no error of the server's may do is end the stream without a word
+            yield _data(as_api_error(error).as_json())
             return
         text = finished.text
         if not text.startswith(self._text.text):
@@ -209,31 +213,36 @@ ROUTES = (
 )
 
 
+def as_api_error(error: Exception) -> ApiError:
+    """The error that a client is told. Those that nobody expects are logged; the client does not see their text."""
+    if is_disk_full(error):
+        return ApiError(503, "no room is left for records; ask again later", code="disk_full", retry_after=5)
+    if isinstance(error, ApiError):
+        return error
+    LOG.exception("request failed", exc_info=error)
+    return ApiError(500, f"internal error: {type(error).__name__}", code="internal")
+
+
 def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
     """The answer to a request that ended in an exception.
 
     Args:
-        app: logs an exception that is no refusal, and knows the largest body.
-        error: an ApiError, an exception of werkzeug, or any other, whose text the client does not see.
+        app: knows the largest body.
+        error: an ApiError, an exception of werkzeug, or any other.
         method: of the request.
         path: of the request.
     """
-    if is_disk_full(error):
-        error = ApiError(503, "no room is left for records; ask again later", code="disk_full", retry_after=5)
-    if not isinstance(error, ApiError):
-        # exceptions of werkzeug (no such route, a body too large) carry their status
-        status = getattr(error, "code", None)
-        if not isinstance(status, int):
-            app.logger.exception("request failed", exc_info=error)
-            error = ApiError(500, f"internal error: {type(error).__name__}", code="internal")
-        else:
-            limit = app.config["MAX_CONTENT_LENGTH"]
-            said = {
-                404: f"there is no {method} {path}; valid: {ROUTES}",
-                405: f"{path} does not take {method}; valid: {ROUTES}",
-                413: f"the body is larger than {limit} bytes",
-            }
-            error = ApiError(status, said.get(status, str(error)))
+    # exceptions of werkzeug (no such route, a body too large) carry their status
+    status = getattr(error, "code", None)
+    if isinstance(status, int):
+        limit = app.config["MAX_CONTENT_LENGTH"]
+        said = {
+            404: f"there is no {method} {path}; valid: {ROUTES}",
+            405: f"{path} does not take {method}; valid: {ROUTES}",
+            413: f"the body is larger than {limit} bytes",
+        }
+        error = ApiError(status, said.get(status, str(error)))
+    error = as_api_error(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     return json_response(error.as_json(), error.status, headers)
 

@@ -59,6 +59,8 @@ SUSPICIOUS = 8
 """Characters for each token of the context from which a text is counted before it is tokenized as a whole."""
 WRITTEN_OUT = TemplateCalls(dialect=HERMES, exact=True, id=CALL_ID, as_text=False)
 """Calls of templates that write none: they are part of an answer's text."""
+PROBE = "turngym-probe"
+"""Text of a system message by which a template shows that it has a place for it."""
 CLIENTS = "client_id"
 """Key of a call with its id as the client knows it; no template sees it."""
 NINE = re.compile(r"[A-Za-z0-9]{9}")
@@ -81,6 +83,20 @@ class ChatHistory:
     """The last answer as it was sampled, without the id that ended it."""
     text: str | None = None
     """The current segment as text; None if it must be rendered again."""
+
+    def asks_again(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether a request asks again for the last answer."""
+        known, common = len(self.client_messages), common_prefix(self.client_messages, messages)
+        return 0 < common == len(messages) == known - 1
+
+    def forks(self, kept: int, new: Sequence[ChatMessage]) -> bool:
+        """Whether `new` messages behind the first `kept` are said to an earlier answer than the last.
+
+        A client that shortens the history drops or rewrites answers as well; here it keeps them up to one, and goes on
+        from there.
+        """
+        earlier = 0 < kept < len(self.client_messages) and self.client_messages[kept - 1].role == "assistant"
+        return earlier and bool(new) and all(message.role != "assistant" for message in new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +223,9 @@ class ChatListRenderer:
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
         self.refuse_control(messages[common:], tools, start=common)
         self._refuse_calls(messages[common:], tools, start=common)
-        given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
+        given = [*history.template_messages[:common], *self._template_messages(history, messages[common:], common)]
         with self._lock:
+            self._check_shown(given, tools, start=common)
             text = self._render(given, tools)
             before = self._history_text(history) if follows and history.segments and tools == history.tools else None
         extends = before is not None and text.startswith(before)
@@ -223,7 +240,7 @@ class ChatListRenderer:
             ids=ids,
             added=added,
             opens=not extends,
-            retry=0 < common == len(messages) == known - 1,
+            retry=history.asks_again(messages),
             kept=common,
             new_messages=tuple(messages[common:]),
             tools=tools,
@@ -255,9 +272,9 @@ class ChatListRenderer:
         if record.opens:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
-        history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
         answer = self.answer(record.ids.tolist(), record.text, record.reply.tool_calls)
-        added = [*map(self.template_message, record.messages), answer]
+        added = [*self._template_messages(history, record.messages, record.kept), answer]
+        history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
         history.template_messages = [*history.template_messages[: record.kept], *added]
         history.tools = history.tools if record.tools is None else record.tools
         history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
@@ -342,6 +359,22 @@ class ChatListRenderer:
             return self.template.render(_joined(messages), tools=list(tools) or None)
         except (RenderError, TemplateCostError) as error:
             raise invalid(str(error), "messages") from error
+
+    def _check_shown(self, given: Sequence[Message], tools: Tools, *, start: int) -> None:
+        """Raises ApiError (400) for a system message, numbered from `start`, that the template leaves out."""
+        for place, message in enumerate(given):
+            # the first is put before the user's message where a template has none
+            folded = place == 0 and len(given) > 1 and given[1]["role"] == "user"
+            if message["role"] != "system" or place < start or folded:
+                continue
+            probe = [*given[:place], {**message, "content": PROBE}, *given[place + 1 :]]
+            if PROBE not in self._render(probe, tools):
+                said = "this model's chat template shows no system message there; valid: its text in a user message"
+                raise invalid(f"messages[{place}]: {said}", f"messages[{place}]", "unsupported_value")
+
+    def _template_messages(self, history: ChatHistory, new: Sequence[ChatMessage], kept: int) -> list[Message]:
+        """`new` messages behind the first `kept` of the history for the template."""
+        return [*map(self.template_message, _in_order(history.client_messages[:kept], new))]
 
     def template_message(self, message: ChatMessage) -> Message:
         """The message for the chat template."""
@@ -449,6 +482,18 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
             message = {**message, "name": call["function"]["name"], "tool_call_id": call["id"]}
         found.append(message)
     return found
+
+
+def _in_order(before: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """`new` messages with the results of an answer's calls in the order of the calls: many templates show no ids."""
+    found = [*before[-1:], *new]
+    for place, message in enumerate(found):
+        wanted = [call.id for call in message.tool_calls]
+        end = next((i for i in range(place + 1, len(found)) if found[i].role != "tool"), len(found))
+        results = found[place + 1 : end]
+        if wanted and {result.tool_call_id for result in results} <= set(wanted):
+            found[place + 1 : end] = sorted(results, key=lambda result: wanted.index(result.tool_call_id))
+    return found[len(before[-1:]) :]
 
 
 def _user(content: str) -> Message:

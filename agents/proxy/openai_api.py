@@ -42,6 +42,11 @@ def _message(message: Any, where: str) -> ChatMessage:
     if role not in ROLES:
         hint = did_you_mean(str(role), ROLES)
         raise invalid(f"{where}.role is {shown(role)}; valid: {', '.join(ROLES)}.{hint}", f"{where}.role")
+    if message.get("function_call") is not None:
+        place = f"{where}.function_call"
+        raise invalid(
+            f"{place} is {shown(message['function_call'])}; this server reads the newer form: send tool_calls", place
+        )
     given = message.get("tool_calls")
     if given is not None and not isinstance(given, list):
         raise invalid(f"{where}.tool_calls is {shown(given)}; it must be a list of calls", f"{where}.tool_calls")
@@ -147,8 +152,31 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
+    "typical_p": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
 }
 """Fields that ask for another distribution, and the values of them that change nothing."""
+
+
+ELSEWHERE = {
+    "functions": "this server reads the newer form: send tools",
+    "function_call": "this server reads the newer form: send tools and tool_choice",
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+        "this server has no grammars: leave it out",
+    ),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs"), "the trainer sets the chat template and its switches: leave it out"
+    ),
+}
+"""Fields that ask for another form of prompt or answer, and what is to be done instead."""
 
 
 def check_sampling(fields: Mapping[str, Any]) -> None:
@@ -156,13 +184,17 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         # True equals 1
-        if value is not None and (isinstance(value, bool) or value not in neutral):
+        same = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+        if value is not None and not same:
             raise invalid(
                 f"{name} is {shown(value)}; this server draws from the policy's whole distribution, which it learns "
-                f"by: leave {name} out, or send {shown(neutral[0])}",
+                f"by: leave {name} out" + (f", or send {shown(neutral[0])}" if neutral else ""),
                 name,
                 "unsupported_value",
             )
+    for name, instead in ELSEWHERE.items():
+        if fields.get(name) not in (None, {}, []):
+            raise invalid(f"{name} is {shown(fields[name])}; {instead}", name, "unsupported_value")
     form = fields.get("response_format")
     if form is not None and form != {"type": "text"}:
         raise invalid(
@@ -183,10 +215,9 @@ USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
     *("tools", "tool_choice", "seed", "logprobs", "return_token_ids", "n"),
     *("session_id", "turn_type", "session_done", "conversation", "conversation_id", "metadata", "user"),
-    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    "response_format",
+    *("response_format", *NEUTRAL, *ELSEWHERE),
 )
-HARMLESS = ("store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier")
+HARMLESS = ("store", "service_tier", "prompt_cache_key", "safety_identifier")
 """Fields that change nothing about a completion, so that ignoring them is not reported."""
 TURN_TYPE, SESSION_DONE = "X-Turn-Type", "X-Session-Done"
 

@@ -51,7 +51,7 @@ def episode_of(
         final: messages after the last answer, which are its next state.
         temperature: the trainer's; None: no turn is excluded for its own.
     """
-    following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
+    following = [*(turn.answers_last for turn in session.turns[1:]), True]
     turns, chat = [], []
     for index, (turn, has_next_state) in enumerate(zip(session.turns, following, strict=True)):
         record = turn.record

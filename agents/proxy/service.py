@@ -35,7 +35,7 @@ from turngym.agents.proxy.sessions import (
     SessionTable,
     session_name,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
+from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
@@ -318,7 +318,8 @@ class ProxyService:
                 session = self._enter(name, deadline)
             elif request.main:
                 session = self._enter_unnamed(request, deadline)
-            if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
+            full = session is not None and request.main and len(session.turns) >= self.settings.session_turns
+            if session is not None and full and not session.history.asks_again(request.messages):
                 # a long session is handed on for training and goes on under a new key
                 key = self.sessions.new_key(session)
                 self._finish(session, "part", session.new_messages(request.messages), key)
@@ -336,17 +337,23 @@ class ProxyService:
         return InflightRequest(self, request, session, prompt, pending, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = (), *, client: str = "") -> int:
-        """End a session because its client says so; returns its number of turns. `final` came after its last answer.
+        """End a session because its client says so; returns its number of turns.
 
-        Raises ApiError (400) for special tokens that `final` spells.
+        `final` are messages after its last answer, or the whole conversation with them. Raises ApiError (400) for
+        special tokens that `final` spells.
         """
         self._admit(client)
         session = None
         try:
             self.renderer.refuse_control(final)
-            session = self._enter(session_name(client, session_id), self.deadline())
+            name = session_name(client, session_id)
+            # one that is not known would take the place of another
+            if not self.sessions.holds(name):
+                return 0
+            session = self._enter(name, self.deadline())
             turns = len(session.turns)
-            self._finish(session, "done", session.new_messages(final) or final)
+            whole = common_prefix(session.history.client_messages, final) > 0
+            self._finish(session, "done", session.new_messages(final) if whole else final)
             self.sessions.end(session)
         finally:
             self.closed(client, session, "")
@@ -375,8 +382,10 @@ class ProxyService:
         self._admit(client)
         try:
             place = self.heard.place(client, session_id, turn, answer)
-            is_open = any(session.key == place[0] for session in self.sessions.all())
-            status = self.heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
+            status: FeedbackStatus = "late"
+            if place is not None:
+                is_open = any(session.key == place[0] for session in self.sessions.all())
+                status = self.heard.say(place, feedback, is_open=is_open, write=self.recorder.write)
         finally:
             self.closed(client, None, "")
         self.tally.add(f"feedback_{status}")

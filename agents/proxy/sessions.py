@@ -110,8 +110,8 @@ class SessionTurn:
     observation: str
     role: str
     """Role of the last message that the observation is made of."""
-    has_new_messages: bool
-    """Whether the request brought anything new; if not, the answer before it has no next state."""
+    answers_last: bool
+    """Whether the request brought something new behind the last answer; if not, that answer has no next state."""
     record: TurnRecord
     """The turn's record without its ids, which are in the session's history."""
     segment: int
@@ -145,10 +145,11 @@ class ProxySession:
         """Append a finished main turn, live or from a record."""
         self.owner = record.owner
         known = len(self.history.client_messages)
-        follows = not known or record.kept == known
+        follows = bool(record.messages) and (not known or record.kept == known)
         new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
+        forks = self.history.forks(record.kept, record.messages)
         prompt_span, response_span = renderer.apply(self.history, record, text)
-        # a retry replaces the last turn; its observation and whether it had new messages are those of the first attempt
+        # a retry replaces the last turn; its observation and whether it answers are those of the first attempt
         former = self.turns.pop() if record.retry and self.turns else None
         self.superseded += former is not None
         system = not self.turns and len(new) > 1 and new[0].role == "system"
@@ -156,7 +157,7 @@ class ProxySession:
             SessionTurn(
                 observation=as_observation(new[1:] if system else new) if former is None else former.observation,
                 role=new[-1].role,
-                has_new_messages=bool(record.messages) or (former is not None and former.has_new_messages),
+                answers_last=(bool(record.messages) and not forks) or (former is not None and former.answers_last),
                 record=replace(record, prompt_ids=NO_IDS, ids=NO_IDS),
                 segment=len(self.history.segments) - 1,
                 prompt_span=prompt_span,
@@ -177,9 +178,11 @@ class ProxySession:
         return len(known) < len(messages) and _repeats(messages[: len(known)], known)
 
     def new_messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """The request's messages after the last answer; if the client rewrote earlier ones, only its last message."""
+        """The request's messages after the last answer; if the client rewrote earlier ones, only its last message; none
+        if they answer an earlier one."""
         known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
-        return tuple(messages[common:] if common == known else messages[common:][-1:])
+        new = tuple(messages[common:])
+        return new if common == known else () if self.history.forks(common, new) else new[-1:]
 
     @property
     def answers(self) -> int:
@@ -248,6 +251,11 @@ class SessionTable:
         if session.owner is not None:
             with self._changed:
                 self._match.note(session.name, session.owner, session.history.client_messages)
+
+    def holds(self, name: str) -> bool:
+        """Whether the session `name` is open."""
+        with self._changed:
+            return name in self._open
 
     def acquire(self, name: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
         """(The session, to be given back with `release`; sessions that were evicted to make room for it.)
@@ -361,6 +369,8 @@ FeedbackStatus = Literal["counted", "late", "recorded"]
 out, already; `recorded`: nothing learns from scores here."""
 Place = tuple[str, int]
 """Key of a session, and the index of a turn in it."""
+SUPERSEDED = -1
+"""Stands for the index of a turn that another answer has replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,14 +419,19 @@ class HeardFeedback:
         place = session.key, len(session.turns) - 1
         with self._lock:
             self._note(session.name, session.first, session.key, len(session.turns))
+            if again:
+                for known in [known for known, its in self._answers.items() if its == place]:
+                    self._answers[known] = place[0], SUPERSEDED
             if answer:
                 _keep(self._answers, answer, place)
             taken_back = again and self._said.pop(place, None) is not None
         if taken_back:
             self.tell(place, None, True)
 
-    def place(self, client: str, session_id: str | None, turn: int | None, answer: str | None) -> Place:
+    def place(self, client: str, session_id: str | None, turn: int | None, answer: str | None) -> Place | None:
         """The turn of its own that a client names by session and number (None: the last), or by the id of its answer.
+
+        None for an answer that the client asked for again: another one stands in its place.
 
         Raises ApiError (404) for one that is not known.
 
@@ -430,7 +445,7 @@ class HeardFeedback:
             parts = self._parts.get(session_name(client, session_id or ""))
             answered = None if answer is None else self._answers.get(answer)
         if answered is not None and answered[0].startswith(session_name(client, "")[:CLIENT]):
-            return answered
+            return None if answered[1] == SUPERSEDED else answered
         if answer is not None:
             text = f"there was no main turn {answer!r} since this server started; name session_id and turn"
             raise ApiError(404, text, param="answer", code="not_found")

@@ -110,7 +110,9 @@ class ChatMessage:
 
         Clients trim what they were sent, write JSON anew, and put back the stop text at which an answer was cut.
         """
-        calls = tuple((call.name, json.dumps(_value(call.arguments), sort_keys=True)) for call in self.tool_calls)
+        calls = tuple(
+            (call.name, json.dumps(_whole(_value(call.arguments)), sort_keys=True)) for call in self.tool_calls
+        )
         return self.role, self.content.strip().removesuffix(self.end).strip(), calls
 
     @property
@@ -146,6 +148,15 @@ def _value(arguments: str) -> Any:
         return json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
+
+
+def _whole(value: Any) -> Any:
+    """JSON with whole numbers as such: JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [*map(_whole, value)]
+    return {key: _whole(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 # Tool calls, and tools for chat templates that have none.
@@ -211,6 +222,8 @@ def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tool
             # Python's bytes and sets are no JSON
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             check_arguments(text)
+            # half of a surrogate pair is no name
+            call.name.encode()
         except (TypeError, ValueError, RecursionError, JsonError):
             return []
         # Hermes's calls are text for templates, which read those of others
@@ -228,15 +241,32 @@ def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, A
     declared = schema.get("properties") if isinstance(schema, Mapping) else None
     found: dict[str, Any] = dict(arguments)
     for name, text in arguments.items():
-        kinds = declared.get(name) if isinstance(declared, Mapping) else None
-        kinds = kinds.get("type") if isinstance(kinds, Mapping) else None
-        if not isinstance(kinds, (str, list)) or "string" in kinds:
+        kinds = _kinds(declared.get(name)) if isinstance(declared, Mapping) else set()
+        if not kinds or "string" in kinds:
             continue
-        # templates write Python's words for the two
-        text = text.strip().lower() if kinds == "boolean" else text
+        # templates write Python's words
+        words = {word: json for word, (json, kind) in WORDS.items() if kind in kinds}
+        text = words.get(text.strip().lower(), text)
         with suppress(JsonError, UnicodeEncodeError):
             found[name] = strict_json(text.encode())
     return found
+
+
+WORDS = {"true": ("true", "boolean"), "false": ("false", "boolean"), "none": ("null", "null"), "null": ("null", "null")}
+"""Words of Python and JSON, in small letters -> (the JSON value, its type)."""
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Types that a JSON schema allows, those of its alternatives included; none where it does not say all of them."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kind = schema.get("type")
+    if isinstance(kind, (str, list)):
+        return {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)}
+    # optional arguments, as Pydantic writes them; one level, for schemas may be as deep as their client likes
+    ways = schema.get("anyOf", schema.get("oneOf"))
+    kinds = [one.get("type") if isinstance(one, Mapping) else None for one in ways] if isinstance(ways, list) else []
+    return {kind for kind in kinds if isinstance(kind, str)} if all(isinstance(kind, str) for kind in kinds) else set()
 
 
 # Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.

@@ -166,9 +166,12 @@ class TextEncoder:
         """What the sampled `ids` say, `text`, with control tokens hidden that are spelled and were not sampled."""
         places = {*self._starts(text, frozenset(keep)), *self._marks(text)}
         if places:
-            sampled = (place for place, number in enumerate(ids) if number in self.ids)
-            starts = [len(self._decode(ids[:place])) for place in sampled]
-            places -= {start + _hideable(text[start:]) for start in starts}
+            start = last = 0
+            for place in (place for place, number in enumerate(ids) if number in self.ids):
+                # from the control token before, not from the beginning: a policy may sample thousands of them
+                start += len(self._decode(ids[last : place + 1])) - len(own := self._decode(ids[place : place + 1]))
+                places.discard(start + _hideable(own))
+                last = place
         return _hide_at(text, places)
 
     def spells_control(self, text: str, among: Collection[str] | None = None) -> str | None:

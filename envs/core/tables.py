@@ -7,11 +7,14 @@ import json
 import os
 import re
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TextIO
+from uuid import uuid4
 
 from turngym.retrieval.redaction import without_keys
 
@@ -150,14 +153,22 @@ def write_json(path: str | Path, value: Any) -> None:
         file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
+OLD = 24 * 3600.0
+"""Seconds after which a scratch file belongs to nobody any more."""
+
+
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".tmp")
-    # a killed process may have left one, to which a writer that appends would add
-    scratch.unlink(missing_ok=True)
+    # of its own: other processes and machines may be writing the same file
+    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
+        # by a process that was killed
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - OLD:
+                left.unlink()
     try:
         yield scratch
         os.replace(scratch, path)

@@ -148,7 +148,8 @@ def run_study(
         for cell in cells:
             if cell.world == place.name and cell.text is not None:
                 write_text(text_path(out, place.name, cell.text), cell.text, place.world)
-    made = [*_made_before(out), made_by(command)] if any(not cell.finished for cell in cells) else _made_before(out)
+    runs = any(not cell.finished for cell in cells) or not _made_before(out)
+    made = [made_by(command)] if runs else []
 
     def keep_records() -> Records:
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
@@ -158,8 +159,13 @@ def run_study(
             baseline=study.baseline,
             against={method.name: method.against for method in study.methods.values() if method.against},
             tables=study.tables,
-            records=[read_record(cell.folder) for cell in cells if cell.finished and not cell.is_start],
-            made_by=made or [made_by(command)],
+            # what the file says of a method now; what its runs were is in their records
+            records=[
+                replace(read_record(cell.folder), group=cell.group, about=cell.about)
+                for cell in cells
+                if cell.finished and not cell.is_start
+            ],
+            made_by=_joined(_made_before(out), made),
         )
         if records.records:
             (out / "tables").mkdir(parents=True, exist_ok=True)
@@ -176,8 +182,9 @@ def run_study(
     if pack:
         for cell in (cell for cell in cells if cell.finished and not cell.is_start):
             result = out / "results" / packed[cell.name]
-            if not result.exists():
-                pack_result(last_trace(cell), result)
+            # an evaluation that was played anew is packed anew
+            if not result.exists() or result.stat().st_mtime < last_trace(cell).stat().st_mtime:
+                pack_result(last_trace(cell), result, panel=str(cell.settings["panel"]))
         write_table(out / "results", out / "results-table", study.title)
     return records
 
@@ -203,6 +210,11 @@ def _made_before(out: Path) -> Sequence[Mapping[str, Any]]:
     return read_records(out).made_by if (out / "tables" / DATA).is_file() else []
 
 
+def _joined(before: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What others have noted, up to now, and what this process adds."""
+    return [*before, *(one for one in own if one not in before)]
+
+
 def _commented(text: str) -> str:
     return "".join(f"#   {line}\n" for line in text.splitlines())
 
@@ -213,7 +225,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     Raises TurngymError for the first cell that was run with other settings.
     """
     for cell in cells:
-        if not cell.settings_file.is_file():
+        if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
         changed = differences(portable(read_toml(cell.settings_file)), portable(cell.settings))
         for name, was, now in changed[:1]:
@@ -222,7 +234,8 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
                 f"another name, choose another --out, or remove {cell.folder}"
             )
     for cell in cells:
-        if not cell.settings_file.is_file():
+        # a run that goes on in a folder that was moved finds models and texts where they are now
+        if not cell.finished and (not cell.settings_file.is_file() or read_toml(cell.settings_file) != cell.settings):
             with atomic_write(cell.settings_file) as file:
                 file.write(to_toml(cell.settings))
     known = {cell.settings_file for cell in cells}

@@ -16,7 +16,7 @@ from pathlib import Path
 import tyro
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.tables import markdown, print_table
+from turngym.envs.core.tables import atomic_write, markdown, markup, print_table
 from turngym.scripts.command_line import read
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
@@ -66,7 +66,8 @@ def write_tables(study: Records, out: str | Path) -> str:
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    parts = [f"# {study.title}", *([study.about] if study.about else []), _methods(study)]
+    about = "\n".join(markup(line, "markdown") for line in study.about.splitlines())
+    parts = [f"# {markup(study.title, 'markdown')}", *([about] if about else []), _methods(study)]
     explained: set[str] = set()
     for title, table in tables_of(study).items():
         name = title.rpartition(": ")[2]
@@ -85,14 +86,16 @@ def write_tables(study: Records, out: str | Path) -> str:
                 draw_curves(rows, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
                 parts.append(f"![Success against steps and CPU time, {world}]({world}-curves.png)")
     text = "\n\n".join(parts) + "\n"
-    (out / "study.md").write_text(text, encoding="utf-8")
+    with atomic_write(out / "study.md") as file:
+        file.write(text)
     write_records(study, out / DATA)
     return text
 
 
 def _methods(study: Records) -> str:
     about = dict.fromkeys((record.method, record.about) for record in study.records)
-    return f"{len(study.records)} cells; methods: " + "; ".join(f"{name}: {text}" for name, text in about) + "."
+    said = [f"{name}: {markup(text, 'markdown')}" for name, text in about]
+    return f"{len(study.records)} cells; methods: {'; '.join(said)}."
 
 
 def draw_curves(rows: Rows, *paths: Path) -> None:

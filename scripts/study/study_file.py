@@ -246,7 +246,8 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
                 for name in names:
                     _named(name, dict.fromkeys(sorted(worlds)), f"{where}: {kind}.{method.name}.{key}")
             if method.against is not None:
-                _named(method.against, methods, f"{where}: {kind}.{method.name}.against")
+                others = {name: other for name, other in methods.items() if name != method.name}
+                _named(method.against, others, f"{where}: {kind}.{method.name}.against")
     baseline = _typed(table, "baseline", str, where, None)
     if baseline is not None:
         _named(baseline, methods, f"{where}: baseline")
@@ -706,6 +707,8 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     for key in unread_keys(method.algorithm, {**settings, "out": str(out)}, where):
         if key not in _leaves(said):
             settings = _without(settings, key)
+    if method.text == "expert" and place.world is None:
+        raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
     if method.text is not None:
         settings = merged(settings, {"lm_loss": {"files": [str(text_path(out, place.name, method.text))]}})
     # a warm-up as long as a short run would leave it nothing to learn with

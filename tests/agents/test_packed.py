@@ -233,6 +233,7 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "list": ({"versions": ["turngym"]}, r"versions is \['turngym'\]; valid: a table"),
         "seconds": ({"seconds": "x"}, r"seconds is 'x'; valid: a finite number"),
         "nan": ({"seconds": float("nan")}, r"seconds is nan"),
+        "huge": ({"seconds": 10**400}, r"seconds is 1000"),
         "negative": ({"seconds": -5.0}, r"-5\.0; valid: at least 0"),
         "tokens": ({"tokens": [1]}, r"tokens is \[1\]; valid: a table or nothing"),
         "episodes": ({"episodes": ()}, r"no episodes"),

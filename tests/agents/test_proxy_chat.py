@@ -241,9 +241,9 @@ def test_several_calls_end_an_answer(name: str, before: str, behind: str) -> Non
         ("mistral", '"near b", "call_id": "{b}"'),
         (
             "kimi",
-            "## Return of functions.look:1\nnear b<|im_end|><|im_system|>tool<|im_middle|>## Return of functions.f:0",
+            "## Return of functions.f:0\nnear a<|im_end|><|im_system|>tool<|im_middle|>## Return of functions.look:1",
         ),
-        ("gemma4", 'response:look{value:<|"|>near b<|"|>}<tool_response|><|tool_response>response:f{'),
+        ("gemma4", 'response:f{value:<|"|>near a<|"|>}<tool_response|><|tool_response>response:look{'),
     ],
 )
 def test_results_stand_beside_their_calls(family: str, shown: str) -> None:
@@ -260,6 +260,8 @@ def test_results_stand_beside_their_calls(family: str, shown: str) -> None:
     text = renderer.prompt(ChatHistory(), said, X).text
     known = re.findall(r'"id": "(\w{9})"', text)
     assert shown.replace("{b}", known[1] if known else "") in text
+    # they stand in the order of their calls, whichever came first: many templates show no ids
+    assert text == renderer.prompt(ChatHistory(), [*said[:2], *results], X).text
     # a result without an id is that of the first call that waits
     bare = [replace(result, tool_call_id="") for result in results]
     assert (
@@ -398,6 +400,59 @@ def test_a_template_that_shows_tools_and_writes_no_calls_is_said(make_tokenizer:
         assert ChatListRenderer(make_tokenizer(shows)).dialect.name == "hermes"
 
 
+def test_results_stand_in_the_order_of_their_calls_where_no_id_is_shown(tmp_path: Path) -> None:
+    bench = Bench(family_tokenizer("qwen3"), tmp_path)
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    bench.policy.answer = lambda request: f"{call}\n{call}"
+    first = bench.ask([user("go")], "s", tools=[*X])
+    one, two = (call.id for call in first.reply.tool_calls)
+    results = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in ((two, "RB"), (one, "RA"))]
+    said = [user("go"), first.reply, *results]
+    second = bench.ask(said, "s", tools=[*X])
+    third = bench.ask([*said, second.reply, user("and?")], "s", tools=[*X])
+    assert (second.opens, third.opens) == (False, False)
+    shown = bench.renderer.decode(bench.policy.requests[-1].prompt_ids)[0]
+    assert shown.index("RA") < shown.index("RB")
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        (["system", "user", "assistant", "system", "user"], 3),
+        (["system", "system", "user"], 0),
+        (["user", "system"], 1),
+        (["system", "assistant", "user"], 0),
+        (["system"], 0),
+    ],
+)
+def test_a_system_message_that_a_template_leaves_out_is_refused(
+    make_tokenizer: Callable[..., Any], messages: list[str], place: int
+) -> None:
+    said = [ChatMessage(role=role, content=f"{role} {number}") for number, role in enumerate(messages)]
+    loop = "{%%- for m in messages -%%}%s<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n%s{%%- endfor -%%}"
+    shows = ChatListRenderer(make_tokenizer(loop % ("", "")))
+    assert all(message.content in shows.prompt(ChatHistory(), said).text for message in said)
+    skips = ChatListRenderer(make_tokenizer(loop % ("{%- if m.role != 'system' -%}", "{%- endif -%}")))
+    with pytest.raises(
+        ApiError, match=rf"messages\[{place}\]: this model's chat template shows no system message there"
+    ):
+        skips.prompt(ChatHistory(), said)
+
+
+def test_whole_numbers_are_the_same_however_they_are_written() -> None:
+    one, other = (
+        ChatMessage(role="assistant", tool_calls=(ToolCall(id="1", name="f", arguments=text),))
+        for text in ('{"x": [1.0, {"y": 1e3}], "z": true}', '{"z":true,"x":[1,{"y":1000}]}')
+    )
+    assert one.identity == other.identity
+    assert one.identity != replace(one, tool_calls=(ToolCall(id="1", name="f", arguments='{"x": 1}'),)).identity
+
+
+def test_a_name_that_no_request_could_hold_stays_text() -> None:
+    text = '<tool_call>\n{"name": "a\\ud800", "arguments": {}}\n</tool_call>'
+    assert tool_calls(text, "salt", 0) == []
+
+
 def test_arguments_that_no_template_can_write_are_refused() -> None:
     renderer = ChatListRenderer(family_tokenizer("qwen3_5"))
     bad = ChatMessage(role="assistant", tool_calls=(ToolCall(id="1", name="search", arguments="[1]"),))
@@ -406,6 +461,12 @@ def test_arguments_that_no_template_can_write_are_refused() -> None:
 
 
 KINDS = {"odd": 3, "q": "string", "n": "integer", "on": "boolean", "list": "array", "any": ["string", "null"]}
+WAYS = {
+    "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "either": {"oneOf": [{"type": "boolean"}, {"type": "string"}]},
+    "unsure": {"anyOf": [{"type": "integer"}, {"$ref": "#/x"}]},
+    "both": {"type": ["boolean", "null"]},
+}
 
 
 @pytest.mark.parametrize(
@@ -416,6 +477,19 @@ KINDS = {"odd": 3, "q": "string", "n": "integer", "on": "boolean", "list": "arra
         ('<function=f><parameter=list>["a"]</parameter></function>', {"list": ["a"]}),
         ("<function=f><parameter=n>NaN</parameter><parameter=any>3</parameter></function>", {"n": "NaN", "any": "3"}),
         ("<function=f><parameter=odd>3</parameter></function>", {"odd": "3"}),
+        (
+            "<function=f><parameter=maybe>3</parameter><parameter=both>True</parameter></function>",
+            {"maybe": 3, "both": True},
+        ),
+        (
+            "<function=f><parameter=maybe>None</parameter><parameter=both>null</parameter></function>",
+            {"maybe": None, "both": None},
+        ),
+        (
+            "<function=f><parameter=maybe>True</parameter><parameter=unsure>3</parameter></function>",
+            {"maybe": "True", "unsure": "3"},
+        ),
+        ("<function=f><parameter=either>True</parameter></function>", {"either": "True"}),
         ("<function=f></function>", {}),
         ("<function=g><parameter=n>3</parameter></function>", {"n": "3"}),  # no such tool
         ("<function=f><parameter=q>3</function>", None),  # never closed
@@ -426,7 +500,7 @@ KINDS = {"odd": 3, "q": "string", "n": "integer", "on": "boolean", "list": "arra
     ],
 )
 def test_values_without_quotes_and_calls_that_are_not_whole(inside: str, wanted: Any) -> None:
-    properties = {name: {"type": kind} for name, kind in KINDS.items()}
+    properties = {name: {"type": kind} for name, kind in KINDS.items()} | WAYS
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
     calls = tool_calls(f"<tool_call>\n{inside}\n</tool_call>", "salt", 0, DIALECTS["qwen-coder"], (tool,))
     assert [json.loads(call.arguments) for call in calls] == ([] if wanted is None else [wanted])

@@ -86,11 +86,20 @@ def test_turns_count_through_the_parts_of_a_session_and_after_its_end(start: Any
 
 def test_an_answer_that_is_asked_for_again_has_nothing_said_of_it(start: Any) -> None:
     served = start()
-    messages = served.bench.talk("s", 1)
+    first = served.bench.begin([user("hello")], "s")
+    first.wait(20)
     served.service.feedback(UP, session_id="s")
-    served.bench.ask(messages[:1], "s")
+    second = served.bench.begin([user("hello")], "s")
+    second.wait(20)
     key = served.bench.service.sessions.all()[0].key
     assert served.told[-1] == (key, 0, None, True)
+    # its own id does not name the answer that took its place
+    assert served.service.feedback(DOWN, answer=first.answer_id) == "late"
+    with pytest.raises(ApiError, match="there was no main turn"):
+        served.service.feedback(DOWN, answer=first.answer_id, client="another")
+    assert len(served.told) == 2
+    assert served.service.feedback(UP, answer=second.answer_id) == "counted"
+    served.bench.begin([user("hello")], "s").wait(20)
     served.service.close()
     again = start()
     assert again.service.feedback_before == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -402,6 +403,23 @@ def test_an_engine_that_fails_ends_the_stream_with_an_error(serve_stream: Callab
     found = list(served.events())
     assert found[-1]["error"]["message"] == "the engine failed: RuntimeError: broken"
     assert served.service.counts["underway"] == 0
+
+
+def test_a_turn_that_cannot_be_written_ends_the_stream_with_an_error(
+    serve_stream: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve_stream()
+    for error, said in (
+        (OSError(errno.ENOSPC, "full"), "no room is left for records; ask again later"),
+        (ValueError("what nobody expects"), "internal error: ValueError"),
+    ):
+
+        def fail(record: Any, error: Exception = error) -> float:
+            raise error
+
+        monkeypatch.setattr(served.service.recorder, "write", fail)
+        assert list(served.events())[-1]["error"]["message"] == said
+        assert served.service.counts["underway"] == 0
 
 
 def test_an_engine_that_does_not_stream(serve_stream: Callable[..., Served]) -> None:

@@ -59,8 +59,8 @@ def test_developers_are_systems_and_parts_are_text() -> None:
 
 
 def test_what_is_ignored_is_named_and_what_is_harmless_is_not() -> None:
-    request = read(reasoning_effort="high", user="me", store=True, verbosity=None, top_p=1.0, presence_penalty=0)
-    assert request.ignored == ("reasoning_effort",)
+    request = read(reasoning_effort="high", user="me", store=True, verbosity=None, top_p=1.0, parallel_tool_calls=False)
+    assert request.ignored == ("reasoning_effort", "parallel_tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,14 @@ def test_what_is_ignored_is_named_and_what_is_harmless_is_not() -> None:
         ({"top_k": 40}, "leave top_k out, or send -1"),
         ({"logit_bias": {"5": 1}}, "logit_bias is"),
         ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5"),
+        ({"min_tokens": 5}, "leave min_tokens out, or send 0"),
+        ({"ignore_eos": True}, "leave ignore_eos out, or send false"),
+        ({"ignore_eos": 0}, "ignore_eos is 0"),
+        ({"stop_token_ids": [1]}, r"stop_token_ids is \[1\]"),
+        ({"allowed_token_ids": [1]}, "leave allowed_token_ids out$"),
+        ({"guided_choice": ["a"]}, "this server has no grammars"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "the trainer sets the chat template and its switches"),
+        ({"functions": [{"name": "f"}]}, "the newer form: send tools"),
         ({"response_format": {"type": "json_object"}}, "this server has no grammars"),
         ({"tool_choice": "required"}, "send auto or none"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "send auto or none"),
@@ -85,7 +93,8 @@ def test_what_the_engine_does_not_do_is_refused(fields: dict[str, Any], text: st
 
 def test_what_changes_nothing_is_taken() -> None:
     fields = {"top_p": 1, "top_k": -1, "min_p": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
-    assert read(**fields, repetition_penalty=1.0, tool_choice="auto").ignored == ()
+    more = {"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "guided_json": None, "chat_template_kwargs": {}}
+    assert read(**fields, **more, repetition_penalty=1.0, tool_choice="auto").ignored == ()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,11 @@ def test_limits_of_answers() -> None:
         ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "no content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "text or a list"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text parts"),
+        (
+            {"messages": [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}]},
+            "messages[0].function_call",
+            "the newer form: send tool_calls",
+        ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate at character 0"),
         ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0]", "only the assistant"),
         (

@@ -221,6 +221,46 @@ def test_going_back_leaves_the_last_answer_without_a_next_state(make_bench: Make
     assert [turn.excluded for turn in bench.episodes[0].turns] == [None, None, "no next state", None]
 
 
+def test_what_answers_an_earlier_answer_is_no_next_state_of_the_last(make_bench: Make) -> None:
+    bench = make_bench()
+    messages = bench.talk("a", 3)
+    bench.ask([*messages[:2], user("otherwise")], "a")
+    # who shortens a history drops answers, too
+    bench.ask([messages[0], user("a summary")], "a", session_done=True)
+    assert [turn.excluded for turn in bench.episodes[0].turns] == [None, None, "no next state", None, None]
+
+
+def test_the_last_answer_at_the_end_of_a_request(make_bench: Make) -> None:
+    bench = make_bench()
+    bench.talk("other", 1)
+    messages = bench.talk("a", 1)
+    more = bench.ask(messages, "a")
+    bench.ask([*messages, more.reply, user("go on")], "a")
+    bench.service.close()
+    again = make_bench()
+    assert len(again.service.sessions) == 2
+    again.service.end("a")
+    assert [turn.excluded for turn in again.episodes[0].turns] == ["no next state", None, None]
+
+
+def test_the_end_of_a_session_with_its_whole_conversation(make_bench: Make) -> None:
+    bench = make_bench()
+    news = [{"role": "tool", "content": "a"}, user("thanks")]
+    for name, final in (("a", lambda said: said), ("b", lambda said: [*said, *news]), ("c", lambda said: news)):
+        said = bench.talk(name, 2)
+        bench.service.end(name, tuple(ChatMessage.from_json(tools.as_dict(one)) for one in final(said)))
+    found = "[tool]\na\n\n[user]\nthanks"
+    assert [episode.final_observation for episode in bench.episodes] == ["", found, found]
+
+
+def test_the_end_of_a_session_that_is_not_known_takes_no_place(make_bench: Make) -> None:
+    bench = make_bench(max_sessions=1)
+    bench.talk("a", 1)
+    assert bench.service.end("b") == 0
+    assert bench.episodes == []
+    assert bench.service.end("a") == 1
+
+
 def test_idle_sessions_end(make_bench: Make) -> None:
     bench = make_bench(idle=60.0)
     bench.talk("a", 1)
@@ -263,6 +303,16 @@ def test_a_long_session_is_handed_on_in_parts(make_bench: Make) -> None:
     assert len({part.task.task_id for part in parts}) == 3
     whole = bench.renderer.ids([m if isinstance(m, dict) else m.as_json() for m in messages[:-1]])
     assert parts[2].prompt_ids(parts[2].turns[0]).tolist() == whole.tolist()
+
+
+def test_asking_again_where_a_part_ends(make_bench: Make) -> None:
+    bench = make_bench(session_turns=2)
+    messages = bench.talk("a", 2)
+    again = bench.ask(messages[:-1], "a")
+    bench.ask([*messages[:-1], again.reply, user("next")], "a", session_done=True)
+    parts = bench.episodes
+    assert [[turn.response for turn in part.turns] for part in parts] == [["answer 1", "answer 3"], ["answer 4"]]
+    assert [(part.meta["first"], part.meta["superseded"]) for part in parts] == [(0, 1), (2, 0)]
 
 
 def test_a_full_context_is_an_error_that_clients_know(make_bench: Make) -> None:

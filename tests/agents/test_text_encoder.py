@@ -329,6 +329,19 @@ def test_contents_get_the_ids_of_a_tokenizer_without_control_tokens(kind: str, f
             )
 
 
+def test_thousands_of_sampled_tokens_take_no_longer_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(family_tokenizer("qwen3"))
+    encoder, decoded = template.encoder, []
+    decode = encoder._decode
+    monkeypatch.setattr(encoder, "_decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    end = encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = [*encoder.tokenizer.encode("é a", add_special_tokens=False), end] * 500
+    text = decode(ids) + "<|im_end|>"
+    # the spelled one at the end is hidden, no sampled one is
+    assert encoder.shield_sampled(ids, text).count("<|im_end|>") == 500
+    assert sum(decoded) < 5 * len(ids)
+
+
 def test_sampled_tokens_stay_and_spelled_ones_are_no_tokens_when_the_past_is_rewritten() -> None:
     renderer = ChatRenderer(qwen())
     thread = renderer.open("S", "o")

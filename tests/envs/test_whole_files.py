@@ -69,7 +69,9 @@ def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> 
     path = tmp_path / "a" / "x.json"
     path.parent.mkdir()
     path.write_text("old")
-    (tmp_path / "a" / "x.json.tmp").write_text("left by a killed process")
+    left = tmp_path / "a" / "x.json.0f0f.tmp"
+    left.write_text("left by a killed process")
+    os.utime(left, (0, 0))
 
     def broken_off() -> None:
         with written_whole(path) as scratch:

@@ -373,6 +373,23 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
     assert not list(tmp_path.iterdir()), "printing runs nothing"
 
 
+def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        """
+        [worlds.own]
+        env = "turngym/ALFWorld-v0"
+        student = "models/mine"
+        panel = "alfworld-quickstart"
+        [methods.grpo-minillm]
+        teacher = "models/mine"
+        text = "expert"
+        """
+    )
+    with pytest.raises(TurngymError, match="in own: text is 'expert', and only a built-in world has an expert; valid"):
+        read_study_file(str(path), ())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -392,6 +409,7 @@ def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str
         ("methods.sage-opd.distill.support = 'student'", "no setting distill.support. It belongs to opd, "),
         ('methods.grpo.algorithm = "grop"', "methods.grpo: "),
         ('methods.grpo.algorithm = "no_such_module:X"', "no_such_module"),
+        ('methods.grpo.against = "grpo"', "methods.grpo.against: there is no 'grpo'"),
         ('methods.grpo.against = "odp"', "methods.grpo.against: there is no 'odp'"),
         ('methods.grpo.of = "grpo"', "goes round in a circle"),
         ('methods.grpo.of = "x"', "methods.grpo.of: there is no 'x'"),

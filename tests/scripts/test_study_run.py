@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import threading
 import time
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import study_records
 
+from turngym.agents.evaluation.packed_file import read_result
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.settings import read_toml
@@ -216,12 +219,47 @@ def test_a_folder_is_the_same_by_another_path(
     monkeypatch.chdir(tmp_path)
     moved = out.rename(tmp_path / "moved")
     assert len(run.run_study(path, moved).records) == 6
+    assert len(run.run_study(path, moved, processes=2).records) == 6
     assert not launched
     # what decides the run is compared all the same
     command = moved / "cells" / "alfworld" / "opd-seed0" / "command.txt"
     command.write_text(command.read_text().replace("train", "train --steps 9"))
     with pytest.raises(TurngymError, match="opd-seed0 holds a run with other options"):
         run.run_study(path, moved)
+
+
+def test_an_unfinished_cell_of_a_folder_that_was_moved_finds_its_start(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS)
+    run.run_study(path, out)
+    moved = out.rename(tmp_path / "moved")
+    (moved / "cells" / "alfworld" / "grpo-seed0" / "cell.json").unlink()
+    launched.clear()
+    assert len(run.run_study(path, moved).records) == 2
+    (again,) = launched
+    (cell,) = [cell for cell in cells_of(read_study_file(path), moved) if cell.name == again]
+    assert read_toml(cell.settings_file)["student"].startswith(str(moved))
+
+
+def test_another_start_is_another_setting(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    path.write_text(STARTS)
+    run.run_study(path, out)
+    path.write_text(STARTS.replace('student = "starts.warm"', 'student = "starts.strong"'))
+    with pytest.raises(TurngymError, match=r"was run with student = '.*start-warm/.*start-strong/"):
+        run.run_study(path, out)
+    # as the line says
+    for method in ("grpo", "opd"):
+        shutil.rmtree(out / "cells" / "alfworld" / f"{method}-seed0")
+    assert len(run.run_study(path, out).records) == 2
+
+
+def test_the_file_says_what_a_method_is(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    run.run_study(path, out)
+    path.write_text(FILE + 'group = "more"\nabout = "other words"\n')
+    found = {(record.method, record.group, record.about) for record in run.run_study(path, out).records}
+    assert found == {("opd", "main", "opd"), ("turnopd", "more", "other words")}
 
 
 def test_packed_evaluations_that_would_have_one_name_are_refused_before_anything_runs(
@@ -261,6 +299,23 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     assert sorted(launched) == ["alfworld/opd-seed1", "alfworld/turnopd-seed0", "alfworld/turnopd-seed1"]
     # what is done can be looked at, though the study is not
     assert sorted(f"{one.world}/{one.method}-seed{one.seed}" for one in read_records(out).records) == sorted(launched)
+
+
+def test_a_cell_without_a_record_does_not_stop_the_others(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    makes = run.make_record
+
+    def record(cell: Cell) -> Any:
+        if cell.name == "alfworld/opd-seed0":
+            raise TurngymError("there is no trace file")
+        return makes(cell)
+
+    monkeypatch.setattr(run, "make_record", record)
+    with pytest.raises(TurngymError, match=r"^failed: alfworld/opd-seed0; there is no trace file$"):
+        run.run_study(path, out)
+    assert len(read_records(out).records) == 3
 
 
 def test_a_node_trains_a_cell_in_several_processes(tmp_path: Path) -> None:
@@ -310,7 +365,12 @@ def test_a_study_of_evaluations_and_trainings_from_its_file_to_its_table(tmp_pat
     path.write_text(
         FILE.replace("[0, 1]", "[0]") + '[methods.expert]\nagent = "expert"\n[methods.short]\nof = "opd"\ndepth = 3\n'
     )
+    run.run_study(path, out, pack=True)
+    packed = out / "results" / "alfworld-opd-seed0.result.xz"
+    packed.write_bytes(b"of a run that is there no longer")
+    os.utime(packed, (0, 0))
     found = run.run_study(path, out, pack=True)
+    assert read_result(packed).settings["panel"] == "alfworld-quickstart"
     by_name = {record.method: record for record in found.records}
     assert set(by_name) == {"opd", "turnopd", "expert", "short"}
     assert set(by_name["expert"].evaluations[0].tasks.values()) == {1.0}

@@ -118,6 +118,18 @@ def test_runs_are_compared_at_the_steps_at_which_all_were_evaluated() -> None:
     assert tables.to_target(view(rows))[1] == []
 
 
+def test_the_start_is_no_evaluation_after_the_same_steps() -> None:
+    other = study_records.record(
+        "mine", 0, [cost(0.0), cost(1.0)], [{"a": 0.5, "b": 0.0}, {"a": 1.0, "b": 1.0}], every=7
+    )
+    study = Records(title="t", baseline="opd", records=[*OPD, other])
+    assert same_step(study.worlds["house"]) == (0, {})
+    assert tables.notes_of(study)[0] == (
+        "house: no evaluation after the same steps, and no Same-Step: opd 10, 20, 30, 40, 50; mine 7"
+    )
+    assert "no Same-Step" not in str(tables.notes_of(Records(title="t", baseline="opd", records=[*OPD, *FIXED])))
+
+
 def test_the_tables_say_of_which_seeds_a_difference_is() -> None:
     opd = [replace(OPD[seed % 2], seed=seed) for seed in range(5)]
     study = Records(title="t", baseline="opd", records=[*opd, *OURS])

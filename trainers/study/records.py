@@ -621,8 +621,10 @@ def row_settings(record: Record) -> dict[str, Any]:
 
 
 def last_names(path: object) -> str:
-    """The last two names of a path, which are the same on another machine."""
-    return "/".join(Path(str(path)).parts[-2:])
+    """The last two names of a path, which are the same on another machine; of a checkpoint its run's as well."""
+    parts = Path(str(path)).parts
+    made = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
+    return "/".join(parts[-4 if made else -2 :])
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:

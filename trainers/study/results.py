@@ -35,12 +35,15 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     """The greatest step at which all runs were evaluated, and each method's accuracy there: the mean of the last four
     evaluations that all have. An agent that was only evaluated counts as it is, at every step.
 
-    Where runs have no evaluation in common there is no such step, and nothing to say of them.
+    Where runs have no evaluation in common there is no such step, and nothing to say of them. The one before training
+    does not count, unless there is no other.
     """
     records = [record for seeds in rows.values() for record in seeds.values()]
     known = {task: name for one in records for task, name in one.clusters.items()}
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
     common = set.intersection(*grids) if grids else {0}
+    if any(max(grid, default=0) > 0 for grid in grids):
+        common -= {0}
     maps: dict[str, dict[int, dict[str, float]]] = {}
     for name, seeds in rows.items():
         for seed, record in seeds.items():

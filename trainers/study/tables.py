@@ -85,6 +85,7 @@ def notes_of(study: Records) -> list[str]:
         if left_out := len(every[world] - tasks):
             notes.append(f"{world}: {left_out} tasks left out that not every evaluation has an episode of")
     for world, rows in study.worlds.items():
+        notes += _no_step_in_common(world, rows)
         for name, seeds in rows.items():
             for control in dict.fromkeys((study.baseline or "", study.against.get(name, ""))):
                 other = rows.get(control, {})
@@ -96,6 +97,20 @@ def notes_of(study: Records) -> list[str]:
                     + (f"differences are of {both}" if both else "none in common, and no difference")
                 )
     return notes
+
+
+def _no_step_in_common(world: str, rows: Rows) -> list[str]:
+    """The note that runs of a world share no evaluation after training has begun, where it is so."""
+    trained = {name: [one for one in seeds.values() if one.trained] for name, seeds in rows.items()}
+    steps = {
+        name: set.intersection(*({point.step for point in one.evaluations} for one in runs)) - {0}
+        for name, runs in trained.items()
+        if runs
+    }
+    if not any(steps.values()) or set.intersection(*steps.values()):
+        return []
+    said = "; ".join(f"{name} {_numbers(those) or 'none'}" for name, those in steps.items())
+    return [f"{world}: no evaluation after the same steps, and no Same-Step: {said}"]
 
 
 def _numbers(seeds: Iterable[int]) -> str:
