@@ -59,8 +59,8 @@ SUSPICIOUS = 8
 """Characters for each token of the context from which a text is counted before it is tokenized as a whole."""
 WRITTEN_OUT = TemplateCalls(dialect=HERMES, exact=True, id=CALL_ID, as_text=False)
 """Calls of templates that write none: they are part of an answer's text."""
-PROBE = "turngym-probe"
-"""Text of a system message by which a template shows that it has a place for it."""
+PROBE = "turngym-probe-{}."
+"""Text of a system message, with its number, by which a template shows that it has a place for it."""
 CLIENTS = "client_id"
 """Key of a call with its id as the client knows it; no template sees it."""
 NINE = re.compile(r"[A-Za-z0-9]{9}")
@@ -362,13 +362,17 @@ class ChatListRenderer:
 
     def _check_shown(self, given: Sequence[Message], tools: Tools, *, start: int) -> None:
         """Raises ApiError (400) for a system message, numbered from `start`, that the template leaves out."""
-        for place, message in enumerate(given):
-            # the first is put before the user's message where a template has none
-            folded = place == 0 and len(given) > 1 and given[1]["role"] == "user"
-            if message["role"] != "system" or place < start or folded:
-                continue
-            probe = [*given[:place], {**message, "content": PROBE}, *given[place + 1 :]]
-            if PROBE not in self._render(probe, tools):
+        # the first is put before the user's message where a template has none
+        first = 1 if len(given) > 1 and given[1]["role"] == "user" else 0
+        places = [place for place in range(max(start, first), len(given)) if given[place]["role"] == "system"]
+        if not places:
+            return
+        probe = list(given)
+        for place in places:
+            probe[place] = {**given[place], "content": PROBE.format(place)}
+        shown = self._render(probe, tools)
+        for place in places:
+            if PROBE.format(place) not in shown:
                 said = "this model's chat template shows no system message there; valid: its text in a user message"
                 raise invalid(f"messages[{place}]: {said}", f"messages[{place}]", "unsupported_value")
 
