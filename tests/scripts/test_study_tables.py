@@ -386,6 +386,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
         ("categories", {"a": "place"}, "opd/seed0.: categories has no 'b'"),
         *(("categories", ["a"], "categories is"), ("clusters", {"a": 3}, "clusters is"), ("group", 3, "group is 3")),
         ("total", {"seconds": -1.0, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*-1.0"),
+        ("total", {"seconds": 1.7e308, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*1.7e"),
+        *(("settings", value, "settings is") for value in (3, {"lm_loss": {"files": 5}}, {"lm_loss": {"files": [5]}})),
         ("total", {"seconds": 1.0}, "total is .*; valid: numbers from 0: seconds, cpu"),
         *(("phases", value, "phases is") for value in ({}, {"rollout": 3}, 3)),
         *(("steps", value, "steps is") for value in (3, [{}], [{"step": 1, "depth/cap": "x"}])),

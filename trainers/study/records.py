@@ -7,7 +7,6 @@ by turn. Tables and figures are made from records alone (`turngym.trainers.study
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -333,7 +332,11 @@ def check_name(name: object, where: str) -> None:
 # What a record may hold, field by field; a study.json comes from anyone.
 
 
-def _number(value: object, low: float = 0.0, high: float = sys.float_info.max) -> bool:
+MOST = 1e18
+"""No number that is measured is larger; sums of larger ones could overflow."""
+
+
+def _number(value: object, low: float = 0.0, high: float = MOST) -> bool:
     # NaN compares false
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
@@ -356,12 +359,12 @@ def _cost(value: object) -> bool:
 
 
 def _nats(value: object) -> bool:
-    return _table_of(lambda nats: _number(nats, -sys.float_info.max), 2)(value)
+    return _table_of(lambda nats: _number(nats, -MOST), 2)(value)
 
 
 def _step(value: object) -> bool:
     numbers = isinstance(value, Mapping) and all(
-        one is None or isinstance(one, bool) or _number(one, -sys.float_info.max) for one in value.values()
+        one is None or isinstance(one, bool) or _number(one, -MOST) for one in value.values()
     )
     return numbers and isinstance(value, Mapping) and _whole(value.get("step"))
 
@@ -369,10 +372,7 @@ def _step(value: object) -> bool:
 def _sums(value: object) -> bool:
     """Whether a value is sums by turn, all of as many turns."""
     columns = [*value.values()] if isinstance(value, Mapping) else []
-    lists = all(
-        isinstance(column, list | tuple) and all(_number(one, -sys.float_info.max) for one in column)
-        for column in columns
-    )
+    lists = all(isinstance(column, list | tuple) and all(_number(one, -MOST) for one in column) for column in columns)
     return bool(columns) and lists and len({len(column) for column in columns}) == 1
 
 
@@ -383,6 +383,12 @@ def _phases(value: object) -> bool:
     )
 
 
+def _settings(value: object) -> bool:
+    texts = value.get("lm_loss") if isinstance(value, Mapping) else None
+    files = texts.get("files", []) if isinstance(texts, Mapping) else []
+    return isinstance(value, Mapping) and isinstance(files, list | tuple) and all(map(_text, files))
+
+
 _SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
 _NUMBERS = ", ".join(item.name for item in fields(Cost))
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -390,7 +396,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "about": (_text, "a text"),
     "seed": (_whole, "a whole number from 0"),
     "samples": (lambda value: _whole(value, 1), "a whole number from 1"),
-    "settings": (_table_of(lambda value: True), "a table"),
+    "settings": (_settings, "a table, in which lm_loss.files is a list of texts"),
     "evaluations": (lambda value: isinstance(value, list | tuple) and bool(value), "a list, not empty"),
     "categories": (_table_of(_text), "a category for every task"),
     "clusters": (_table_of(_text), "a table of texts"),
