@@ -1,7 +1,7 @@
 """What a run shares with the one that it goes on with, beside algorithm, run and optimizer: data, rules and models.
 
-`Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Data are known by name and
-models by content, since folders move. Who computes (workers, slots, servers) is not in it: no episode depends on it.
+`Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Files and models are known
+by content, since folders move. Who computes (workers, slots, servers) is not in it: no episode depends on it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 from turngym.agents.evaluation.play_panel import panel_settings
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.envs.core.files import weights_hash
+from turngym.envs.core.settings import to_table
+from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import EVALUATION, LmLossConfig, fingerprint
@@ -73,6 +75,9 @@ def of_training(
     for name, panel in panels.items():
         group = f"{EVALUATION}.{name}" if name else EVALUATION
         identity |= {f"{group}.{key}": value for key, value in of_evaluations(panel).items()}
+    files = contents.of_files(to_table(config))
+    # a panel counts among the evaluations, which a run may get later
+    identity |= {f"content of {name}": content for name, content in files.items() if name != "panel"}
     return identity | of_adapters(config.lora, models.student)
 
 

@@ -30,8 +30,9 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
 from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.envs.core.provenance import FILE, write_config
-from turngym.envs.core.settings import read_toml
+from turngym.envs.core.settings import read_toml, to_table
 from turngym.retrieval.user_files import library_path, user_path
+from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
@@ -161,15 +162,21 @@ def run_training(
 
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
-    that file is missing."""
-    models = config.models
+    that file is missing; code of one's own that has changed since is said."""
+    models, content = config.models, contents.of_all(to_table(config))
     if models.resume:
         path = models.out / FILE
         # a run may have been killed between its first checkpoint and this file
-        if path.exists() and read_toml(path).get("steps", config.run.steps) == config.run.steps:
-            return
+        if path.exists():
+            began = contents.kept(models.out)
+            changed = [name for name, was in began.items() if content.get(name, was) != was]
+            if changed:
+                print(f"turngym: other code than the run began with: {', '.join(changed)}", file=sys.stderr)
+            if read_toml(path).get("steps", config.run.steps) == config.run.steps:
+                return
         config = replace(config, models=replace(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
+    about |= {contents.CONTENTS: content} if content else {}
     write_config(models.out / FILE, config, command or None, **about)
 
 

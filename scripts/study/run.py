@@ -33,8 +33,9 @@ from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.show import write_tables
-from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
+from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, leaves, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
+from turngym.trainers import contents
 from turngym.trainers.study.records import (
     DATA,
     MODELS,
@@ -222,7 +223,8 @@ def _commented(text: str) -> str:
 def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     """Writes the settings of every cell beside its folder, and says which cells of the folder the file does not have.
 
-    Raises TurngymError for the first cell that was run with other settings.
+    Raises TurngymError for the first cell that was run with other settings, or with files or code of one's own that
+    have changed.
     """
     for cell in cells:
         if not cell.settings_file.is_file() or not cell.folder.exists():
@@ -232,6 +234,13 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
             raise TurngymError(
                 f"{cell.name} in {out} was run with {name} = {was!r}, and {study.where} says {now!r}: give the method "
                 f"another name, choose another --out, or remove {cell.folder}"
+            )
+    for cell in (cell for cell in cells if cell.finished and not cell.is_start):
+        was, now = read_record(cell.folder).contents, contents.of_all(cell.settings)
+        for name in (name for name in now if was.get(name, now[name]) != now[name]):
+            raise TurngymError(
+                f"{cell.name} in {out} was run with another content of {name}, {leaves(cell.settings)[name]}: put it "
+                f"back, give the new one another name, choose another --out, or remove {cell.folder}"
             )
     for cell in cells:
         # a run that goes on in a folder that was moved finds models and texts where they are now

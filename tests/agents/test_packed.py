@@ -260,6 +260,10 @@ def test_who_has_the_player_can_tell_whether_it_played(result: PackedResult) -> 
     copied = with_episodes(best_twice)(result)
     assert play_again(copied, "expert", noise=0.6, workers=0, progress=False)
     assert first_difference(result.episodes[0].turns, result.episodes[0].turns[:-1]) is not None
+    left_out = result.episodes[0]
+    fewer = with_episodes(lambda episodes: episodes[1:])(result)
+    lacks = f"{left_out.task.task_id} sample {left_out.sample}: it is not in the file"
+    assert play_again(fewer, "expert", noise=0.6, workers=0, progress=False) == [lacks]
 
 
 def test_what_cannot_be_packed(run: Path, tmp_path: Path) -> None:

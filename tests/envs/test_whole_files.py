@@ -86,6 +86,16 @@ def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> 
     assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "new")]
 
 
+def test_two_that_write_one_file_at_once_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with atomic_write(path) as first:
+        first.write("first")
+        with atomic_write(path) as second:
+            second.write("the second")
+        assert path.read_text() == "the second"
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("x.json", "first")]
+
+
 def test_without_locks_a_marker_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 

@@ -164,6 +164,14 @@ def test_files_that_are_no_seeds_of_one_method_stand_alone(
     assert group.by_method() is None
 
 
+def test_files_without_a_common_task_stand_alone(results: dict[str, PackedResult]) -> None:
+    one = results["expert"]
+    named = {f"m-seed{n}": replace(one, seal=f"{n}", episodes=one.episodes[2 * n : 2 * n + 2]) for n in range(2)}
+    (group,) = grouped(named)
+    assert group.apart() == {"m": "m-seed0, m-seed1 have no task in common"}
+    assert [*group.methods] == ["m-seed0", "m-seed1"]
+
+
 def test_one_sealed_file_is_one_seed_and_models_of_their_own_are_several(results: dict[str, PackedResult]) -> None:
     one, other = (with_settings(results["expert"], model=model, seed=seed) for seed, model in enumerate("ab"))
     assert not grouped({"m-seed0": one, "m-seed1": other})[0].apart()

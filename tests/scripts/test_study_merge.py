@@ -113,6 +113,18 @@ def player(name: str, **settings: Any) -> Record:
     return replace(one, evaluations=one.evaluations[:1])
 
 
+@pytest.mark.parametrize(
+    ("setting", "other"), [("panel", "turnopd"), ("env", "turnopd"), ("algorithm", "opd"), ("judge", "opd")]
+)
+def test_files_and_code_of_ones_own_must_be_the_same(setting: str, other: str) -> None:
+    """A panel and an environment in all cells of a world, the rest in those of a method."""
+    files = [study(cell("opd", 0, contents={setting: "a"}))]
+    files += [study(cell(other, 1, contents={setting: content})) for content in "ab"]
+    assert len(merge_records({"one": files[0], "two": files[1]}).records) == 2
+    with pytest.raises(TurngymError, match=f"has content of {setting} 'a', .* has content of {setting} 'b'"):
+        merge_records({"one": files[0], "two": files[2]})
+
+
 def test_agents_share_the_game_and_nothing_of_training() -> None:
     expert = study(cell("opd", 0), player("expert"))
     assert names(merge_records({"one": expert, "again": expert}).records) == ["expert:0", "opd:0"]

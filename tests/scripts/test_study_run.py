@@ -19,11 +19,13 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.settings import read_toml
+from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts import jobs as running
 from turngym.scripts.jobs import Job
 from turngym.scripts.main import main
 from turngym.scripts.study import run
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
+from turngym.trainers import contents
 from turngym.trainers.study.records import Cost, read_records
 
 FILE = """
@@ -52,8 +54,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def record(cell: Cell) -> Any:
         costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
         curve = [{"a": 0.5, "b": 0.25}, {"a": 1.0, "b": 0.75}]
-        settings = dict(cell.settings)
-        return study_records.record(cell.method, cell.seed, costs, curve, every=4, world=cell.world, settings=settings)
+        given = {"world": cell.world, "settings": dict(cell.settings), "contents": contents.of_all(cell.settings)}
+        return study_records.record(cell.method, cell.seed, costs, curve, every=4, **given)
 
     monkeypatch.setattr(running, "launch", launch)
     monkeypatch.setattr(run, "make_record", record)
@@ -254,6 +256,22 @@ def test_another_start_is_another_setting(tmp_path: Path, launched: list[str]) -
     assert len(run.run_study(path, out).records) == 2
 
 
+def test_files_of_ones_own_count_by_their_content(tmp_path: Path, launched: list[str]) -> None:
+    path, out = study(tmp_path)
+    panel = tmp_path / "panel.json"
+    panel.write_text(write_panel(shipped_panel("alfworld-quickstart-v1"), tmp_path / "kept").read_text())
+    path.write_text(FILE.replace('world = "alfworld"', "") + f"[worlds.alfworld]\npanel = {str(panel)!r}\n")
+    run.run_study(path, out)
+    launched.clear()
+    before = panel.read_text()
+    panel.write_text(before + "\n")
+    with pytest.raises(TurngymError, match=f"opd-seed0 in .* was run with another content of panel, {panel}: "):
+        run.run_study(path, out, changes=["seeds = [0, 1, 2]"])
+    assert not launched
+    panel.write_text(before)
+    assert len(run.run_study(path, out, changes=["seeds = [0, 1, 2]"]).records) == 6
+
+
 def test_the_file_says_what_a_method_is(tmp_path: Path, launched: list[str]) -> None:
     path, out = study(tmp_path)
     run.run_study(path, out)
@@ -282,6 +300,26 @@ def test_every_command_that_wrote_records_is_kept(tmp_path: Path, launched: list
         found = run.run_study(path, out, changes=[f"seeds = {seeds}"], command=command)
     assert [made["command"] for made in found.made_by] == ["first", "second"]
     assert read_records(out).made_by == found.made_by
+
+
+def test_processes_that_overlap_both_keep_their_commands(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    works, inner = running.launch, list[str]()
+
+    def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
+        if not inner:
+            inner.append("begun")
+            monkeypatch.setattr(running, "launch", works)
+            # another process does one of the cells while this one runs, and writes the records first
+            run.run_study(path, out, changes=["seeds = [1]"], command="inner", parallel=1)
+        return works(job, cores)
+
+    monkeypatch.setattr(running, "launch", launch)
+    found = run.run_study(path, out, command="outer", parallel=1)
+    assert {made["command"] for made in found.made_by} == {"inner", "outer"}
+    assert len(found.records) == 4
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(

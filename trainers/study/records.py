@@ -28,6 +28,7 @@ from turngym.envs.panels import list_panels, shipped_panel
 from turngym.retrieval.redaction import brief
 from turngym.retrieval.rows import read_whole
 from turngym.retrieval.user_files import json_file
+from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Record:
     """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Task -> its scene, world or product, where its environment names one."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
 
     @property
     def trained(self) -> bool:
@@ -177,7 +180,12 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
         clusters=clusters,
+        contents=_contents(cell) if strict else {},
     )
+
+
+def _contents(cell: Finished) -> dict[str, str]:
+    return contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
 
 
 def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
@@ -400,6 +408,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "evaluations": (lambda value: isinstance(value, list | tuple) and bool(value), "a list, not empty"),
     "categories": (_table_of(_text), "a category for every task"),
     "clusters": (_table_of(_text), "a table of texts"),
+    "contents": (_table_of(_text), "a table of texts"),
     "total": (_cost, f"numbers from 0: {_NUMBERS}"),
     "phases": (_phases, f"two numbers from 0 for each of {', '.join(PHASES)}"),
     "steps": (
@@ -599,6 +608,7 @@ def shared_settings(record: Record) -> dict[str, Any]:
     """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
     found: dict[str, Any] = {name: record.settings.get(name) for name in SHARED}
     found["evaluations after steps"] = [point.step for point in record.evaluations]
+    found["content of env"] = record.contents.get("env")
     return {**found, **game_settings(record)}
 
 
@@ -607,7 +617,8 @@ def game_settings(record: Record) -> dict[str, Any]:
     turns."""
     panel = record.settings.get("panel")
     turns = record.settings.get("max_turns") or _turns_of(str(panel))
-    return {"panel": panel, "max_turns": turns, "samples": record.samples, "tasks": sorted(record.categories)}
+    found = {"panel": panel, "max_turns": turns, "samples": record.samples, "tasks": sorted(record.categories)}
+    return {**found, "content of panel": record.contents.get("panel")}
 
 
 @lru_cache
@@ -623,7 +634,8 @@ def row_settings(record: Record) -> dict[str, Any]:
     flat = _flat(record.settings)
     models: dict[str, Any] = {name: last_names(flat[name]) for name in MODELS if name in flat}
     models |= {name: [*map(last_names, flat[name])] for name in ("lm_loss.files",) if name in flat}
-    return {name: value for name, value in (flat | models).items() if name not in FREE}
+    kept = {name: value for name, value in (flat | models).items() if name not in FREE}
+    return kept | {f"content of {name}": content for name, content in record.contents.items()}
 
 
 def last_names(path: object) -> str:

@@ -1,0 +1,113 @@
+"""Files and code of one's own count by what is in them: for a run that goes on, and for the cells of a study."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import save_tiny
+
+from turngym.envs.core.settings import read_toml
+from turngym.scripts.main import main
+from turngym.trainers import contents
+
+METHOD = """
+from dataclasses import dataclass
+from turngym.trainers import AlgorithmSpec
+from turngym.trainers.algorithms import grpo
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    power: float = 1.0
+ALGORITHM = AlgorithmSpec(name="credit", config=Config, uses=frozenset({"reward"}), build=grpo.build)
+"""
+
+
+def skills(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "a.txt").write_text(text)
+    (folder / "skills.toml").write_text("always = 'a.txt'\n")
+    return f"skills:{folder}"
+
+
+def test_files_count_by_content_wherever_they_lie(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "panel.json").write_text("{}")
+        (tmp_path / folder / "words.txt").write_text("words")
+        skills(tmp_path / folder / "skills", "look around first")
+
+    def found(folder: Path) -> dict[str, str]:
+        texts = {"files": [str(folder / "words.txt"), str(folder / "panel.json")]}
+        told = f"skills:{folder / 'skills'}"
+        settings = {"panel": str(folder / "panel.json"), "lm_loss": texts, "judge": told, "sft": {"told": told}}
+        return contents.of_files({**settings, "seed": 0, "split": "train", "examples": "skills:alfworld"})
+
+    first = found(tmp_path / "one")
+    assert sorted(first) == ["judge", "lm_loss.files", "panel", "sft.told"]
+    assert first == found(tmp_path / "two")
+    for name, file in (("panel", "panel.json"), ("lm_loss.files", "words.txt"), ("judge", "skills/a.txt")):
+        (tmp_path / "two" / file).write_text("other words than before")
+        assert found(tmp_path / "two")[name] != first[name]
+
+
+def test_texts_that_name_no_file_of_ones_own_have_no_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").write_text("a file of this name says nothing of the split")
+    settings = {"split": "train", "panel": "alfworld-quickstart", "judge": "skills:webshop/swapped.toml"}
+    assert contents.of_files({**settings, "system": "a/" * 5000, "out": str(tmp_path), "x": "\0/"}) == {}
+    assert contents.of_code({"algorithm": "grpo", "env": "turngym/WebShop-v0"}) == {}
+
+
+def test_code_of_ones_own_counts_without_its_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"algorithm": "own_credit:ALGORITHM"}
+
+    def found(code: str) -> dict[str, str]:
+        (tmp_path / "own_credit.py").write_text(code)
+        sys.modules.pop("own_credit", None)
+        return contents.of_code(settings)
+
+    first = found(METHOD)
+    assert [*first] == ["algorithm"]
+    assert found("# about it\n\n" + METHOD) == first
+    assert found(METHOD.replace("1.0", "1.25")) != first
+    sys.modules.pop("own_credit")
+
+
+def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student, told, out = save_tiny(tmp_path / "model", length=4096), tmp_path / "skills", tmp_path / "run"
+    words = ["train", "--algorithm", "sdar", "--student", str(student), "--out", str(out), "--episodes", "2"]
+    words += ["--sdar.n", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--judge", skills(told, "look around first")]
+    assert main([*words, "--steps", "1"]) == 0
+    kept = contents.kept(out)
+    assert kept == contents.of_files({"judge": f"skills:{told}"})
+    assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
+    capsys.readouterr()
+    skills(told, "open every drawer first")
+    assert main([*words, "--steps", "2", "--resume"]) != 0
+    said = capsys.readouterr().err
+    assert f"content of judge: checkpoint '{kept['judge']}', now '" in said
+    skills(told, "look around first")
+    assert main([*words, "--steps", "2", "--resume"]) == 0
+
+
+def test_code_that_changed_is_said_where_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = METHOD.replace("build=grpo.build", "build=lambda config, context: grpo.build(grpo.GrpoConfig(n=2), context)")
+    (tmp_path / "own_credit.py").write_text(code)
+    student, out = save_tiny(tmp_path / "model", length=4096), tmp_path / "run"
+    words = ["train", "--algorithm", "own_credit:ALGORITHM", "--student", str(student), "--out", str(out)]
+    words += ["--episodes", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    words += ["--threads", "1", "--device", "cpu", "--eval-every", "0"]
+    assert main([*words, "--steps", "1"]) == 0
+    assert main([*words, "--steps", "2", "--resume"]) == 0
+    assert "other code" not in capsys.readouterr().err
+    (tmp_path / "own_credit.py").write_text(code.replace("power: float = 1.0", "power: float = 1.0\n    more: int = 0"))
+    sys.modules.pop("own_credit")
+    assert main([*words, "--steps", "3", "--resume"]) == 0
+    assert "other code than the run began with: algorithm" in capsys.readouterr().err
+    sys.modules.pop("own_credit")

@@ -1,0 +1,105 @@
+"""What is in the files and the code of one's own that the settings of a run name.
+
+A file keeps its name while somebody edits it, and folders move while files stay as they are. So runs are compared by
+content: a run with the one that it goes on with (`identity.py`), the cells of a study with each other
+(`study/records.py`). A run's config.toml keeps what it began with. Models are no part of it; `weights_hash` names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from turngym.agents.playing.env_maker import env_class
+from turngym.agents.rendering.skills import PREFIX, read_skills
+from turngym.envs.core.provenance import FILE
+from turngym.envs.core.settings import PROVENANCE, read_toml
+from turngym.envs.core.task import content_hash
+from turngym.retrieval.user_files import user_path
+
+CONTENTS = "contents"
+"""The name of its table among what config.toml says of a run."""
+
+
+def of_all(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Setting -> 16 hex digits of what is now in the files and the code that it names."""
+    return of_files(settings) | of_code(settings)
+
+
+def kept(folder: Path) -> dict[str, str]:
+    """What `of_all` was when the training run in `folder` began. Raises SettingsError without a config.toml."""
+    about = read_toml(folder / FILE, provenance=True).get(PROVENANCE, {})
+    return dict(about.get(CONTENTS, {}))
+
+
+def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Setting -> 16 hex digits of what is in the files that it names: panels, skills, texts, traces, presets.
+
+    Settings that name no file of one's own are not in it.
+    """
+    found: dict[str, list[str]] = {}
+    for name, value in _texts(settings):
+        if (content := _of_file(value)) is not None:
+            found.setdefault(name, []).append(content)
+    return {name: content_hash({"contents": contents})[:16] for name, contents in found.items()}
+
+
+def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`algorithm` and `env` -> 16 hex digits of their module, where it is one's own. Lines of comments do not count.
+
+    What that module imports is not looked at, and one without a source has none.
+    """
+    found = {}
+    for name, find_module in (("algorithm", _module_of_algorithm), ("env", _module_of_env)):
+        module = find_module(settings[name]) if settings.get(name) else None
+        if module is None or module.__name__.partition(".")[0] == "turngym":
+            continue
+        with contextlib.suppress(OSError):
+            lines = inspect.getsource(module).splitlines()
+            code = [line for line in lines if line.partition("#")[0].strip()]
+            found[name] = content_hash({"code": code})[:16]
+    return found
+
+
+def _module_of_algorithm(name: str) -> ModuleType | None:
+    # whoever reads records alone needs no torch
+    from turngym.trainers.algorithm import find_algorithm
+
+    found = find_algorithm(name)
+    # what is in the module may have been put together of parts of others
+    return sys.modules[name.partition(":")[0]] if ":" in name else inspect.getmodule(found.build)
+
+
+def _module_of_env(env_id: str) -> ModuleType | None:
+    return inspect.getmodule(env_class(env_id))
+
+
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """(name, text) of each text in nested tables and lists."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, name)
+    elif isinstance(value, str):
+        yield name, value
+
+
+def _of_file(text: str) -> str | None:
+    """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
+    path = user_path(text.removeprefix(PREFIX))
+    if text.startswith(PREFIX):
+        return read_skills(str(path)).identity if path.exists() else None
+    # the name of a method or a split may be a file's in somebody's folder; `Path.is_file` raises for texts too long
+    if not ("/" in text or path.suffix) or not os.path.isfile(path):
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
