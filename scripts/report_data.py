@@ -20,7 +20,7 @@ from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import read_toml
+from turngym.envs.core.settings import flat, read_toml
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import iter_trace
 from turngym.retrieval.user_files import named_path
@@ -229,16 +229,8 @@ def settings_of(run: Run) -> dict[str, Any]:
         asked = {name: value for name, value in asked.items() if name not in (*PLAYED, *played)}
     # who was trained is who plays
     played = {name: value for name, value in played.items() if run.training is None or name not in ("agent", "model")}
-    found = {f"{name} (training)" if name in played else name: value for name, value in _flat(asked)} | played
+    found = {f"{name} (training)" if name in played else name: value for name, value in flat(asked).items()} | played
     return {name: short(value) if name in MODELS and value else value for name, value in found.items()}
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def short(path: object) -> str:

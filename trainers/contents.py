@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +20,15 @@ from typing import Any
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import PROVENANCE, read_toml
+from turngym.envs.core.settings import PROVENANCE, flat, read_toml
+from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import content_hash
 from turngym.retrieval.user_files import user_path
 
 CONTENTS = "contents"
 """The name of its table among what config.toml says of a run."""
+MAKE = "env_kwargs"
+"""Arguments of gym.make, a table or, as on the command line, JSON."""
 
 
 def of_all(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -44,11 +47,15 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
 
     Settings that name no file of one's own are not in it.
     """
-    found: dict[str, list[str]] = {}
-    for name, value in _texts(settings):
-        if (content := _of_file(value)) is not None:
-            found.setdefault(name, []).append(content)
-    return {name: content_hash({"contents": contents})[:16] for name, contents in found.items()}
+    made = settings.get(MAKE)
+    if isinstance(made, str):
+        settings = {**settings, MAKE: json_object(MAKE, made)}
+    found = {}
+    for name, value in flat(settings).items():
+        texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
+        if contents := [content for content in map(_of_file, texts) if content is not None]:
+            found[name] = content_hash({"contents": contents})[:16]
+    return found
 
 
 def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -79,18 +86,6 @@ def _module_of_algorithm(name: str) -> ModuleType | None:
 
 def _module_of_env(env_id: str) -> ModuleType | None:
     return inspect.getmodule(env_class(env_id))
-
-
-def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of each text in nested tables and lists."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _texts(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner, name)
-    elif isinstance(value, str):
-        yield name, value
 
 
 def _of_file(text: str) -> str | None:

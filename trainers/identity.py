@@ -1,7 +1,8 @@
 """What a run shares with the one that it goes on with, beside algorithm, run and optimizer: data, rules and models.
 
-`Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Files and models are known
-by content, since folders move. Who computes (workers, slots, servers) is not in it: no episode depends on it.
+`Trainer` puts both together, and `trainers/run_folder.py` compares them with the checkpoint. Data are known by name,
+files of one's own and models by content, since folders move. Who computes (workers, slots, servers) is not in it: no
+episode depends on it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def of_training(
         identity["share"] = config.rollouts.play.share
     for item in further:
         name = item.name
+        identity |= {f"{name}.content of {key}": value for key, value in contents.of_files(item.make).items()}
         identity |= {f"{name}.{key}": value for key, value in of_rollouts(envs[name], uses).items()}
         identity[f"{name}.share"] = item.share
         if item.teacher is not None:

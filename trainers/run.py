@@ -162,7 +162,7 @@ def run_training(
 
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
-    that file is missing; code of one's own that has changed since is said."""
+    that file is missing; what has changed since and may (one's own code) is said."""
     models, content = config.models, contents.of_all(to_table(config))
     if models.resume:
         path = models.out / FILE
@@ -171,7 +171,7 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
             began = contents.kept(models.out)
             changed = [name for name, was in began.items() if content.get(name, was) != was]
             if changed:
-                print(f"turngym: other code than the run began with: {', '.join(changed)}", file=sys.stderr)
+                print(f"turngym: not as when the run began: the content of {', '.join(changed)}", file=sys.stderr)
             if read_toml(path).get("steps", config.run.steps) == config.run.steps:
                 return
         config = replace(config, models=replace(models, resume=False))

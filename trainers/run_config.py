@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
+from turngym.envs.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
@@ -248,15 +248,10 @@ def fingerprint(config: Any) -> dict[str, Any]:
 
     Two runs may continue each other where their fingerprints are equal.
     """
-    flat = _flatten("", dataclasses.asdict(config))
-    return {name: value for name, value in sorted(flat) if name.rpartition(".")[2] not in FREE}
-
-
-def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [row for key, item in value.items() for row in _flatten(f"{prefix}.{key}" if prefix else str(key), item)]
+    settings = flat(dataclasses.asdict(config))
+    kept = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in FREE}
     # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
-    return [(prefix, list(value) if isinstance(value, tuple) else value)]
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}
 
 
 def _at_least(name: str, value: float, low: float) -> None:

@@ -199,6 +199,15 @@ def to_table(value: Any) -> dict[str, Any]:
     return _to_table(value, _uses(type(value)))
 
 
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """All values in nested tables by dotted key; of an empty table the table."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{above}.{name}" if above else str(name)
+        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
+    return found
+
+
 def _to_table(value: Any, uses: frozenset[str] | None) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for field in _fields(type(value), uses):

@@ -26,14 +26,14 @@ from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import Needs, Threads, read_toml, to_toml
+from turngym.envs.core.settings import Needs, Threads, flat, read_toml, to_toml
 from turngym.envs.core.tables import atomic_write, write_json
 from turngym.scripts.command_line import read
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.show import write_tables
-from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, leaves, read_study_file
+from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
 from turngym.trainers import contents
 from turngym.trainers.study.records import (
@@ -239,7 +239,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
         was, now = read_record(cell.folder).contents, contents.of_all(cell.settings)
         for name in (name for name in now if was.get(name, now[name]) != now[name]):
             raise TurngymError(
-                f"{cell.name} in {out} was run with another content of {name}, {leaves(cell.settings)[name]}: put it "
+                f"{cell.name} in {out} was run with another content of {name}, {flat(cell.settings)[name]}: put it "
                 f"back, give the new one another name, choose another --out, or remove {cell.folder}"
             )
     for cell in cells:

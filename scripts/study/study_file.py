@@ -37,7 +37,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.needed import check_needed
 from turngym.envs.core.plugins import installed
-from turngym.envs.core.settings import SettingsError, from_table, read_toml
+from turngym.envs.core.settings import SettingsError, flat, from_table, read_toml
 from turngym.envs.core.strict_json import json_object
 from turngym.envs.core.task import content_hash
 from turngym.envs.panels import Panel, PanelError, load_panel
@@ -273,7 +273,7 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
     known = {key for name in BUILT_IN for key in keys_of(name)}.union(*map(_keys, trained))
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
-        for key, value in leaves(settings).items():
+        for key, value in flat(settings).items():
             if not _has(known, key):
                 raise SettingsError(f"{where}: {name}: there is no setting {key}.{did_you_mean(key, known)}")
             if not isinstance(value, Mapping) and any(inner.startswith(f"{key}.") for inner in known):
@@ -301,15 +301,6 @@ def _keys(method: Method) -> tuple[str, ...]:
 def _has(keys: Iterable[str], key: str) -> bool:
     """Whether `key` is one of `keys`, a value within one, or a table of some."""
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
-
-
-def leaves(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
-    """All values in nested tables, by key; of an empty table the table."""
-    found = dict[str, Any]()
-    for name, value in settings.items():
-        key = f"{table}.{name}" if table else name
-        found |= leaves(value, key) if isinstance(value, Mapping) and value else {key: value}
-    return found
 
 
 def _check_games(cells: Sequence[Cell], where: str) -> None:
@@ -697,7 +688,7 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     for layer in shared:
         settings = merged(settings, layer)
     # what all methods share is for those that read it; what a method says itself must be read
-    for key in leaves(settings):
+    for key in flat(settings):
         if not _has(keys, key):
             settings = _without(settings, key)
     said, layers = dict[str, Any](), [*shared, *own]
@@ -705,7 +696,7 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
         said = merged(said, layer)
     settings, where = merged(settings, said), f"{study.where}, {method.name} in {place.name}"
     for key in unread_keys(method.algorithm, {**settings, "out": str(out)}, where):
-        if key not in leaves(said):
+        if key not in flat(said):
             settings = _without(settings, key)
     if method.text == "expert" and place.world is None:
         raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny_runs import save_tiny
 
 from turngym.envs.core.settings import read_toml
+from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts.main import main
 from turngym.trainers import contents
+from turngym.trainers.study.records import make_record, read_records
 
 METHOD = """
 from dataclasses import dataclass
@@ -51,6 +56,51 @@ def test_files_count_by_content_wherever_they_lie(tmp_path: Path) -> None:
         assert found(tmp_path / "two")[name] != first[name]
 
 
+@pytest.mark.parametrize("written", [dict, json.dumps])
+def test_files_of_an_environment_count_however_they_are_written(tmp_path: Path, written: Any) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("{}")
+    settings = {"env_kwargs": written({"topk": 3, "corpus": str(corpus)})}
+    first = contents.of_files(settings)
+    assert [*first] == ["env_kwargs.corpus"]
+    corpus.write_text("{}\n")
+    assert contents.of_files(settings) != first
+
+
+@pytest.mark.parametrize("replaced", ["link", "order", "folder"])
+def test_another_way_to_the_same_name_is_another_content(tmp_path: Path, replaced: str) -> None:
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("first")
+    two.write_text("second")
+    settings = {"lm_loss": {"files": [str(one), str(two)]}}
+    first = contents.of_files(settings)
+    if replaced == "link":
+        one.unlink()
+        one.symlink_to(two)
+    elif replaced == "order":
+        settings = {"lm_loss": {"files": [str(two), str(one)]}}
+    else:
+        one.unlink()
+        one.mkdir()
+    assert contents.of_files(settings) != first
+
+
+def test_the_record_of_a_cell_keeps_what_it_was_evaluated_on(tmp_path: Path) -> None:
+    panel = tmp_path / "mine.json"
+    panel.write_text(write_panel(shipped_panel("alfworld-quickstart-v1"), tmp_path / "kept").read_text())
+    study = tmp_path / "study.toml"
+    study.write_text(
+        "evaluate = { tasks = 1, samples = 1 }\n[worlds.alfworld]\n"
+        f"panel = {str(panel)!r}\n[methods.expert]\nagent = 'expert'\n"
+    )
+    words = ["study", "run", str(study), "--out", str(tmp_path / "out"), "--parallel", "1"]
+    assert main(words) == 0
+    (record,) = read_records(tmp_path / "out").records
+    assert record.contents == contents.of_files({"panel": str(panel)}) != {}
+    panel.write_text(panel.read_text() + "\n")
+    assert main(words) != 0
+
+
 def test_texts_that_name_no_file_of_ones_own_have_no_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_text("a file of this name says nothing of the split")
@@ -84,6 +134,8 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     kept = contents.kept(out)
     assert kept == contents.of_files({"judge": f"skills:{told}"})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
+    cell = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0, "verb": "train", "settings": {}}
+    assert make_record(SimpleNamespace(folder=out, **cell)).contents == kept
     capsys.readouterr()
     skills(told, "open every drawer first")
     assert main([*words, "--steps", "2", "--resume"]) != 0
@@ -105,9 +157,9 @@ def test_code_that_changed_is_said_where_a_run_goes_on(
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0"]
     assert main([*words, "--steps", "1"]) == 0
     assert main([*words, "--steps", "2", "--resume"]) == 0
-    assert "other code" not in capsys.readouterr().err
+    assert "not as when" not in capsys.readouterr().err
     (tmp_path / "own_credit.py").write_text(code.replace("power: float = 1.0", "power: float = 1.0\n    more: int = 0"))
     sys.modules.pop("own_credit")
     assert main([*words, "--steps", "3", "--resume"]) == 0
-    assert "other code than the run began with: algorithm" in capsys.readouterr().err
+    assert "not as when the run began: the content of algorithm" in capsys.readouterr().err
     sys.modules.pop("own_credit")

@@ -22,6 +22,7 @@ from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.provenance import provenance
+from turngym.envs.core.settings import flat
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
 from turngym.envs.panels import list_panels, shipped_panel
@@ -631,10 +632,10 @@ def _turns_of(panel: str) -> int | None:
 
 def row_settings(record: Record) -> dict[str, Any]:
     """What all seeds of a method share: every setting of training."""
-    flat = _flat(record.settings)
-    models: dict[str, Any] = {name: last_names(flat[name]) for name in MODELS if name in flat}
-    models |= {name: [*map(last_names, flat[name])] for name in ("lm_loss.files",) if name in flat}
-    kept = {name: value for name, value in (flat | models).items() if name not in FREE}
+    found = flat(record.settings)
+    models: dict[str, Any] = {name: last_names(found[name]) for name in MODELS if name in found}
+    models |= {name: [*map(last_names, found[name])] for name in ("lm_loss.files",) if name in found}
+    kept = {name: value for name, value in (found | models).items() if name not in FREE}
     return kept | {f"content of {name}": content for name, content in record.contents.items()}
 
 
@@ -643,13 +644,6 @@ def last_names(path: object) -> str:
     parts = Path(str(path)).parts
     made = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
     return "/".join(parts[-4 if made else -2 :])
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return found
 
 
 def _compare(
