@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
-from turngym.envs.core.errors import AgentError, checked_int, did_you_mean, finite
-from turngym.envs.core.plugins import installed
-from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import (
+from turngym.core.errors import AgentError, checked_int, did_you_mean, finite
+from turngym.core.plugins import installed
+from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import (
     FLAT,
     IN_FILE,
     Above0,

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turngym.envs.core.errors import TurngymError
-from turngym.retrieval.user_files import read_text
+from turngym.core.errors import TurngymError
+from turngym.core.user_files import read_text
 
 SHORTEST = 16
 """Fewest characters of a client's key: shorter ones can be guessed."""

@@ -23,18 +23,18 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from turngym.core.errors import TurngymError, checked_choice
+from turngym.core.files import add_files, locked_folder
+from turngym.core.mapped import files_under
+from turngym.core.outgoing import address_problem
+from turngym.core.redaction import brief
+from turngym.core.user_files import user_path
 from turngym.envs.alfworld.games import DEFAULT_FOLDER, ROOT_FOLDER, SPLITS, VARIABLE
-from turngym.envs.core.errors import TurngymError, checked_choice
-from turngym.envs.core.files import add_files, locked_folder
 from turngym.envs.search.sources import DATA_VARIABLE as SEARCH_VARIABLE
 from turngym.envs.search.sources import SEARCH_HOME
 from turngym.envs.search.test_sets import OFFICIAL, write_test_sets
 from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
 from turngym.envs.webshop.products import SHOP_HOME
-from turngym.retrieval.mapped import files_under
-from turngym.retrieval.outgoing import address_problem
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import user_path
 
 CHUNK = 1 << 20
 PATIENCE = 60.0

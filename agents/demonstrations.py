@@ -13,9 +13,9 @@ import numpy as np
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.rendering.renderer import Ids, Shown, TextEpisodes, begun_response
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.task import task_number
+from turngym.core.episode import Episode
+from turngym.core.errors import AgentError
+from turngym.core.task import task_number
 
 USED = "used"
 REASONS: Mapping[str, str] = {

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.models import require_memory
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.files import new_folder, write_sums
-from turngym.retrieval.redaction import excerpt
-from turngym.retrieval.user_files import library_path
+from turngym.core.errors import AgentError
+from turngym.core.files import new_folder, write_sums
+from turngym.core.redaction import excerpt
+from turngym.core.user_files import library_path
 
 CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 """The families that are read: `general.architecture` and the configuration of transformers."""

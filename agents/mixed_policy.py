@@ -14,8 +14,8 @@ from turngym.agents.local_engine.sampling import uniforms
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.playing.rollout import PlayJobs, rollout
 from turngym.agents.rendering.stop_text import StopText
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
+from turngym.core.errors import AgentError
+from turngym.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
 
 COIN, ANSWER = 1, 2
 """Appended to a request's stream. 0 is not used: that is the stream from which the student draws."""

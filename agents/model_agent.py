@@ -14,11 +14,11 @@ from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.agents.rendering.skills import Skills
+from turngym.core.episode import Status, wrong_numbers
+from turngym.core.errors import AgentError
+from turngym.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import Channel, make_channel
-from turngym.envs.core.episode import Status, wrong_numbers
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
-from turngym.envs.core.task import ToolSpec
 
 
 class ModelAgent:

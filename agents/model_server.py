@@ -26,11 +26,11 @@ from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
-from turngym.envs.core.needed import check_needed
-from turngym.envs.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
-from turngym.retrieval.cores import POOLS
-from turngym.retrieval.redaction import excerpt
-from turngym.retrieval.supervised import say
+from turngym.core.cores import POOLS
+from turngym.core.needed import check_needed
+from turngym.core.redaction import excerpt
+from turngym.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
+from turngym.core.supervised import say
 
 TAIL = 25
 """Lines of the server's output that an error shows."""

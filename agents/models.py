@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
-from turngym.envs.core.errors import ModelError, did_you_mean
-from turngym.envs.core.files import check_sums, missing_weights
-from turngym.envs.core.plugins import need
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import SettingsError, read_toml
-from turngym.retrieval.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.core.errors import ModelError, did_you_mean
+from turngym.core.files import check_sums, missing_weights
+from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
+from turngym.core.plugins import need
+from turngym.core.provenance import FILE
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.user_files import library_path, user_path
 
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {

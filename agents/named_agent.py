@@ -21,15 +21,15 @@ from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.agents.servers.server_options import PolicyServer
+from turngym.core.errors import AgentError as AgentError
+from turngym.core.errors import nearest
+from turngym.core.hub import pinned
+from turngym.core.plugins import find, installed, need
+from turngym.core.task import content_hash
+from turngym.core.trace import read_episodes
+from turngym.core.user_files import user_path
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
-from turngym.envs.core.errors import AgentError as AgentError
-from turngym.envs.core.errors import nearest
-from turngym.envs.core.plugins import find, installed, need
-from turngym.envs.core.task import content_hash
-from turngym.envs.core.trace import read_episodes
-from turngym.retrieval.hub import pinned
-from turngym.retrieval.user_files import user_path
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 

@@ -22,11 +22,11 @@ from turngym.agents.named_agent import OpenedAgent, open_agent
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin
 from turngym.agents.playing.timed_calls import attempt
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.redaction import excerpt
 from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
-from turngym.retrieval.redaction import excerpt
 
 try:
     from flask import Flask, Response, make_response, redirect, render_template, request

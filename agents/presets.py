@@ -9,9 +9,9 @@ from typing import Any, Literal
 from turngym.agents.agent_options import AgentOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Memory
-from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
-from turngym.envs.core.tables import Table
-from turngym.envs.core.task import content_hash, plain_id
+from turngym.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.core.tables import Table
+from turngym.core.task import content_hash, plain_id
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 

@@ -14,12 +14,12 @@ from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutSource
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceWriter
+from turngym.core.episode import Episode, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import RolloutSource
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.task import Task
+from turngym.core.trace import TraceWriter
 from turngym.envs.panels import assert_disjoint, task_order
 
 

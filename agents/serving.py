@@ -32,10 +32,10 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.access import Access
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
-from turngym.retrieval.supervised import SupervisedThread
 
 if TYPE_CHECKING:
     from flask import Flask

@@ -21,10 +21,10 @@ from typing import Any
 from turngym.agents.access import Access
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.strict_json import JsonError, strict_json
-from turngym.retrieval.redaction import excerpt
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.redaction import excerpt
+from turngym.core.strict_json import JsonError, strict_json
 
 # part of an extra: where it is missing, the server says what to install
 try:

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import gymnasium as gym
 import numpy as np
 
+from turngym.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
+from turngym.core.redaction import brief, first_letters
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
-from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
-from turngym.retrieval.redaction import brief, first_letters
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]+")
 _TOO_EARLY = {

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.task import ToolSpec
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.redaction import excerpt
+from turngym.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
-from turngym.retrieval.redaction import excerpt
 
 VERL_AGENT = "text:verl-agent"
 """Name of the channel that reads as verl-agent does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turngym.envs.core.errors import checked_choice
+from turngym.core.errors import checked_choice
 from turngym.envs.tool_calls import (
     COHERE,
     MISTRAL,

@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
+from turngym.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
+from turngym.core.redaction import brief
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
-from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.lookalikes import alike
 from turngym.envs.reading import Reading, read_action
 from turngym.envs.spaces import printable
-from turngym.retrieval.redaction import brief
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 Step = tuple[str, float, bool, bool, dict[str, Any]]

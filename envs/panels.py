@@ -18,15 +18,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.files import locked_file
+from turngym.core.named_module import look_here
+from turngym.core.redaction import brief
+from turngym.core.tables import atomic_write
+from turngym.core.task import Task, content_hash, plain_id
+from turngym.core.user_files import read_text, user_path
 from turngym.envs.base import TextEnv
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.tables import atomic_write
-from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import NOT_GIVEN, make
-from turngym.retrieval.named_module import look_here
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import read_text, user_path
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
 LARGEST = 1 << 26

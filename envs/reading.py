@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST, alike, plain
 from turngym.envs.spaces import printable

@@ -19,16 +19,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.named_module import import_named
+from turngym.core.redaction import brief
+from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import type_name
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import type_name
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
-from turngym.retrieval.named_module import import_named
-from turngym.retrieval.redaction import brief
 
 
 def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> None:

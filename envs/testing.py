@@ -21,12 +21,12 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
+from turngym.core.errors import TaskError, TurngymError
+from turngym.core.redaction import brief
+from turngym.core.task import Verdict, plain_id
+from turngym.core.user_files import json_of
 from turngym.envs.base import ResetNeeded, TextEnv
-from turngym.envs.core.errors import TaskError, TurngymError
-from turngym.envs.core.task import Verdict, plain_id
 from turngym.envs.guard import ActionGuard, guard_of
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_of
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
-from turngym.retrieval.redaction import excerpt
+from turngym.core.redaction import excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 Texts = tuple[str, ...]
 Bools = NDArray[np.bool_]

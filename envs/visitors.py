@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import TraceError, TraceWriter, iter_trace
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.trace import TraceError, TraceWriter, iter_trace
 from turngym.envs.spaces import printable
 
 try:

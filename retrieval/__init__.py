@@ -1,4 +1,4 @@
-"""Retrieval: BM25 as Lucene ranks, dense and hybrid search, their server and client. Imports no other room.
+"""Retrieval: BM25 as Lucene ranks, dense and hybrid search, their server and client.
 
     from turngym.retrieval import open_retriever
     hits = open_retriever("bm25:corpus.jsonl").search(["who wrote Hamlet"], 3)

@@ -18,10 +18,11 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from turngym.retrieval.child_process import ChildProcess
-from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.cores import threads_each
-from turngym.retrieval.supervised import SupervisedThread
+from turngym.core.child_process import ChildProcess
+from turngym.core.cores import threads_each
+from turngym.core.errors import RetrievalError
+from turngym.core.supervised import SupervisedThread
+from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, renew_in_children
 
 Found = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]

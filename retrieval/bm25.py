@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError, check_request
+from turngym.core.errors import RetrievalError
+from turngym.retrieval.core import Hit, Passage, check_request
 from turngym.retrieval.lucene_build import build_index
 from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze

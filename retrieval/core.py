@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from turngym.retrieval.redaction import excerpt
-
-
-class RetrievalError(Exception):
-    """Base of every error that retrieval raises on purpose."""
+from turngym.core.errors import RetrievalError
+from turngym.core.redaction import excerpt
 
 
 class RetrieverUnavailable(RetrievalError):
@@ -89,20 +85,6 @@ def check_request(queries: Sequence[str], k: int) -> None:
         raise RetrievalError(f"queries is the string {excerpt(queries, 40)!r}; give a sequence of strings")
     if k < 1:
         raise RetrievalError(f"k={k}: at least one passage must be asked for")
-
-
-class Closes(ABC):
-    """`with` closes it at its end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Releases what it holds. Twice is fine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def build_folder(out: Path) -> Path:

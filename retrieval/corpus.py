@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from turngym.retrieval.core import Closes, Passage, RetrievalError
-from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.rows import read_rows, show, text_problem
-from turngym.retrieval.sequences import LazySequence
-from turngym.retrieval.user_files import json_file
+from turngym.core.closing import Closes
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.core.redaction import brief
+from turngym.core.rows import read_rows, show, text_problem
+from turngym.core.sequences import LazySequence
+from turngym.core.user_files import json_file
+from turngym.retrieval.core import Passage
 
 _HEAD = struct.Struct("<II")
 """Begins a stored record: bytes of the id and of the title. The text is the rest of the record."""

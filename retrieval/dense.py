@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.retrieval.core import Encoder, Hit, Passage, RetrievalError, check_request
+from turngym.core.errors import RetrievalError
+from turngym.core.user_files import library_path
+from turngym.retrieval.core import Encoder, Hit, Passage, check_request
 from turngym.retrieval.corpus import corpus_sha256
-from turngym.retrieval.user_files import library_path
 
 MATRIX_FROM = 4
 """Queries from which on one matrix product is faster than a scan for each (measured at 128 and 384 dimensions)."""

@@ -26,12 +26,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.retrieval.core import Encoder, Passage, RetrievalError
-from turngym.retrieval.hub import model_folder
-from turngym.retrieval.mapped import map_array
-from turngym.retrieval.named_module import import_named
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_file, library_path, user_path
+from turngym.core.errors import RetrievalError
+from turngym.core.hub import model_folder
+from turngym.core.mapped import map_array
+from turngym.core.named_module import import_named
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_file, library_path, user_path
+from turngym.retrieval.core import Encoder, Passage
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")

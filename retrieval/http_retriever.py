@@ -16,8 +16,8 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.outgoing import (
+from turngym.core.errors import RetrievalError
+from turngym.core.outgoing import (
     PASSING,
     BadReply,
     HttpClient,
@@ -28,7 +28,8 @@ from turngym.retrieval.outgoing import (
     read_json,
     retry_after,
 )
-from turngym.retrieval.redaction import redacted
+from turngym.core.redaction import redacted
+from turngym.retrieval.core import Hit, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
 
 MOST_NAME = 400

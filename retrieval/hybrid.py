@@ -7,11 +7,12 @@ import threading
 from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, check_request
+from turngym.core.errors import RetrievalError
+from turngym.core.hub import model_folder
+from turngym.core.user_files import library_path
+from turngym.retrieval.core import Hit, Passage, Retriever, check_request
 from turngym.retrieval.encoders import refuse_random, weights_digest
-from turngym.retrieval.hub import model_folder
 from turngym.retrieval.lucene_text import analyze
-from turngym.retrieval.user_files import library_path
 
 DEPTH = 50
 """Hits that every part is asked for: a passage that one part ranks 40th can still win if another ranks it first."""

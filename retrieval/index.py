@@ -27,8 +27,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.user_files import json_file
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
-from turngym.retrieval.core import Encoder, RetrievalError, build_folder, build_lock, real_folder
+from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters, try_index
 from turngym.retrieval.encoders import (
@@ -40,8 +43,6 @@ from turngym.retrieval.encoders import (
     is_built_in,
 )
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
-from turngym.retrieval.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
-from turngym.retrieval.user_files import json_file
 
 FORMAT = 1
 """Version of the folder's layout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from turngym.retrieval.core import RetrievalError
+from turngym.core.errors import RetrievalError
 from turngym.retrieval.index import show_bytes
 from turngym.retrieval.index_vectors import default_parameters, training_rows
 

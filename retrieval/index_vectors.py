@@ -19,9 +19,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.core.user_files import library_path
+from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.dense import add_to_index, load_faiss, make_index, read_index, train_index
-from turngym.retrieval.user_files import library_path
 
 _ADD = 16_384
 """Vectors per call of faiss."""

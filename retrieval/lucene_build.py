@@ -19,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.retrieval.core import RetrievalError, build_folder, build_lock, real_folder
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
+from turngym.retrieval.core import build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_postings import (
     VERSION,
     Parts,
@@ -34,7 +36,6 @@ from turngym.retrieval.lucene_postings import (
     write_manifest,
 )
 from turngym.retrieval.lucene_text import ANALYSIS, term_of, words
-from turngym.retrieval.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 
 RUN_TOKENS = 1 << 23
 """Words of a run on disk; sorting one takes about 300 MB of memory."""

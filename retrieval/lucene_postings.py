@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.lucene_text import ANALYSIS
-from turngym.retrieval.mapped import (
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import (
     CHECKED,
     BlobStore,
     changed_files,
@@ -36,8 +35,9 @@ from turngym.retrieval.mapped import (
     map_array,
     sealed,
 )
-from turngym.retrieval.sequences import LazySequence
-from turngym.retrieval.user_files import json_file
+from turngym.core.sequences import LazySequence
+from turngym.core.user_files import json_file
+from turngym.retrieval.lucene_text import ANALYSIS
 
 VERSION = 1
 """Version of the files on disk."""

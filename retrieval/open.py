@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
+from turngym.core.errors import RetrievalError
+from turngym.core.rows import Stamp, path_stamp
+from turngym.core.user_files import user_path
 from turngym.retrieval.bm25 import BM25Retriever
-from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.core import Encoder, Retriever
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.corpus import corpus_sha256 as hash_of
 from turngym.retrieval.dense import DenseRetriever
@@ -32,8 +35,6 @@ from turngym.retrieval.index import (
     check_files,
     read_manifest,
 )
-from turngym.retrieval.rows import Stamp, path_stamp
-from turngym.retrieval.user_files import user_path
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder unless one is given."""

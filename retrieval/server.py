@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
+from turngym.core.errors import RetrievalError
 from turngym.retrieval.batching import Found, MicroBatcher
-from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.core.outgoing import too_many_values
+from turngym.core.redaction import brief, excerpt
+from turngym.retrieval.core import Hit, Passage
 from turngym.retrieval.corpus import parse_row
-from turngym.retrieval.outgoing import too_many_values
-from turngym.retrieval.redaction import brief, excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

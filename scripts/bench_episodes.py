@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.protocols import GenerateRequest, Sampling
 
 Ids = NDArray[np.int32]
 

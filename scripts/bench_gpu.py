@@ -31,12 +31,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Policy
-from turngym.envs.core.settings import Count, Length, Needs, Processes
-from turngym.envs.core.tables import print_table
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Policy
+from turngym.core.settings import Count, Length, Needs, Processes
+from turngym.core.tables import print_table
+from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
 from turngym.scripts.command_line import read
 from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate, shape_named

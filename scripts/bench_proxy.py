@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.settings import Above0, Count, Length
-from turngym.retrieval.redaction import excerpt
+from turngym.core.redaction import excerpt
+from turngym.core.settings import Above0, Count, Length
 from turngym.scripts.bench_server import Server
 from turngym.scripts.command_line import read
 

@@ -36,11 +36,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Above0, Count, Length, Range, Seed
-from turngym.envs.core.tables import print_table
-from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.redaction import excerpt
+from turngym.core.errors import RetrievalError, TurngymError
+from turngym.core.redaction import excerpt
+from turngym.core.settings import Above0, Count, Length, Range, Seed
+from turngym.core.tables import print_table
 from turngym.scripts.bench_server import Server, started
 from turngym.scripts.command_line import read
 

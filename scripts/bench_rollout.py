@@ -27,11 +27,11 @@ import tyro
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.protocols import Sampling
-from turngym.envs.core.settings import Count, Needs, Range, Seed, Threads
-from turngym.envs.core.tables import print_table
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.protocols import Sampling
+from turngym.core.settings import Count, Needs, Range, Seed, Threads
+from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.command_line import read
 from turngym.trainers.training_costs import ModelShape, random_model

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from turngym.envs.core.errors import TurngymError
-from turngym.retrieval.cores import environment_with_threads
+from turngym.core.cores import environment_with_threads
+from turngym.core.errors import TurngymError
 
 
 class Server:

@@ -28,11 +28,11 @@ import tyro
 from turngym.agents.agent_options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.needed import check_needed
-from turngym.envs.core.settings import Needs, Port, Setting, check_numbers, from_table, read_toml, settings_of
-from turngym.envs.core.tables import table_text
-from turngym.retrieval.user_files import user_path
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.needed import check_needed
+from turngym.core.settings import Needs, Port, Setting, check_numbers, from_table, read_toml, settings_of
+from turngym.core.tables import table_text
+from turngym.core.user_files import user_path
 
 T = TypeVar("T")
 CONFIG = "--config"

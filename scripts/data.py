@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 
 from turngym.agents.data_sets import DATA_SETS, data_set, get
-from turngym.envs.core.strict_json import json_object
+from turngym.core.strict_json import json_object
 from turngym.envs.panels import list_panels, load_panel, verify_panel
 from turngym.scripts.command_line import run_verb
 

@@ -26,11 +26,11 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.env_maker import env_arguments
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.errors import checked_int
-from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Needs, Seed, settings_of
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.tables import print_table
+from turngym.core.errors import checked_int
+from turngym.core.files import locked_folder
+from turngym.core.settings import Count, Length, Needs, Seed, settings_of
+from turngym.core.strict_json import json_object
+from turngym.core.tables import print_table
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 from turngym.scripts.command_line import SERVED, list_presets, parse, say_channel

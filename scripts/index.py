@@ -19,12 +19,11 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.settings import Length, Needs
-from turngym.envs.core.tables import print_table
+from turngym.core.files import locked_file
+from turngym.core.settings import Length, Needs
+from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
-from turngym.retrieval.core import RetrievalError, build_folder, real_folder
+from turngym.retrieval.core import build_folder, real_folder
 from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.index_costs import plan_table
@@ -99,10 +98,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym index` with `argv` (without the verb itself)."""
     verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _inspect, Plan: _plan}
     verbs |= {Nouns: _nouns}
-    try:
-        return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
-    except RetrievalError as error:
-        raise TurngymError(str(error)) from error
+    return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
 
 
 def _build(options: Build) -> int:

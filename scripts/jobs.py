@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import FolderInUseError, locked_file
-from turngym.retrieval.cores import SHARE, environment_with_threads
+from turngym.core.cores import SHARE, environment_with_threads
+from turngym.core.errors import TurngymError
+from turngym.core.files import FolderInUseError, locked_file
 
 # --- Jobs
 

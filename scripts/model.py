@@ -26,12 +26,12 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.rules import made
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
-from turngym.envs.core.errors import ModelError, TurngymError
-from turngym.envs.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
-from turngym.envs.core.provenance import FILE as CONFIG
-from turngym.envs.core.settings import Count, read_toml
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
+from turngym.core.provenance import FILE as CONFIG
+from turngym.core.settings import Count, read_toml
+from turngym.core.user_files import library_path
 from turngym.envs.panels import load_panel, shipped_panel
-from turngym.retrieval.user_files import library_path
 from turngym.scripts.command_line import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")

@@ -22,18 +22,18 @@ import tyro
 
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Length, Needs, Seed
+from turngym.core.strict_json import json_object
+from turngym.core.task import plain_id
+from turngym.core.user_files import read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Needs, Seed
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.registration import make
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
 from turngym.envs.search.test_sets import write_test_sets
-from turngym.retrieval.user_files import read_text
 from turngym.scripts.command_line import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 

@@ -18,10 +18,10 @@ import tyro
 from turngym.agents.evaluation.evaluation_setup import SAMPLES
 from turngym.agents.models import base_model
 from turngym.agents.presets import find_preset
-from turngym.envs.core.settings import Count, Needs, Range, read_toml, settings_of
-from turngym.envs.core.tables import Table, print_table
+from turngym.core.settings import Count, Needs, Range, read_toml, settings_of
+from turngym.core.tables import Table, print_table
+from turngym.core.user_files import library_path
 from turngym.envs.panels import Panel, load_panel
-from turngym.retrieval.user_files import library_path
 from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import DEFAULT

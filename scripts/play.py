@@ -18,10 +18,10 @@ import tyro
 from turngym.agents.playing.env_maker import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.settings import Seed
-from turngym.envs.core.trace import TraceWriter
+from turngym.core.episode import Episode, Status
+from turngym.core.files import locked_file
+from turngym.core.settings import Seed
+from turngym.core.trace import TraceWriter
 from turngym.scripts.command_line import read
 
 

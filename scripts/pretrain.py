@@ -18,12 +18,12 @@ from turngym.agents.playing.env_maker import probe
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.files import locked_folder
-from turngym.envs.core.settings import Count, Length, Needs, Seed
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.tables import columns, table_text
-from turngym.retrieval.user_files import library_path
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.files import locked_folder
+from turngym.core.settings import Count, Length, Needs, Seed
+from turngym.core.strict_json import json_object
+from turngym.core.tables import columns, table_text
+from turngym.core.user_files import library_path
 from turngym.scripts.command_line import read, sft_argv
 from turngym.scripts.main import VERBS
 
@@ -192,7 +192,7 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
     from turngym.agents.models import load_model
-    from turngym.envs.core.files import new_folder, write_sums
+    from turngym.core.files import new_folder, write_sums
     from turngym.trainers.models import save_model
 
     with new_folder(folder) as partial:
@@ -257,7 +257,7 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
-    from turngym.envs.core.files import write_sums
+    from turngym.core.files import write_sums
     from turngym.trainers.models import save_model
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Count, Length, Seed
-from turngym.envs.core.tables import print_table
+from turngym.core.cores import available_cores
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Count, Length, Seed
+from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
-from turngym.retrieval.cores import available_cores
 from turngym.scripts.command_line import distill_argv, read
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS

@@ -32,10 +32,10 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.agents.evaluation.seeds import Difference, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import Needs
-from turngym.envs.core.tables import Table, markdown
+from turngym.core.errors import TurngymError
+from turngym.core.secrets import recorded_command
+from turngym.core.settings import Needs
+from turngym.core.tables import Table, markdown
 from turngym.scripts.command_line import pop_option, read
 from turngym.scripts.report_data import (
     TRAINING,

@@ -17,13 +17,13 @@ from turngym.agents.evaluation.compare import note_settings, recorded
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import flat, read_toml
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import iter_trace
-from turngym.retrieval.user_files import named_path
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import FILE
+from turngym.core.settings import flat, read_toml
+from turngym.core.task import Task
+from turngym.core.trace import iter_trace
+from turngym.core.user_files import named_path
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, make_record, read_record
 
 if TYPE_CHECKING:

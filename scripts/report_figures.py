@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, latex
-from turngym.retrieval.redaction import excerpt
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import excerpt
+from turngym.core.tables import Table, latex
 from turngym.trainers.study.results import Rows, curve
 
 # A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.

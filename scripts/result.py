@@ -20,10 +20,10 @@ import tyro
 from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Needs
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.tables import visible
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Length, Needs
+from turngym.core.strict_json import json_object
+from turngym.core.tables import visible
 from turngym.scripts.command_line import run_verb
 from turngym.scripts.result_table import as_markdown, write_table
 

@@ -31,9 +31,9 @@ from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, atomic_write, markdown, markup, visible
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.tables import Table, atomic_write, markdown, markup, visible
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
 PARTS = "What the differences rest on: runs and tasks of both, standard errors by each in points"

@@ -19,8 +19,8 @@ from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.env_maker import EnvOptions
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.settings import Count, Length, Needs, Seed
-from turngym.envs.core.tables import print_table
+from turngym.core.settings import Count, Length, Needs, Seed
+from turngym.core.tables import print_table
 from turngym.scripts.command_line import SERVED, list_presets, parse, say_channel
 
 

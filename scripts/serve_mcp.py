@@ -21,8 +21,8 @@ from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
-from turngym.envs.core.plugins import need
-from turngym.envs.core.settings import Above0, Count, Length, Needs, Seed
+from turngym.core.plugins import need
+from turngym.core.settings import Above0, Count, Length, Needs, Seed
 from turngym.scripts.command_line import Listen, read
 
 

@@ -20,9 +20,9 @@ from turngym.agents.playing.env_maker import EnvOptions, probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer
-from turngym.envs.core.plugins import need
-from turngym.envs.core.settings import Count
-from turngym.retrieval.hub import model_folder
+from turngym.core.hub import model_folder
+from turngym.core.plugins import need
+from turngym.core.settings import Count
 from turngym.scripts.command_line import Listen, read
 from turngym.trainers.adapters.openenv import app
 

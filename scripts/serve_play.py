@@ -18,7 +18,7 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.settings import Above0, Count, Seed, Threads
+from turngym.core.settings import Above0, Count, Seed, Threads
 from turngym.scripts.command_line import Listen, read
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
-from turngym.envs.core.errors import TurngymError
-from turngym.retrieval.supervised import SupervisedThread
+from turngym.core.errors import TurngymError
+from turngym.core.supervised import SupervisedThread
 from turngym.scripts.command_line import read
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_front
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Count, Needs, Processes, Threads
-from turngym.retrieval.core import RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.core.settings import Count, Needs, Processes, Threads
 from turngym.retrieval.wire import ServerSettings
 from turngym.scripts.command_line import Listen, read
 
@@ -64,10 +63,7 @@ class ServeRetrieval:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        return serve(read(ServeRetrieval, argv, prog="turngym serve retrieval", description=__doc__))
-    except RetrievalError as error:
-        raise TurngymError(str(error)) from error
+    return serve(read(ServeRetrieval, argv, prog="turngym serve retrieval", description=__doc__))
 
 
 def serve(config: ServeRetrieval) -> int:

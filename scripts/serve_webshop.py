@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.settings import Above0, Count, Needs, Seed, Threads
+from turngym.core.settings import Above0, Count, Needs, Seed, Threads
 from turngym.scripts.command_line import Listen, read
 
 

@@ -23,15 +23,15 @@ import tyro
 
 from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length, Needs, Port
-from turngym.envs.core.tables import written_whole
-from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import brief, excerpt
+from turngym.core.settings import Length, Needs, Port
+from turngym.core.tables import written_whole
+from turngym.core.task import Verdict
+from turngym.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
+from turngym.core.user_files import named_path
 from turngym.envs.spaces import printable
-from turngym.retrieval.redaction import brief, excerpt
-from turngym.retrieval.user_files import named_path
 from turngym.scripts.command_line import run_verb
 from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page

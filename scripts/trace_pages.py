@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import without
-from turngym.envs.core.episode import Episode, Turn, outcome_of
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import written_whole
-from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json, has_checksum
+from turngym.core.episode import Episode, Turn, outcome_of
+from turngym.core.errors import TurngymError
+from turngym.core.tables import written_whole
+from turngym.core.task import Verdict
+from turngym.core.trace import TraceError, check_checksum, episode_from_json, has_checksum
+from turngym.core.user_files import json_of
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
-from turngym.retrieval.user_files import json_of
 from turngym.scripts.trace_prompt import Decode, Prompts
 
 # What the page shows of an episode, and the page with the episodes in it.

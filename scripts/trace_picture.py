@@ -13,10 +13,10 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Above0, Length
-from turngym.envs.core.trace import iter_episodes
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Above0, Length
+from turngym.core.trace import iter_episodes
 from turngym.envs.spaces import printable
 
 STYLE = """\

@@ -16,14 +16,14 @@ from turngym.agents.models import load_tokenizer
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import PastTurn, chat_messages, without
+from turngym.core.episode import Episode, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.provenance import FILE
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.user_files import user_path
 from turngym.envs.channels import split_thought
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.envs.guard import listed
-from turngym.retrieval.user_files import user_path
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids, special tokens included."""

@@ -18,9 +18,9 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import installed
-from turngym.envs.core.settings import from_table, read_toml, settings_of
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import installed
+from turngym.core.settings import from_table, read_toml, settings_of
 from turngym.scripts.command_line import CONFIG, HELP, check_options, checked, pop_option, section, width
 
 try:

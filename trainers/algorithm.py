@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.core.episode import Episode, Origin
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import find
-from turngym.envs.core.protocols import Position, Question, Scorer
+from turngym.core.episode import Episode, Origin
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import find
+from turngym.core.protocols import Position, Question, Scorer
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.ranks import Ranks
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig

@@ -42,8 +42,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import SHORT, Episode, Origin, Status, Turn, drawn_at
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import SHORT, Episode, Origin, Status, Turn, drawn_at
+from turngym.core.errors import TurngymError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]

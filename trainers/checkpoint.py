@@ -29,9 +29,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from turngym.agents.models import load_model
-from turngym.envs.core.errors import TurngymError, full_disk
-from turngym.envs.core.files import check_sums, write_sums
-from turngym.retrieval.user_files import json_file
+from turngym.core.errors import TurngymError, full_disk
+from turngym.core.files import check_sums, write_sums
+from turngym.core.user_files import json_file
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, save_model, trained

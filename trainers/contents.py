@@ -19,11 +19,11 @@ from typing import Any
 
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.rendering.skills import PREFIX, read_skills
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import PROVENANCE, flat, read_toml
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.task import content_hash
-from turngym.retrieval.user_files import user_path
+from turngym.core.provenance import FILE
+from turngym.core.settings import PROVENANCE, flat, read_toml
+from turngym.core.strict_json import json_object
+from turngym.core.task import content_hash
+from turngym.core.user_files import user_path
 
 CONTENTS = "contents"
 """The name of its table among what config.toml says of a run."""

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from turngym.agents.servers.weights import SyncedPolicy
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.rewards import Reward, episode_reward, rewards

@@ -16,8 +16,8 @@ from typing import Any
 
 from turngym.agents.evaluation.play_panel import panel_settings
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
-from turngym.envs.core.files import weights_hash
-from turngym.envs.core.settings import to_table
+from turngym.core.files import weights_hash
+from turngym.core.settings import to_table
 from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Turn, next_state
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.retrieval.redaction import excerpt
+from turngym.core.episode import Episode, Turn, next_state
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
+from turngym.core.redaction import excerpt
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.targets import TargetError
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Scorer
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Scorer
+from turngym.core.user_files import text_lines
 from turngym.envs.search.parquet_rows import read_parquet
-from turngym.retrieval.user_files import text_lines
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.lm_head import project
 from turngym.trainers.models import autocast, head, hidden_states, length_batches, pad

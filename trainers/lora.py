@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
-from turngym.envs.core.errors import ModelError
-from turngym.envs.core.settings import Length, Needs
-from turngym.retrieval.user_files import library_path
+from turngym.core.errors import ModelError
+from turngym.core.settings import Length, Needs
+from turngym.core.user_files import library_path
 from turngym.trainers.run_config import ConfigError
 
 NAME = "default"

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.line_file import LineFile
-from turngym.envs.core.room import at_once
-from turngym.envs.core.tables import written_whole
-from turngym.retrieval.redaction import brief, excerpt, without_keys
-from turngym.retrieval.user_files import json_of, library_path
+from turngym.core.errors import TurngymError
+from turngym.core.line_file import LineFile
+from turngym.core.redaction import brief, excerpt, without_keys
+from turngym.core.room import at_once
+from turngym.core.tables import written_whole
+from turngym.core.user_files import json_of, library_path
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from turngym.envs.core.errors import ModelError, TurngymError
-from turngym.envs.core.files import FILE
-from turngym.retrieval.user_files import library_path
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.files import FILE
+from turngym.core.user_files import library_path
 
 
 def tiny_qwen3(

@@ -18,10 +18,10 @@ from turngym.agents.demonstrations import (
 )
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import read_episodes
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import find_reward
+from turngym.core.task import Task
+from turngym.core.trace import read_episodes
 from turngym.envs.panels import assert_disjoint
 from turngym.trainers.student_player import RunEnv, text_writer
 

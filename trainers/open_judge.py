@@ -9,11 +9,11 @@ from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudg
 from turngym.agents.judges.hints import HintPrompts, refuse_control_tokens
 from turngym.agents.judges.judges import BothQuestions, make_judge
 from turngym.agents.rollout_sources import write_step
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judge, Question, RolloutSource
+from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.base import TextEnv
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, Question, RolloutSource
-from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.run_config import ConfigError

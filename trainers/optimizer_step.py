@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Algorithm, Targets, Term, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import ValueCritic, explained_variance

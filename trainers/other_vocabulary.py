@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
-from turngym.envs.core.episode import Episode, TopK, Turn
-from turngym.envs.core.protocols import Scorer
+from turngym.core.episode import Episode, TopK, Turn
+from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge_votes import HINTING

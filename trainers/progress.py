@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from turngym.envs.core.progress import ACTIVITY, LogLines, clock
+from turngym.core.progress import ACTIVITY, LogLines, clock
 
 MUCH = 0.5
 """Share of answers that are cut or cannot be read from which on they are what holds a run up."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from turngym.envs.core.episode import SHORT, Episode, Status, drawn_at
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.loops import loop_end
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.task import plain_id
-from turngym.envs.core.trace import iter_episodes, read_episodes
+from turngym.core.episode import SHORT, Episode, Status, drawn_at
+from turngym.core.errors import TurngymError
+from turngym.core.loops import loop_end
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.task import plain_id
+from turngym.core.trace import iter_episodes, read_episodes
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.plugins import NamedReward
-from turngym.envs.core.protocols import RolloutSource
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.plugins import NamedReward
+from turngym.core.protocols import RolloutSource
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.batch import RolloutBatch
 
 Reward = Literal["return", "success", "score"]

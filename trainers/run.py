@@ -26,12 +26,12 @@ import torch
 from turngym.agents.models import hub_folder
 from turngym.agents.playing.env_maker import registered_turns
 from turngym.agents.presets import find_preset
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import DivisibleEvaluation, RolloutSource
-from turngym.envs.core.provenance import FILE, write_config
-from turngym.envs.core.settings import read_toml, to_table
-from turngym.retrieval.user_files import library_path, user_path
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import find_reward
+from turngym.core.protocols import DivisibleEvaluation, RolloutSource
+from turngym.core.provenance import FILE, write_config
+from turngym.core.settings import read_toml, to_table
+from turngym.core.user_files import library_path, user_path
 from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state

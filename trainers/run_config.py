@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
+from turngym.core.errors import TurngymError
+from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""

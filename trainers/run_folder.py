@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from turngym.envs.core.files import locked_folder
-from turngym.envs.core.room import at_once
+from turngym.core.files import locked_folder
+from turngym.core.room import at_once
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,

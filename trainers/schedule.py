@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import RolloutSource
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.settings import IN_FILE, Needs
+from turngym.core.episode import Episode
+from turngym.core.protocols import RolloutSource
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.losses import TruncatedImportance
 from turngym.trainers.run_config import ConfigError

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turngym.agents.models import load_model, load_tokenizer
-from turngym.envs.core.episode import TopK
-from turngym.envs.core.errors import ModelError
-from turngym.envs.core.protocols import Scorer
+from turngym.core.episode import TopK
+from turngym.core.errors import ModelError
+from turngym.core.protocols import Scorer
 from turngym.trainers import lora
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes

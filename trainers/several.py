@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.agents.models import hub_folder
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.retrieval.user_files import json_of, user_path
+from turngym.core.episode import Episode
+from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.run_config import ConfigError

@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_of
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_of
 
 LIST = "tensors.json"
 LARGEST = 1 << 28

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode
+from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, DepthState, EpisodeFilter, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judge_votes import judge_row

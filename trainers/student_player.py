@@ -31,12 +31,12 @@ from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.weights import SyncedPolicy
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Question
+from turngym.core.strict_json import json_object
+from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Question
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.task import Task
 from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights

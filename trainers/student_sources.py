@@ -12,8 +12,8 @@ from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, KeptSource, LiveSource
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import RolloutSource
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import RolloutSource
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, TopK
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Scorer
+from turngym.core.episode import Episode, TopK
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import (

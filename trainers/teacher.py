@@ -13,8 +13,8 @@ import numpy as np
 from turngym.agents.models import load_model
 from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.agents.servers.server_options import TrainServers
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Scorer
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.run_config import ConfigError, RunConfig

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 
 def read_tensors(path: Path) -> Any:

@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.protocols import Position, Scorer
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode, Turn
+from turngym.core.protocols import Position, Scorer
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     BuildContext,

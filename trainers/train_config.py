@@ -22,8 +22,8 @@ from turngym.agents.agent_options import (
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import RunServers
-from turngym.envs.core.needed import check_needed, unread
-from turngym.envs.core.settings import (
+from turngym.core.needed import check_needed, unread
+from turngym.core.settings import (
     FLAT,
     IN_FILE,
     Above0,

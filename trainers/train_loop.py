@@ -19,12 +19,12 @@ import numpy as np
 from torch.optim import Optimizer
 
 from turngym.agents.servers.weights import SyncedPolicy
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError, full_disk
-from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.room import at_once
-from turngym.retrieval.redaction import redacted
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError, full_disk
+from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
+from turngym.core.redaction import redacted
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.room import at_once
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
 from turngym.trainers.batch import pack

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
-from turngym.envs.core.errors import ModelError, TurngymError, did_you_mean
-from turngym.envs.core.settings import Count, Length, Range, Share
+from turngym.core.errors import ModelError, TurngymError, did_you_mean
+from turngym.core.settings import Count, Length, Range, Share
 
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 

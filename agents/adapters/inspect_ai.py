@@ -21,9 +21,9 @@ from inspect_ai.util import LimitExceededError
 
 from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions
 from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError, did_you_mean
 from turngym.envs.channels import with_call
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError, did_you_mean
 
 OPTIONS = ("channel", "limit", "seed", "max_turns", "data", "trace")
 """What `-T` may say besides: see `PanelSessions.of`."""

@@ -19,10 +19,10 @@ from typing import Any
 from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.agents.serving_asgi import CLIENT
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import tagged, with_call
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
 
 BEGIN = "begin"
 GRACE = 60.0

@@ -16,13 +16,13 @@ from turngym.agents.evaluation.play_panel import ELAPSED, panel_note, seconds_pl
 from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.tables import write_json
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceWriter, iter_episodes
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.tables import write_json
+from turngym.core.task import Task
+from turngym.core.trace import TraceWriter, iter_episodes
+from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import require_env
-from turngym.retrieval.user_files import user_path
 
 
 class SessionFailed(TurngymError, RuntimeError):

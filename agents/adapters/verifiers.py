@@ -17,7 +17,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.playing.episode_session import EpisodeSession
-from turngym.envs.core.episode import Status
+from turngym.core.episode import Status
 
 
 class PanelConfig(vf.TasksetConfig):  # type: ignore[misc, name-defined]

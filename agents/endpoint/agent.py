@@ -38,13 +38,13 @@ from turngym.agents.endpoint.messages import (
 from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
+from turngym.core.episode import Origin, Status
+from turngym.core.errors import AgentError
+from turngym.core.outgoing import LoopThread
+from turngym.core.plugins import need
+from turngym.core.strict_json import json_object
+from turngym.core.task import ToolSpec, content_hash
 from turngym.envs.channels import Channel
-from turngym.envs.core.episode import Origin, Status
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.task import ToolSpec, content_hash
-from turngym.retrieval.outgoing import LoopThread
 
 # random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM = 3, 4

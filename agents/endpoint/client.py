@@ -27,10 +27,8 @@ import numpy as np
 
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
 from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, bare_message, read_answer
-from turngym.envs.core.errors import AgentError, did_you_mean
-from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import Above0
-from turngym.retrieval.outgoing import (
+from turngym.core.errors import AgentError, did_you_mean
+from turngym.core.outgoing import (
     SMALL_ANSWER,
     TOKEN_BYTES,
     BadReply,
@@ -40,7 +38,9 @@ from turngym.retrieval.outgoing import (
     TooLate,
     address_problem,
 )
-from turngym.retrieval.redaction import excerpt, redacted
+from turngym.core.redaction import excerpt, redacted
+from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import Above0
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.retrieval.outgoing import PASSING, retry_after
-from turngym.retrieval.redaction import excerpt
+from turngym.core.outgoing import PASSING, retry_after
+from turngym.core.redaction import excerpt
 
 SHOWN, READ = 500, 4000
 """Characters of a server's message that are shown, and those that are read."""

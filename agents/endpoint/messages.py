@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
+from turngym.core.episode import Episode, without_rounding, wrong_numbers
+from turngym.core.errors import AgentError
+from turngym.core.redaction import excerpt
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import Channel, first_action, with_call
-from turngym.envs.core.episode import Episode, without_rounding, wrong_numbers
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
-from turngym.retrieval.redaction import excerpt
 
 NOTE = "usage"
 """The key of `Usage` in an episode's `meta`."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from turngym.agents.endpoint.client import EndpointClient, EndpointError
 from turngym.agents.endpoint.messages import Answer
-from turngym.envs.core.errors import AgentError
-from turngym.retrieval.redaction import brief
+from turngym.core.errors import AgentError
+from turngym.core.redaction import brief
 
 NEUTRAL: Mapping[str, float] = {
     "top_p": 1.0,

@@ -35,13 +35,13 @@ from turngym.agents.evaluation.scores import (
     task_means,
 )
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, table_text
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.tables import Table, table_text
+from turngym.core.task import Task
+from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places
+from turngym.core.user_files import json_file, user_path
 from turngym.envs.panels import shipped_panel
-from turngym.retrieval.user_files import json_file, user_path
 
 OWN = ("agent", "player", "model", "chat", "channel", "dtype", "examples", "prompts", "origin", "seed")
 """Settings of a player, which may differ: who plays, how it writes, and its random stream."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Needs
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

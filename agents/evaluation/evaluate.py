@@ -18,13 +18,13 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import locked_folder
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.task import Task
+from turngym.core.errors import TurngymError
+from turngym.core.files import locked_folder
+from turngym.core.provenance import FILE
+from turngym.core.redaction import redacted
+from turngym.core.task import Task
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
-from turngym.retrieval.redaction import redacted
 
 
 def evaluate(

@@ -20,8 +20,8 @@ from turngym.agents.playing.env_maker import env_maker, probe, refuse_channel
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.provenance import write_config
-from turngym.envs.core.settings import to_table
+from turngym.core.provenance import write_config
+from turngym.core.settings import to_table
 from turngym.envs.panels import Panel
 
 SAMPLES = 4

@@ -12,9 +12,9 @@ from typing import Any
 
 from turngym.agents.evaluation.results import BESIDE, DEPARTS
 from turngym.agents.presets import ALFWORLD, DRAWN, SEARCH, WEBSHOP, WORDING, WORKERS, Preset
-from turngym.envs.core.task import plain_id
+from turngym.core.redaction import brief, excerpt
+from turngym.core.task import plain_id
 from turngym.envs.panels import Panel
-from turngym.retrieval.redaction import brief, excerpt
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     ALFWORLD: {"words": "game", "domain_randomization": False},

@@ -27,15 +27,15 @@ from turngym.agents.evaluation.scores import APPROXIMATE, SAMPLING, EvaluationEr
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker, probe
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.provenance import FILE, loaded_versions
-from turngym.envs.core.settings import read_toml
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import FILE, loaded_versions
+from turngym.core.redaction import excerpt
+from turngym.core.settings import read_toml
+from turngym.core.task import Verdict
+from turngym.core.user_files import json_file, json_of
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
-from turngym.retrieval.redaction import excerpt
-from turngym.retrieval.user_files import json_file, json_of
 
 MOST_NAMED = 1000
 """So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""

@@ -14,11 +14,11 @@ from zlib import crc32
 
 from turngym.agents.evaluation.results import check_kind, check_settings
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.envs.core.episode import Episode, EpisodeError
-from turngym.envs.core.tables import written_whole
-from turngym.envs.core.trace import episode_from_json, episode_to_json
-from turngym.retrieval.outgoing import too_many_values
-from turngym.retrieval.redaction import brief, excerpt
+from turngym.core.episode import Episode, EpisodeError
+from turngym.core.outgoing import too_many_values
+from turngym.core.redaction import brief, excerpt
+from turngym.core.tables import written_whole
+from turngym.core.trace import episode_from_json, episode_to_json
 
 FORMAT, VERSION = "turngym-packed-result", 2
 FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")

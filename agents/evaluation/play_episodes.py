@@ -24,12 +24,12 @@ from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset, preset_name
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.progress import progress_bar
-from turngym.envs.core.tables import Table, columns, table_text
-from turngym.envs.core.trace import TraceWriter, iter_episodes
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.files import locked_file
+from turngym.core.progress import progress_bar
+from turngym.core.tables import Table, columns, table_text
+from turngym.core.trace import TraceWriter, iter_episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

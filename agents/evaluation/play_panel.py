@@ -30,12 +30,12 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.progress import progress_bar
-from turngym.envs.core.tables import Table, columns, table_text
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
+from turngym.core.episode import Episode
+from turngym.core.files import locked_file
+from turngym.core.progress import progress_bar
+from turngym.core.tables import Table, columns, table_text
+from turngym.core.task import Task
+from turngym.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
 from turngym.envs.panels import Panel
 
 DRAWS = "draws"

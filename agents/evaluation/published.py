@@ -16,12 +16,12 @@ import numpy as np
 
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, WORKERS
-from turngym.envs.core.errors import did_you_mean
-from turngym.envs.core.task import Task, plain_id
+from turngym.core.errors import did_you_mean
+from turngym.core.redaction import brief
+from turngym.core.task import Task, plain_id
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, collect_tasks
 from turngym.envs.webshop.goals import PAPERS
-from turngym.retrieval.redaction import brief
 
 FIRST_SEED = 1000
 """Worker i of a validation is seeded with the run's seed + 1000 + i."""

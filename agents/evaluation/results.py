@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
-from turngym.envs.core.episode import LENIENT, SHORT
-from turngym.envs.core.provenance import loaded_versions
-from turngym.envs.core.tables import atomic_write
-from turngym.retrieval.redaction import brief
+from turngym.core.episode import LENIENT, SHORT
+from turngym.core.provenance import loaded_versions
+from turngym.core.redaction import brief
+from turngym.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2
 DEPARTS = "departs"

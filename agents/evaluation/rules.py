@@ -16,11 +16,11 @@ from typing import Any
 
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import excerpt
 from turngym.envs.base import TextEnv
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import Panel, PanelError, shipped_panel
 from turngym.envs.registration import make_env
-from turngym.retrieval.redaction import excerpt
 
 TOLD = frozenset(
     {"max_turns", "on_invalid", "penalty", "invalid_cost", "list_admissible", "show_admissible", "reading"}

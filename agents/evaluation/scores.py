@@ -16,12 +16,12 @@ from typing import Any
 
 from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import excerpt
+from turngym.core.tables import Table
+from turngym.core.task import Task, Verdict
 from turngym.envs.spaces import printable
-from turngym.retrieval.redaction import excerpt
 
 
 class EvaluationError(TurngymError):

@@ -22,7 +22,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 TAIL = 0.025
 """Probability on either side of a 95 % interval."""

@@ -12,9 +12,9 @@ from typing import Any
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import find_preset
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import EvalPoint
-from turngym.envs.core.task import ToolSpec
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import EvalPoint
+from turngym.core.task import ToolSpec
 from turngym.envs.panels import Panel
 from turngym.envs.registration import make_env
 

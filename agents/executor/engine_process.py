@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from turngym.agents.executor.errors import picklable
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
-from turngym.envs.core.errors import not_written
-from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
-from turngym.retrieval.child_process import GRACE, ChildProcess
+from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.errors import not_written
+from turngym.core.protocols import GenerateRequest, Generation, Watch
 
 ALIGN = 64
 """Parameters begin at multiples of this many bytes."""

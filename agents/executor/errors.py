@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 
-from turngym.envs.core.errors import AgentError
+from turngym.core.errors import AgentError
 
 
 class ExecutorError(AgentError):

@@ -18,7 +18,7 @@ from turngym.agents.executor.processes import Answer, Load, RolloutSpec, Workers
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.envs.registration import own_registrations
 
 POLL = 0.25

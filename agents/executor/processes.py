@@ -28,10 +28,10 @@ import gymnasium as gym
 from turngym.agents.executor.errors import ExecutorError, UnsendableError, picklable
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError, not_written
-from turngym.retrieval.child_process import GRACE, ChildProcess
-from turngym.retrieval.cores import threads_each, use_threads
+from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.cores import threads_each, use_threads
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError, not_written
 
 HEARTBEAT = 2.0
 """Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""

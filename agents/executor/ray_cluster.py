@@ -10,8 +10,8 @@ import numpy as np
 
 from turngym.agents.executor.errors import ExecutorError, picklable
 from turngym.agents.executor.processes import Answer, Worker
-from turngym.envs.core.plugins import need
-from turngym.retrieval.redaction import excerpt
+from turngym.core.plugins import need
+from turngym.core.redaction import excerpt
 
 
 class RayWorkers:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import IN_FILE, Needs, Range
-from turngym.retrieval.cores import available_cores
+from turngym.core.cores import available_cores
+from turngym.core.errors import TurngymError
+from turngym.core.settings import IN_FILE, Needs, Range
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of

@@ -17,7 +17,7 @@ from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 
 T = TypeVar("T")
 

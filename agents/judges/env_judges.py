@@ -11,12 +11,12 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
 from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
-from turngym.envs.core.episode import Episode, Status, Turn, next_state
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status, Turn, next_state
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judge, JudgeRequest, Judgment
+from turngym.core.redaction import excerpt
+from turngym.core.task import Verdict
 from turngym.envs.guard import guard_of
-from turngym.retrieval.redaction import excerpt
 
 
 class ReplayError(TurngymError):

@@ -18,12 +18,12 @@ from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD, Skills
 from turngym.agents.rendering.text_encoder import TextEncoder
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.task import Verdict, task_number
+from turngym.core.episode import Episode, Turn
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.protocols import Position
+from turngym.core.redaction import excerpt
+from turngym.core.task import Verdict, task_number
 from turngym.envs.guard import guard_of
-from turngym.retrieval.redaction import excerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

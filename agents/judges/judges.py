@@ -1,6 +1,6 @@
 """What a judge is and how `--judge` names one; each judges with hindsight of what came next.
 
-A judge (`envs.core.protocols.Judge`) writes votes about turns: a score (was the response good?) or a hint (what should
+A judge (`core.protocols.Judge`) writes votes about turns: a score (was the response good?) or a hint (what should
 the policy have been told beforehand?). `make_judge` opens the one that `--judge` names: a model (`model_judges`), one
 that knows the environment (`env_judges`), one that looks for words, or one of another package.
 """
@@ -22,10 +22,10 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.plugins import find
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
-from turngym.retrieval.redaction import first_letters
+from turngym.core.errors import AgentError
+from turngym.core.plugins import find
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.core.redaction import first_letters
 
 
 def hint_vote(hint: str | None) -> str:

@@ -12,11 +12,11 @@ import numpy as np
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
-from turngym.envs.core.task import task_number
-from turngym.retrieval.outgoing import LoopThread, address_problem
-from turngym.retrieval.redaction import redacted, without_keys
+from turngym.core.errors import AgentError
+from turngym.core.outgoing import LoopThread, address_problem
+from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
+from turngym.core.redaction import redacted, without_keys
+from turngym.core.task import task_number
 
 LIMIT = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""

@@ -48,8 +48,8 @@ from turngym.agents.local_engine.model import (
 )
 from turngym.agents.local_engine.sampling import check_sampling, draw, greedy, uniforms
 from turngym.agents.rendering.stop_text import StopText
-from turngym.envs.core.progress import ACTIVITY
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, Watch
+from turngym.core.progress import ACTIVITY
+from turngym.core.protocols import GenerateRequest, Generation, Sampling, Watch
 
 _MOVE_STEPS = 8
 """Exchanging two rows of the cache costs about as much as this many steps of one row without attention."""

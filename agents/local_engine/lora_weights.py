@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.envs.core.errors import ModelError
-from turngym.retrieval.user_files import json_file, library_path
+from turngym.core.errors import ModelError
+from turngym.core.user_files import json_file, library_path
 
 # torch is imported where weights are touched: hashes and names of adapters are read without it
 if TYPE_CHECKING:

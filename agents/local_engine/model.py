@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.core.protocols import Sampling
+from turngym.core.protocols import Sampling
 
 _BELOW_ONE = 1.0 - 2.0**-40
 """Keeps a uniform number below 1 after multiplication by a float64 total, so that a draw never falls off the end."""

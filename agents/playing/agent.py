@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHistory, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
+from turngym.core.episode import Origin, Status
+from turngym.core.protocols import Sampling
+from turngym.core.task import Task, task_number
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
-from turngym.envs.core.episode import Origin, Status
-from turngym.envs.core.protocols import Sampling
-from turngym.envs.core.task import Task, task_number
 from turngym.envs.guard import ActionGuard
 
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import brief
+from turngym.core.settings import Length
+from turngym.core.strict_json import json_object
 from turngym.envs.base import TextEnv
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Length
-from turngym.envs.core.strict_json import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.reading import Reading
 from turngym.envs.registration import make, registered_class, require_env
-from turngym.retrieval.redaction import brief
 
 
 @dataclass(frozen=True, slots=True)

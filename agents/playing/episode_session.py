@@ -24,10 +24,10 @@ from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallTimeout, TimedC
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.core.episode import Episode, Status, wrong_numbers
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.envs.core.task import Task, ToolSpec, Verdict
+from turngym.core.episode import Episode, Status, wrong_numbers
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.guard import guard_of
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation, R
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
-from turngym.envs.core.episode import LENIENT, SHORT, Episode, Status, Turn
-from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
-from turngym.envs.core.loops import loop_end
-from turngym.envs.core.progress import ACTIVITY
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
+from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
+from turngym.core.loops import loop_end
+from turngym.core.progress import ACTIVITY
+from turngym.core.redaction import brief
+from turngym.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
-from turngym.retrieval.redaction import brief
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""

@@ -12,10 +12,10 @@ from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import AgentError, did_you_mean, nearest
+from turngym.core.plugins import find, installed, is_path
 from turngym.envs.base import Player, ReadingPlayer
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import AgentError, did_you_mean, nearest
-from turngym.envs.core.plugins import find, installed, is_path
 from turngym.envs.guard import ActionGuard
 from turngym.envs.spaces import printable
 

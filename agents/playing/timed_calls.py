@@ -2,7 +2,7 @@
 
 A call that takes too long cannot be ended in this process. It is given up: its thread is left to itself, and what it
 returns later is dropped. A call that holds the interpreter lock cannot be given up either: it ends the process
-(`turngym.retrieval.lock_watch`).
+(`turngym.core.lock_watch`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import EnvBackendError, TurngymError
-from turngym.retrieval.lock_watch import LockWatch
-from turngym.retrieval.redaction import excerpt
+from turngym.core.episode import Status
+from turngym.core.errors import EnvBackendError, TurngymError
+from turngym.core.lock_watch import LockWatch
+from turngym.core.redaction import excerpt
 
 STEP_TIMEOUT = 120.0
 """Seconds for one step of an environment by default."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 
 class ProxyError(TurngymError):

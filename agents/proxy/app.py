@@ -24,8 +24,8 @@ from turngym.agents.proxy.api_errors import ApiError, invalid
 from turngym.agents.proxy.openai_api import read_feedback, read_json, read_messages, read_request, read_session
 from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.turn_records import TurnRecord
-from turngym.envs.core.errors import is_disk_full
-from turngym.envs.core.plugins import need
+from turngym.core.errors import is_disk_full
+from turngym.core.plugins import need
 
 if TYPE_CHECKING:
     from flask import Flask, Response

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.proxy.api_errors import ProxyError
-from turngym.envs.core.settings import Above0, Count, Length
+from turngym.core.settings import Above0, Count, Length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,11 +43,11 @@ from turngym.agents.rendering.template_dialect import (
     thought_style,
 )
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
-from turngym.envs.core.episode import Span
-from turngym.envs.core.task import ToolSpec
+from turngym.core.episode import Span
+from turngym.core.redaction import brief
+from turngym.core.task import ToolSpec
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, THINK, Dialect
-from turngym.retrieval.redaction import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,14 +18,14 @@ from turngym.agents.local_engine.model import EngineError
 from turngym.agents.proxy.api_errors import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
-from turngym.envs.core.protocols import (
+from turngym.core.protocols import (
     GenerateRequest,
     Generation,
     PartialFailure,
     Policy,
     StreamingPolicy,
 )
-from turngym.retrieval.supervised import SupervisedThread
+from turngym.core.supervised import SupervisedThread
 
 
 @dataclass(slots=True, eq=False)

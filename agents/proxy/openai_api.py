@@ -16,9 +16,9 @@ from turngym.agents.proxy.api_errors import ApiError, invalid
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall, check_arguments
-from turngym.envs.core.errors import did_you_mean
-from turngym.envs.core.strict_json import JsonError, strict_json
-from turngym.retrieval.redaction import excerpt, first_letters
+from turngym.core.errors import did_you_mean
+from turngym.core.redaction import excerpt, first_letters
+from turngym.core.strict_json import JsonError, strict_json
 
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:

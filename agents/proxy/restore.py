@@ -24,10 +24,10 @@ from turngym.agents.proxy.turn_records import (
     messages_from_json,
     read_records,
 )
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judgment
-from turngym.envs.core.task import Task, Verdict, content_hash
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judgment
+from turngym.core.task import Task, Verdict, content_hash
 
 ENV_ID = "proxy"
 

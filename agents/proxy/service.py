@@ -37,11 +37,11 @@ from turngym.agents.proxy.sessions import (
 )
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
 from turngym.agents.rendering.stop_text import StopText
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
-from turngym.envs.core.task import task_number
-from turngym.retrieval.redaction import first_letters
-from turngym.retrieval.supervised import failures_of_threads
+from turngym.core.episode import Episode
+from turngym.core.protocols import GenerateRequest, Generation, Policy, Sampling
+from turngym.core.redaction import first_letters
+from turngym.core.supervised import failures_of_threads
+from turngym.core.task import task_number
 
 
 class InflightRequest:

@@ -28,7 +28,7 @@ from turngym.agents.proxy.turn_records import (
     common_prefix,
 )
 from turngym.agents.rendering.conversation import Message
-from turngym.envs.core.episode import Episode, Span
+from turngym.core.episode import Episode, Span
 
 NO_IDS = np.empty(0, np.int32)
 

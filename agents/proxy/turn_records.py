@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.proxy.api_errors import ProxyError
-from turngym.envs.core.files import FolderInUseError, locked_file
-from turngym.envs.core.line_file import LineFile
-from turngym.envs.core.strict_json import JsonError, strict_json
-from turngym.envs.core.trace import add_checksum, check_checksum
+from turngym.core.files import FolderInUseError, locked_file
+from turngym.core.line_file import LineFile
+from turngym.core.strict_json import JsonError, strict_json
+from turngym.core.trace import add_checksum, check_checksum
+from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls, read_calls
-from turngym.retrieval.user_files import json_of
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""

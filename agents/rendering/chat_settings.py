@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.files import FILE as SUMS
-from turngym.envs.core.settings import from_table
-from turngym.envs.core.task import plain_id
-from turngym.retrieval.user_files import read_text
+from turngym.core.errors import AgentError
+from turngym.core.files import FILE as SUMS
+from turngym.core.settings import from_table
+from turngym.core.task import plain_id
+from turngym.core.user_files import read_text
 
 FILE = "turngym.json"
 

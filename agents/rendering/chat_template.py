@@ -19,8 +19,8 @@ from turngym.agents.rendering import template_limits
 from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Message, StructuredAnswers
 from turngym.agents.rendering.template_limits import TRUSTED, TemplateLimit
 from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
+from turngym.core.errors import TurngymError
+from turngym.core.task import ToolSpec
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 
 if TYPE_CHECKING:

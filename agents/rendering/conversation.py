@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.prompt_templates import PromptTemplates
-from turngym.envs.core.episode import Span, Turn
-from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.core.episode import Span, Turn
+from turngym.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
 
 Message = dict[str, Any]

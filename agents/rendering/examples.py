@@ -16,12 +16,12 @@ from typing import Literal
 from turngym.agents.rendering.conversation import Example
 from turngym.agents.rendering.renderer import said_in
 from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
+from turngym.core.episode import Episode
+from turngym.core.errors import AgentError
+from turngym.core.task import Task, ToolSpec, content_hash
+from turngym.core.trace import read_episodes
+from turngym.core.user_files import read_text, user_path
 from turngym.envs.channels import Channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.task import Task, ToolSpec, content_hash
-from turngym.envs.core.trace import read_episodes
-from turngym.retrieval.user_files import read_text, user_path
 
 ExamplesForm = Literal["auto", "text", "turns"]
 ExamplesFor = Literal["all", "category"]

@@ -12,10 +12,10 @@ from turngym.agents.rendering.conversation import Example
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.template_dialect import with_dialect
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import brief
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import ToolChannel, make_channel
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
-from turngym.retrieval.redaction import brief
 
 THOUGHT = "turngymthought"
 

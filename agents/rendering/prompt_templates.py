@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.task import content_hash, plain_id
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import read_text, user_path
+from turngym.core.errors import AgentError
+from turngym.core.redaction import brief
+from turngym.core.task import content_hash, plain_id
+from turngym.core.user_files import read_text, user_path
 
 OWN = "own"
 """Name of the templates in our own words."""

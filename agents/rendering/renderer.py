@@ -37,12 +37,12 @@ from turngym.agents.rendering.conversation import (
 )
 from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.text_encoder import CACHE
+from turngym.core.episode import Episode, Origin, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import excerpt
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import Channel, make_channel, split_thought
-from turngym.envs.core.episode import Episode, Origin, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
-from turngym.retrieval.redaction import excerpt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import AgentError, did_you_mean
-from turngym.envs.core.settings import SettingsError, read_toml
-from turngym.envs.core.task import content_hash
-from turngym.retrieval.user_files import read_text, user_path
+from turngym.core.errors import AgentError, did_you_mean
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.task import content_hash
+from turngym.core.user_files import read_text, user_path
 
 FILE = "skills.toml"
 PREFIX = "skills:"

@@ -11,10 +11,10 @@ from typing import Any
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError
-from turngym.envs.core.task import ToolSpec
+from turngym.core.redaction import excerpt
+from turngym.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
-from turngym.retrieval.redaction import excerpt
 
 VALUE = "turngymvalue"
 

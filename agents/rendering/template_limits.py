@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
-from turngym.retrieval.child_process import GRACE, ChildProcess
-from turngym.retrieval.redaction import excerpt
+from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.redaction import excerpt
 
 CPU_SECONDS = 5
 """Processor time of one rendering."""

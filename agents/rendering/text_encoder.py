@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.retrieval.user_files import json_of
+from turngym.core.user_files import json_of
 
 MARK = "\ufdd0"
 """Begins a hidden character. Unicode reserves this code point for such uses; one in a content is hidden itself."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_connection import Draw, Score, ServerError
-from turngym.envs.core.protocols import Sampling, Scorer
+from turngym.core.protocols import Sampling, Scorer
 
 SHORT, LONG, DRAWN = 8, 160, 8
 """Numbers of ids: a short row, one longer than a block of the servers' prefix caches, and what is drawn after it."""

@@ -42,8 +42,8 @@ from turngym.agents.servers.server_connection import (
 )
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.retrieval.outgoing import SMALL_ANSWER, LoopThread
-from turngym.retrieval.redaction import brief, excerpt
+from turngym.core.outgoing import SMALL_ANSWER, LoopThread
+from turngym.core.redaction import brief, excerpt
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""

@@ -23,12 +23,12 @@ from turngym.agents.servers.server_connection import (
 )
 from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
-from turngym.envs.core.errors import ModelError
-from turngym.envs.core.files import weights_hash
-from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import WeightSink, WeightSource
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_file
+from turngym.core.errors import ModelError
+from turngym.core.files import weights_hash
+from turngym.core.plugins import need
+from turngym.core.protocols import WeightSink, WeightSource
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_file
 
 
 def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:

@@ -27,8 +27,8 @@ from turngym.agents.servers.server_connection import (
     check_ids,
     check_request,
 )
-from turngym.envs.core.episode import TopK
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
+from turngym.core.episode import TopK
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure
 
 
 @dataclass(slots=True)

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import ROUNDING, without_rounding, wrong_numbers
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.retrieval.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
-from turngym.retrieval.redaction import brief, excerpt, redacted
-from turngym.retrieval.user_files import json_file
+from turngym.core.episode import ROUNDING, without_rounding, wrong_numbers
+from turngym.core.errors import TurngymError
+from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
+from turngym.core.plugins import need
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.redaction import brief, excerpt, redacted
+from turngym.core.user_files import json_file
 
 
 class ServerError(TurngymError):

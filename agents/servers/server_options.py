@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from turngym.agents.servers.server_connection import Busy, ServerError
-from turngym.envs.core.secrets import refuse_credentials
-from turngym.envs.core.settings import IN_FILE, Above0, Needs, Share, Threads, read_by
+from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import IN_FILE, Above0, Needs, Share, Threads, read_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

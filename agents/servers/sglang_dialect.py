@@ -32,8 +32,8 @@ from turngym.agents.servers.server_connection import (
     fields_of_other_types,
     seed_of,
 )
-from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
-from turngym.retrieval.redaction import excerpt
+from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.redaction import excerpt
 
 SCORE_TEMPERATURE = "input_logprob_temperature"
 """A field of requests for scores at a temperature, and of the answers' `meta_info` (sglang, pull request 36213)."""

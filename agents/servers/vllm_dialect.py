@@ -37,9 +37,9 @@ from turngym.agents.servers.server_connection import (
     model_config,
     seed_of,
 )
-from turngym.retrieval.mapped import array_of_bytes
-from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES
-from turngym.retrieval.redaction import excerpt
+from turngym.core.mapped import array_of_bytes
+from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.redaction import excerpt
 
 ENTRY_BYTES = 128
 """Most bytes of JSON for one log-probability with its id and rank; about 75 are usual."""

@@ -23,8 +23,8 @@ from turngym.agents.servers.canary import Canary, CanaryError
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import Busy, Call, ServerError, SyncError, WeightGroup
-from turngym.envs.core.errors import is_disk_full
-from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
+from turngym.core.errors import is_disk_full
+from turngym.core.protocols import GenerateRequest, Generation, WeightSink
 
 # torch is imported where a broadcast needs it: evaluation on servers works without it
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turngym.agents.worlds.built_in import ALL_WORLDS, REAL_WORLDS, WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import TurngymError, did_you_mean
 
 __all__ = ["ALL_WORLDS", "REAL_WORLDS", "WORLDS", "EmbeddedWorld", "load_world"]
 

@@ -17,8 +17,8 @@ from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, named_play
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.phrase_tokenizer import END, ROLES, build_phrase_tokenizer
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 
 NOISE = (0.0, 0.5)
 TEACHER_STEPS = 300

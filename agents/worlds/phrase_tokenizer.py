@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from turngym.agents.rendering.template_limits import PHRASE_TEMPLATE
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 """The shipped models, WORLD/ROLE."""

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from turngym.core.errors import TaskError, checked_choice
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.alfworld.engine import NativeEngine, check_record
 from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
@@ -19,8 +21,6 @@ from turngym.envs.alfworld.players import ReadingPlayer, SearchingPlayer, next_a
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.base import Outcome, Player, TextEnv, require_shape
-from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.envs.core.task import Task, ToolSpec, Verdict
 
 Engine = Literal["native", "textworld"]
 Words = Literal["game", "put"]

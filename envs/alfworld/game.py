@@ -16,6 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from turngym.core.errors import did_you_mean
+from turngym.core.redaction import excerpt
+from turngym.core.rows import show, stat_stamp, text_problem
+from turngym.core.task import content_hash
 from turngym.envs.alfworld.pddl import (
     TASK_SIGN,
     GameError,
@@ -33,10 +37,6 @@ from turngym.envs.alfworld.pddl import (
     shuffled,
     split_task,
 )
-from turngym.envs.core.errors import did_you_mean
-from turngym.envs.core.task import content_hash
-from turngym.retrieval.redaction import excerpt
-from turngym.retrieval.rows import show, stat_stamp, text_problem
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
 """What a game file must have; `walkthrough` and `solvable` are optional."""

@@ -14,15 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
+from turngym.core.errors import TaskError, checked_choice
+from turngym.core.rows import stat_stamp
+from turngym.core.sequences import LazySequence
+from turngym.core.tables import atomic_write
+from turngym.core.user_files import user_path
 from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.pddl import GameError
 from turngym.envs.alfworld.priors import CATEGORIES, GeneratorConfig, Part
-from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.envs.core.tables import atomic_write
-from turngym.retrieval.rows import stat_stamp
-from turngym.retrieval.sequences import LazySequence
-from turngym.retrieval.user_files import user_path
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""

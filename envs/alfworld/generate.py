@@ -18,11 +18,11 @@ from typing import Any, TypeVar, get_args
 
 import numpy as np
 
+from turngym.core.errors import TaskError
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, game_texts
 from turngym.envs.alfworld.players import next_action
 from turngym.envs.alfworld.priors import SMALL, GeneratorConfig, Part, Priors, TaskRow, load_priors
-from turngym.envs.core.errors import TaskError
 
 K = TypeVar("K")
 LOOK, TWO, SIMPLE = "look_at_obj_in_light", "pick_two_obj_and_place", "pick_and_place_simple"

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from turngym.envs.core.errors import TaskError
-from turngym.retrieval.redaction import excerpt
-from turngym.retrieval.user_files import json_of
+from turngym.core.errors import TaskError
+from turngym.core.redaction import excerpt
+from turngym.core.user_files import json_of
 
 Indices = tuple[int, ...]
 

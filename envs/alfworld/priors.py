@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from turngym.envs.core.errors import TaskError, checked_choice
+from turngym.core.errors import TaskError, checked_choice
 
 Part = Literal["train", "eval"]
 CATEGORIES = {

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.envs.alfworld.game import check_keys, read_game_file
 from turngym.envs.alfworld.pddl import GameError
-from turngym.envs.core.errors import EnvBackendError, TurngymError
 
 
 class Reference:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from turngym.core.errors import TaskError, checked_choice, checked_int
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, checked_choice, checked_int
-from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render

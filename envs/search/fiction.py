@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.retrieval.user_files import json_of
+from turngym.core.errors import TaskError, checked_choice
+from turngym.core.user_files import json_of
 
 LIKE_PUBLIC = ("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like")
 FAMILIES = (*LIKE_PUBLIC, "chain")

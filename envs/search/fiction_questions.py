@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from turngym.envs.core.errors import TaskError
+from turngym.core.errors import TaskError
 from turngym.envs.search.fiction import (
     PARTS,
     Entity,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.retrieval.rows import RATIO, UNPACKED
+from turngym.core.rows import RATIO, UNPACKED
 
 BATCH = 1 << 28
 """Bytes of a batch of rows at most."""

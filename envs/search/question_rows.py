@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import TaskError
-from turngym.envs.core.task import content_hash
+from turngym.core.errors import TaskError
+from turngym.core.redaction import brief
+from turngym.core.rows import read_rows, show, stem, text_problem
+from turngym.core.task import content_hash
+from turngym.core.user_files import user_path
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.envs.search.questions import Question, blank, wordless
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.rows import read_rows, show, stem, text_problem
-from turngym.retrieval.user_files import user_path
 
 QUESTIONS = ("question", "Question")
 IDS = ("id", "_id", "question_id", "QuestionId")
@@ -48,7 +48,7 @@ _PYTHON = re.compile(r"\s*[\[{]\s*['\"].*[\]}]\s*", re.DOTALL)
 def read_questions(path: str | Path, data_source: str | None = None, *, split: str = "eval") -> tuple[Question, ...]:
     """The questions of a file, in file order. docs/own_data.md lists the fields and forms that are read.
 
-    The file is a `.parquet`, or any that `turngym.retrieval.rows.read_rows` reads. `data_source` names the rows that do
+    The file is a `.parquet`, or any that `turngym.core.rows.read_rows` reads. `data_source` names the rows that do
     not; by default it is the file's name. `split` is that of rows that name none.
 
     Raises:

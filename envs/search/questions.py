@@ -21,9 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from turngym.core.errors import TaskError, checked_choice
+from turngym.core.task import content_hash
 from turngym.envs.channels import blocks
-from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.envs.core.task import content_hash
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -7,14 +7,14 @@ from functools import lru_cache
 
 from cachetools import LRUCache, cached
 
-from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
+from turngym.core.errors import EnvBackendError, RetrievalError, TaskError, TurngymError
+from turngym.core.rows import Stamp
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.bm25 import BM25Retriever
-from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
+from turngym.retrieval.core import Hit, Retriever, RetrieverUnavailable
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever, spec_stamp
-from turngym.retrieval.rows import Stamp
 
 _KEPT = 50_000
 """Passages of all that are kept; the last retriever is kept however large it is."""

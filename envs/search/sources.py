@@ -14,19 +14,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
-from turngym.envs.core.tables import written_whole
+from turngym.core.errors import RetrievalError, TaskError, checked_choice, did_you_mean
+from turngym.core.redaction import brief, excerpt
+from turngym.core.rows import Stamp, path_stamp
+from turngym.core.tables import written_whole
+from turngym.core.user_files import user_path
 from turngym.envs.search.fiction import preset
 from turngym.envs.search.fiction_questions import generate_fictions
 from turngym.envs.search.parquet_rows import arrow_modules
 from turngym.envs.search.passage_text import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
-from turngym.retrieval.redaction import brief, excerpt
-from turngym.retrieval.rows import Stamp, path_stamp
-from turngym.retrieval.user_files import user_path
 
 PROMPT = (
     "Answer the question at the end. Think between <think> and </think> first, and again whenever you have got new "

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from turngym.envs.core.errors import TaskError
-from turngym.envs.core.files import add_files
-from turngym.envs.core.tables import atomic_write
+from turngym.core.errors import TaskError
+from turngym.core.files import add_files
+from turngym.core.mapped import files_under
+from turngym.core.tables import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.question_rows import read_questions
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import SETS
-from turngym.retrieval.mapped import files_under
 
 OFFICIAL: Mapping[str, int] = {
     "nq": 3610,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import cut, first_action, tagged
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
 
 SEARCH, ANSWER = "search", "answer"

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from turngym.core.redaction import brief, excerpt
+from turngym.core.rows import text_problem
+from turngym.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
 from turngym.envs.webshop.products import (
     Instruction,
@@ -26,9 +29,6 @@ from turngym.envs.webshop.products import (
     price_text,
 )
 from turngym.retrieval.bm25 import LuceneIndex
-from turngym.retrieval.redaction import brief, excerpt
-from turngym.retrieval.rows import text_problem
-from turngym.retrieval.sequences import LazySequence
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""

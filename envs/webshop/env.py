@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from turngym.core.errors import TaskError, checked_choice, checked_int
+from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
-from turngym.envs.core.errors import TaskError, checked_choice, checked_int
-from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.webshop.actions import (
     CLICK,
     COMPAT,

@@ -19,7 +19,7 @@ from zlib import crc32
 
 import numpy as np
 
-from turngym.envs.core.errors import checked_choice
+from turngym.core.errors import checked_choice
 from turngym.envs.webshop.products import UNPRICED, ShopDataError, cap_text, price_text
 
 Part = Literal["train", "eval"]

@@ -17,9 +17,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from turngym.envs.core.errors import TaskError, checked_choice
+from turngym.core.errors import TaskError, checked_choice
+from turngym.core.sequences import LazySequence
 from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
-from turngym.retrieval.sequences import LazySequence
 
 SHUFFLE_SEED = 233
 MOST_GOALS = 10**8

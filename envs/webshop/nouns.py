@@ -20,16 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.errors import checked_choice
-from turngym.envs.core.files import locked_file
+from turngym.core.errors import RetrievalError, checked_choice
+from turngym.core.files import locked_file
+from turngym.core.mapped import changed_files, check_manifest, describe_files, map_array, sealed
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_file
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.open_catalog import REPORT_EVERY, Progress, cache_folder, load_catalog
 from turngym.envs.webshop.products import Profile, ShopDataError, find_profile
-from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.mapped import changed_files, check_manifest, describe_files, map_array, sealed
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_file
 
 BUILTIN = "builtin"
 SPACY_MODEL = "en_core_web_sm"

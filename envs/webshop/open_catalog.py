@@ -19,8 +19,20 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from turngym.envs.core.errors import checked_choice
-from turngym.envs.core.task import content_hash
+from turngym.core.errors import RetrievalError, checked_choice
+from turngym.core.mapped import (
+    ArrayWriter,
+    BlobStore,
+    BlobWriter,
+    changed_files,
+    check_manifest,
+    describe_files,
+    map_array,
+    sealed,
+)
+from turngym.core.rows import path_stamp, read_array, read_object
+from turngym.core.task import content_hash
+from turngym.core.user_files import json_file, json_of
 from turngym.envs.webshop.catalog import (
     Catalog,
     MemoryCatalog,
@@ -40,19 +52,6 @@ from turngym.envs.webshop.products import (
     find_files,
 )
 from turngym.retrieval.bm25 import LuceneIndex
-from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.mapped import (
-    ArrayWriter,
-    BlobStore,
-    BlobWriter,
-    changed_files,
-    check_manifest,
-    describe_files,
-    map_array,
-    sealed,
-)
-from turngym.retrieval.rows import path_stamp, read_array, read_object
-from turngym.retrieval.user_files import json_file, json_of
 
 FORMAT = 1
 Progress = Callable[[str, int], None]

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.envs.core.errors import TurngymError, checked_choice
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import json_of, user_path
+from turngym.core.errors import TurngymError, checked_choice
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_of, user_path
 
 
 class ShopDataError(TurngymError):

@@ -17,7 +17,8 @@ from typing import Any
 
 from cachetools import LRUCache, cached
 
-from turngym.envs.core.task import Task, content_hash
+from turngym.core.rows import path_stamp
+from turngym.core.task import Task, content_hash
 from turngym.envs.webshop.actions import (
     CLICK,
     COMPAT,
@@ -51,7 +52,6 @@ from turngym.envs.webshop.reward import (
     best_purchase,
     compute_reward,
 )
-from turngym.retrieval.rows import path_stamp
 
 ENV_ID = "turngym/WebShop-v0"
 RESULTS = 50

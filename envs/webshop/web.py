@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import excerpt
+from turngym.core.task import Verdict
 from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 from turngym.envs.webshop.actions import click_action, click_on, search_action
@@ -26,7 +27,6 @@ from turngym.envs.webshop.players import Scene
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, page_of
 from turngym.envs.webshop.shop import Shop
-from turngym.retrieval.redaction import excerpt
 
 try:
     from flask import Flask, Response, make_response, redirect, render_template, request

@@ -32,7 +32,8 @@ from turngym.agents import (
 )
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.playing.rollout import Rollout
-from turngym.envs import Sampling, make_channel
+from turngym.core import Sampling
+from turngym.envs import make_channel
 from turngym.trainers import RolloutBatch, pack, save_model
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import clipped_surrogate

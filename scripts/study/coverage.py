@@ -15,8 +15,8 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.evaluation.coverage import SimulatedStudy, measure
-from turngym.envs.core.errors import checked_int
-from turngym.envs.core.tables import print_table
+from turngym.core.errors import checked_int
+from turngym.core.tables import print_table
 from turngym.scripts.command_line import parse
 
 

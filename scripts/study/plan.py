@@ -43,9 +43,9 @@ from turngym.agents.evaluation.seeds import (
     rise,
     spread_of,
 )
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.settings import Count, Needs, Range, Share
-from turngym.envs.core.tables import Table, print_table
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.settings import Count, Needs, Range, Share
+from turngym.core.tables import Table, print_table
 from turngym.scripts.command_line import read
 from turngym.trainers.study.records import read_records
 

@@ -21,12 +21,12 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.loops import loop_end
-from turngym.envs.core.settings import Count, Length, Needs, Seed
-from turngym.envs.core.tables import markdown
-from turngym.envs.core.trace import read_episodes
-from turngym.retrieval.user_files import named_path
+from turngym.core.errors import TurngymError
+from turngym.core.loops import loop_end
+from turngym.core.settings import Count, Length, Needs, Seed
+from turngym.core.tables import markdown
+from turngym.core.trace import read_episodes
+from turngym.core.user_files import named_path
 from turngym.scripts.command_line import read
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics

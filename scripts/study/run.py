@@ -24,10 +24,10 @@ import tyro
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import Needs, Threads, flat, read_toml, to_toml
-from turngym.envs.core.tables import atomic_write, write_json
+from turngym.core.errors import TurngymError
+from turngym.core.secrets import recorded_command
+from turngym.core.settings import Needs, Threads, flat, read_toml, to_toml
+from turngym.core.tables import atomic_write, write_json
 from turngym.scripts.command_line import read
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average

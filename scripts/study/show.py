@@ -15,8 +15,8 @@ from pathlib import Path
 
 import tyro
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.tables import atomic_write, markdown, markup, print_table
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.tables import atomic_write, markdown, markup, print_table
 from turngym.scripts.command_line import read
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records

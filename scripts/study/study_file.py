@@ -34,15 +34,15 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.needed import check_needed
-from turngym.envs.core.plugins import installed
-from turngym.envs.core.settings import SettingsError, flat, from_table, read_toml
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.task import content_hash
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.needed import check_needed
+from turngym.core.plugins import installed
+from turngym.core.redaction import brief
+from turngym.core.settings import SettingsError, flat, from_table, read_toml
+from turngym.core.strict_json import json_object
+from turngym.core.task import content_hash
+from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.user_files import user_path
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path

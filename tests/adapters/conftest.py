@@ -12,8 +12,8 @@ import pytest
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.core.episode import Episode
+from turngym.core.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.token_session import Trajectory
 
 STUDENT = Path(__file__).resolve().parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"

@@ -12,8 +12,8 @@ from servers import running
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.serving_asgi import AsgiServer
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 from turngym.trainers.adapters import openenv as adapter
 from turngym.trainers.adapters.token_session import Trajectory
 

@@ -14,9 +14,9 @@ import slime_contract as contract
 
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.task import Verdict
+from turngym.core.trace import read_trace
 from turngym.envs.panels import make_panel
 from turngym.trainers.adapters import datasets, openenv, skyrl, slime, trl, verl
 from turngym.trainers.adapters.token_session import Trajectory, play

@@ -8,8 +8,8 @@ import pytest
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 from turngym.trainers.adapters import skyrl as adapter
 from turngym.trainers.adapters.token_session import Trajectory
 

@@ -11,8 +11,8 @@ import pytest
 import slime_contract as contract
 
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 from turngym.trainers.adapters import slime as adapter
 from turngym.trainers.adapters.slime import rollout_function
 from turngym.trainers.adapters.token_session import Trajectory
@@ -107,7 +107,7 @@ def test_the_budget_is_that_of_the_whole_response(sessions: SessionPool, recorde
 def test_a_failed_environment_is_neither_rewarded_nor_trained_on(
     sessions: SessionPool, recorded: list[Episode], replay: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from turngym.envs.core.errors import EnvBackendError
+    from turngym.core.errors import EnvBackendError
     from turngym.envs.guard import ActionGuard
 
     step, calls = ActionGuard.step, []

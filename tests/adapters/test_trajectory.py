@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import Generation, PartialFailure
-from turngym.envs.core.task import Task, Verdict
-from turngym.envs.core.trace import TraceWriter
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import AgentError
+from turngym.core.protocols import Generation, PartialFailure
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceWriter
 from turngym.trainers.adapters import datasets
 from turngym.trainers.adapters.token_session import Trajectory, TrajectoryError, play
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.trainers.adapters import trl as adapter
 from turngym.trainers.adapters import trl as trl_tools
 from turngym.trainers.adapters.token_session import Trajectory
@@ -167,8 +167,8 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
 
 def played(sessions: SessionPool, tokenizer: Any, task: str) -> tuple[Trajectory, dict[int, list[int]]]:
     """An expert's episode with one refused action, and what is said after a prompt of each length."""
+    from turngym.core.protocols import Generation
     from turngym.envs.channels import make_channel
-    from turngym.envs.core.protocols import Generation
     from turngym.envs.guard import guard_of
 
     session, channel, said = sessions.open(task), make_channel("tool", sessions.tool), {}

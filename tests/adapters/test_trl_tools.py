@@ -8,8 +8,8 @@ import pytest
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import EnvBackendError, TurngymError
+from turngym.core.episode import Episode
+from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.envs.guard import ActionGuard
 from turngym.trainers.adapters import trl as adapter
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.envs.core.trace import TraceWriter
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.trace import TraceWriter
 from turngym.trainers.adapters import verl as adapter
 from turngym.trainers.adapters.token_session import Trajectory
 

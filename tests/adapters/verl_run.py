@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import Episode
+from turngym.core.trace import read_trace
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 PROMPT, RESPONSE = 64, 512

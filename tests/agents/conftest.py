@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from turngym.core.errors import EnvBackendError
+from turngym.core.protocols import GenerateRequest, Generation
+from turngym.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.base import Outcome, TextEnv
-from turngym.envs.core.errors import EnvBackendError
-from turngym.envs.core.protocols import GenerateRequest, Generation
-from turngym.envs.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.guard import ActionGuard
 
 CHATML = (

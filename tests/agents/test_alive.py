@@ -20,12 +20,11 @@ from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
-from turngym.envs.core import room, trace
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.line_file import LineFile
-from turngym.envs.core.task import Task
-from turngym.retrieval import supervised
-from turngym.retrieval.supervised import SupervisedThread, failures_of_threads
+from turngym.core import room, supervised, trace
+from turngym.core.episode import Episode, Status
+from turngym.core.line_file import LineFile
+from turngym.core.supervised import SupervisedThread, failures_of_threads
+from turngym.core.task import Task
 from turngym.scripts import jobs as study_jobs
 
 
@@ -182,8 +181,8 @@ def test_a_background_thread_goes_on(
 
 FULL_LOG = """
 import errno, sys, threading
-from turngym.envs.core import room
-from turngym.retrieval import supervised
+from turngym.core import room
+from turngym.core import supervised
 supervised.FIRST_WAIT = room.FIRST_WAIT = 0.01
 calls, done = [], threading.Event()
 def work():

@@ -12,12 +12,12 @@ from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import MAX_STOP, read_request
 from turngym.agents.proxy.turn_records import tool_calls
+from turngym.core.outgoing import too_many_values
+from turngym.core.redaction import redacted
+from turngym.core.strict_json import MAX_VALUES, JsonError, strict_json
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import make_channel
-from turngym.envs.core.strict_json import MAX_VALUES, JsonError, strict_json
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
-from turngym.retrieval.outgoing import too_many_values
-from turngym.retrieval.redaction import redacted
 
 SOON = 20.0
 """Seconds that a busy machine may take for what takes one tenth of a second; a quadratic pattern takes hours."""

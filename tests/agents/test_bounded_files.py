@@ -14,16 +14,15 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.local_engine.lora_weights import adapter_config
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.servers.server_connection import model_config
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import separate
-from turngym.envs.core.trace import TraceProblem, iter_trace
+from turngym.core.errors import RetrievalError, TurngymError
+from turngym.core.mapped import BlobStore, map_array
+from turngym.core.protocols import separate
+from turngym.core.trace import TraceProblem, iter_trace
 from turngym.envs.webshop.nouns import NounTable
-from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.corpus import PassageStore
 from turngym.retrieval.encoders import HashingEncoder
 from turngym.retrieval.index import read_manifest
 from turngym.retrieval.lucene_postings import read_manifest as read_bm25
-from turngym.retrieval.mapped import BlobStore, map_array
 from turngym.trainers.checkpoint import read_state
 from turngym.trainers.metrics import iter_metrics
 from turngym.trainers.study.records import read_record, read_records

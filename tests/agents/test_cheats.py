@@ -22,10 +22,10 @@ from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, score
 from turngym.agents.playing.scripted import ExpertAgent
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.tables import markup, visible
 from turngym.envs.base import ActingPlayer
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import markup, visible
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped, read_folder
 

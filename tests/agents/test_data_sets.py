@@ -16,9 +16,9 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents.data_sets import DATA_SETS, DataError, fetch, get, unpack
+from turngym.core.errors import TurngymError
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.search import test_sets
 from turngym.envs.search.test_sets import OFFICIAL
 from turngym.scripts import main as command

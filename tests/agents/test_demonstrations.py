@@ -24,12 +24,12 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer, Shown, TextEpisodes, begun_response, read_exactly
 from turngym.agents.rollout_sources import LiveSource
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import AgentError
+from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import TextChannel, make_channel
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
 SAID = "<action>open door 1</action>"

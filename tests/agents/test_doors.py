@@ -17,19 +17,19 @@ from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, e
 from turngym.agents.named_agent import as_opened
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.scripted import named_player
+from turngym.core.episode import Episode
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.plugins import PluginError
+from turngym.core.protocols import Sampling
+from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.plugins import PluginError
-from turngym.envs.core.protocols import Sampling
-from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import Panel, make_panel
 
 TOY = """
 import gymnasium
 from turngym.agents.playing.agent import Reply, ResponseWriter
 from turngym.envs.base import Outcome, TextEnv
-from turngym.envs.core.task import Task, ToolSpec, content_hash
+from turngym.core.task import Task, ToolSpec, content_hash
 from turngym.envs.guard import ActionGuard
 
 

@@ -31,10 +31,10 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Memory
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.task import Verdict
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.task import Verdict
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
 

@@ -18,8 +18,8 @@ from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.messages import UNNAMED
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Example
+from turngym.core.episode import Episode, Status
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode, Status
 from turngym.envs.guard import guard_of
 
 

@@ -32,10 +32,10 @@ from turngym.agents.endpoint.messages import (
     read_usage,
 )
 from turngym.agents.named_agent import as_opened
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.outgoing import retry_after
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.task import ToolSpec
-from turngym.retrieval.outgoing import retry_after
 
 VERBS = TextChannel(tags=("search", "answer"))
 TOOL = ToolChannel(tool=ToolSpec(name="t", description="", argument="query", argument_description=""))

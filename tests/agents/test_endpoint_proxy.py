@@ -24,8 +24,8 @@ from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving import DrainingServer
 from turngym.agents.worlds import load_world
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.trace import read_trace
 from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.batch import pack
 from turngym.trainers.live.proxy_options import ServeProxy

@@ -28,8 +28,8 @@ from turngym.agents.executor.engine_process import (  # noqa: E402
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest  # noqa: E402
-from turngym.retrieval import child_process  # noqa: E402
+from turngym.core import child_process  # noqa: E402
+from turngym.core.protocols import GenerateRequest  # noqa: E402
 from turngym.trainers.models import tiny_qwen3  # noqa: E402
 
 

@@ -17,11 +17,11 @@ from turngym.agents.evaluation.scores import EvaluationError, behavior_table, su
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core.errors import TaskError
-from turngym.envs.core.protocols import EvalPoint
-from turngym.envs.core.tables import markdown
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.core.errors import TaskError
+from turngym.core.protocols import EvalPoint
+from turngym.core.tables import markdown
+from turngym.core.task import Task
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import collect_tasks, make_panel
 from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.ranks import DistributedError

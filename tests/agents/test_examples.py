@@ -22,10 +22,10 @@ from turngym.agents.rendering.conversation import Example, Memory
 from turngym.agents.rendering.examples import read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.task import ToolSpec
+from turngym.core.trace import TraceWriter
 from turngym.envs.channels import TextChannel, make_channel
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.task import ToolSpec
-from turngym.envs.core.trace import TraceWriter
 from turngym.envs.panels import PanelError
 from turngym.scripts.main import main
 

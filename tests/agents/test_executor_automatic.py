@@ -30,8 +30,8 @@ from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.playing.env_maker import probe  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
-from turngym.retrieval import cores  # noqa: E402
-from turngym.retrieval.cores import available_cores  # noqa: E402
+from turngym.core import cores  # noqa: E402
+from turngym.core.cores import available_cores  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:

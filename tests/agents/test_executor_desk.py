@@ -18,8 +18,8 @@ from turngym.agents.executor.processes import Answer, LocalWorkers, Worker
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TaskError
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TaskError
 
 
 class ThreadlessWorkers:

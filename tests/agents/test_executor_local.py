@@ -18,8 +18,8 @@ from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import Answer, LocalWorkers
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import rollout
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TaskError
+from turngym.core.episode import Episode
+from turngym.core.errors import TaskError
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +133,9 @@ def test_copies_of_an_engine_follow_its_weights() -> None:
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.rendering.renderer import ChatRenderer
     from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+    from turngym.core.protocols import Sampling
     from turngym.envs.alfworld.priors import SMALL, vocabulary
     from turngym.envs.channels import TextChannel
-    from turngym.envs.core.protocols import Sampling
 
     tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>"])
     torch.manual_seed(0)

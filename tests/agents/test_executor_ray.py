@@ -19,9 +19,9 @@ from turngym.agents.executor.errors import ExecutorError  # noqa: E402
 from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
 from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
-from turngym.envs.core.episode import Episode  # noqa: E402
-from turngym.envs.core.errors import TaskError  # noqa: E402
-from turngym.envs.core.plugins import MissingExtra  # noqa: E402
+from turngym.core.episode import Episode  # noqa: E402
+from turngym.core.errors import TaskError  # noqa: E402
+from turngym.core.plugins import MissingExtra  # noqa: E402
 
 
 @pytest.fixture(scope="module")

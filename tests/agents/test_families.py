@@ -19,8 +19,8 @@ from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import ToolChannel, make_channel
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.guard import ActionGuard
 from turngym.envs.tool_calls import CALL_ID
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 from turngym.agents import gguf_model, models
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import find_model, load_model, load_policy
-from turngym.envs.core.errors import AgentError, ModelError
+from turngym.core.errors import AgentError, ModelError
 from turngym.scripts.main import main
 
 gguf = pytest.importorskip("gguf", reason="needs the extra [gguf]")

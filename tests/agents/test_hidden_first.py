@@ -18,9 +18,9 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.gguf_model import check_lengths
 from turngym.agents.playing.timed_calls import attempt
-from turngym.envs.core.episode import Status
-from turngym.retrieval.outgoing import BadReply, HttpClient
-from turngym.retrieval.redaction import Keys
+from turngym.core.episode import Status
+from turngym.core.outgoing import BadReply, HttpClient
+from turngym.core.redaction import Keys
 from turngym.trainers.adapters.openenv import MakesRoom
 
 pytest.importorskip("httpx", reason="clients need turngym[serve]")

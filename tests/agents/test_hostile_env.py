@@ -20,9 +20,9 @@ from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.playing.rollout import FAILURES, FailureWatch, Job, failed_episode, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MakeExpert
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls, attempt
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError, TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError
+from turngym.core.trace import read_trace
 from turngym.scripts import main
 
 MAKE = env_maker("hostile_env:tests/Hostile-v0", channel="text")

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.training_evaluation import check_panel
 from turngym.agents.models import trained_on
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.panels import load_panel
 
 ALFWORLD, PANEL = "turngym/ALFWorld-v0", "alfworld-quickstart"

@@ -18,10 +18,10 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD
+from turngym.core.episode import Episode
+from turngym.core.errors import AgentError
+from turngym.core.protocols import JudgeRequest
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import JudgeRequest
 
 Make = Callable[..., Any]
 

@@ -19,10 +19,10 @@ from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import PluginError
-from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
-from turngym.envs.core.settings import SettingsError
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import PluginError
+from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
+from turngym.core.settings import SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -244,7 +244,7 @@ def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
 
 CODE = """
 from dataclasses import dataclass
-from turngym.envs.core.protocols import Judgment
+from turngym.core.protocols import Judgment
 
 
 @dataclass

@@ -22,14 +22,14 @@ from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.agents.servers.server_connection import error_text
+from turngym.core.files import _holder
+from turngym.core.hub import _first_line
+from turngym.core.outgoing import BadReply, read_json
+from turngym.core.redaction import LONGEST_KEY, brief, excerpt, redacted, remember_key
+from turngym.core.rows import show
+from turngym.core.supervised import SupervisedThread
+from turngym.core.trace import add_checksum
 from turngym.envs.base import quote
-from turngym.envs.core.files import _holder
-from turngym.envs.core.trace import add_checksum
-from turngym.retrieval.hub import _first_line
-from turngym.retrieval.outgoing import BadReply, read_json
-from turngym.retrieval.redaction import LONGEST_KEY, brief, excerpt, redacted, remember_key
-from turngym.retrieval.rows import show
-from turngym.retrieval.supervised import SupervisedThread
 from turngym.scripts.main import Terminal
 from turngym.trainers.metrics import MetricsLog
 
@@ -214,7 +214,7 @@ def test_it_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_client_remembers_the_key_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx")
-    from turngym.retrieval.outgoing import HttpClient
+    from turngym.core.outgoing import HttpClient
 
     HttpClient(headers={"Authorization": "Bearer one-that-no-variable-holds", "X-Session": "not-a-key-but-a-name"})
     assert redacted("a one-that-no-variable-holds b not-a-key-but-a-name") == "a *** b not-a-key-but-a-name"
@@ -232,8 +232,8 @@ def test_a_place_on_the_disk_is_no_key(tmp_path: Path, monkeypatch: pytest.Monke
 
 VERB = """
 import sys, threading, warnings
-from turngym.retrieval.child_process import ChildProcess
-from turngym.retrieval.redaction import remember_key
+from turngym.core.child_process import ChildProcess
+from turngym.core.redaction import remember_key
 
 key = "sk-" + "Zr4".join("q7W2e9R4t1")
 remember_key(key)

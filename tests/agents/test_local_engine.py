@@ -15,7 +15,7 @@ from engine_requests import EOS, VOCAB, play, reference_ids, reference_logprobs,
 
 from turngym.agents.local_engine import model as prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Generation, StreamingPolicy  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Generation, StreamingPolicy  # noqa: E402
 
 GROUPED = {"head_dim": 8}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}

@@ -25,7 +25,7 @@ from turngym.agents.local_engine.decoder import (  # noqa: E402
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
-from turngym.envs.core.protocols import Generation  # noqa: E402
+from turngym.core.protocols import Generation  # noqa: E402
 from turngym.trainers.models import final_states, head  # noqa: E402
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

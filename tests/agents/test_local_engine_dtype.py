@@ -28,9 +28,9 @@ from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.playing.env_maker import probe  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
-from turngym.envs.core.rollout_request import RolloutRequest  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.core.rollout_request import RolloutRequest  # noqa: E402
 from turngym.trainers.identity import of_rollouts  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402

@@ -17,8 +17,8 @@ from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.core.errors import AgentError, TurngymError
 from turngym.envs.channels import TextChannel
-from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.trainers import train
 from turngym.trainers.batch import pack
 

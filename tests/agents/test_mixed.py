@@ -16,8 +16,8 @@ from engine_requests import tiny  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.sampling import uniforms  # noqa: E402
 from turngym.agents.mixed_policy import GuidedPolicy, MixedPolicy  # noqa: E402
-from turngym.envs.core.errors import AgentError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
+from turngym.core.errors import AgentError  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
 
 
 class Urn:

@@ -17,11 +17,11 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.core.episode import Episode, Status
+from turngym.core.progress import ACTIVITY
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.channels import TextChannel, make_channel
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.progress import ACTIVITY
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
-from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts.main import main
 
 assert turngym.envs
@@ -89,7 +89,7 @@ def test_a_model_folder_is_evaluated_as_it_was_trained(parts: Any, tmp_path: Pat
     out = tmp_path / "t.jsonl"
     argv = ["--agent", f"model:{folder}", "--out", str(out), "--tasks", "2", "--max-turns", "2", "--device", "cpu"]
     assert main(["rollout", *argv]) == 0
-    from turngym.envs.core.trace import read_trace
+    from turngym.core.trace import read_trace
 
     episodes = read_trace(out)[0]
     assert [e.system for e in episodes] == ["play", "play"]

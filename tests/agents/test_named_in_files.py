@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from turngym.agents.models import base_model, file_hashes
-from turngym.envs.core.errors import ModelError
+from turngym.core.errors import ModelError
 from turngym.retrieval.index import EncoderRecord, IndexFolderError
 from turngym.retrieval.open import open_encoder
 from turngym.scripts.main import Terminal, main, plain_terminal

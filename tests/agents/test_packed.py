@@ -23,8 +23,8 @@ from turngym.agents.evaluation.packed import (
 )
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import EvaluationError, score
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.task import Verdict
 from turngym.scripts.main import main
 
 PANEL = "alfworld-quickstart"

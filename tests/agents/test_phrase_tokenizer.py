@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 pytest.importorskip("transformers", reason="needs turngym[train]")
 

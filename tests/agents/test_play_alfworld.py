@@ -16,7 +16,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, named_player
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD
-from turngym.envs.core.episode import Status
+from turngym.core.episode import Status
 from turngym.trainers.judge_votes import requests
 
 assert turngym.envs

@@ -14,7 +14,7 @@ import web_browser
 import web_tools
 
 from turngym.agents import load_world
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 

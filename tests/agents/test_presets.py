@@ -20,10 +20,10 @@ from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.tables import markdown
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.tables import markdown
+from turngym.core.trace import read_trace
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import register
 from turngym.scripts import main as command

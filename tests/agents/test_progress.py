@@ -13,8 +13,8 @@ import pytest
 
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.envs.core import progress
-from turngym.envs.core.progress import ACTIVITY, Activity, progress_bar
+from turngym.core import progress
+from turngym.core.progress import ACTIVITY, Activity, progress_bar
 from turngym.trainers import progress as training
 from turngym.trainers.progress import LiveProgress
 

@@ -16,8 +16,8 @@ from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Memory, PastTurn
 from turngym.agents.rendering.prompt_templates import FOLDER, PromptTemplates, read_templates
+from turngym.core.errors import AgentError, TurngymError
 from turngym.envs.channels import VerlAgentChannel, make_channel
-from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.scripts import main as command
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"

@@ -23,7 +23,7 @@ from proxy_http import Served  # noqa: E402
 
 from turngym.agents.proxy.app import create_app  # noqa: E402
 from turngym.agents.serving import DrainingServer  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.serve_proxy import proxy_front  # noqa: E402
 
 user, until = tools.user, tools.until

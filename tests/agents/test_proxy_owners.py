@@ -16,7 +16,7 @@ pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.app import create_app
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 user, until = tools.user, tools.until
 KEYS = ClientKeys({"ann": "a" * 16, "bob": "b" * 16})

@@ -16,7 +16,7 @@ import pytest
 
 from turngym.agents.proxy.api_errors import ApiError, ProxyError
 from turngym.agents.proxy.turn_records import ChatMessage, read_records
-from turngym.envs.core.trace import episode_to_json
+from turngym.core.trace import episode_to_json
 
 user, until = tools.user, tools.until
 

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="sessions are for a trainer")
 
 from turngym.agents.judges.judges import WordJudge
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import JudgeRequest
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.protocols import JudgeRequest
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.live import sessions
 from turngym.trainers.live.judging import SessionHints
 from turngym.trainers.live.sessions import SessionBuffer

@@ -16,7 +16,7 @@ from turngym.agents.proxy.api_errors import ProxyError  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.stop_text import StopText  # noqa: E402
 from turngym.agents.servers.policy import PartialResponse  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 from turngym.trainers.live.serving import Serving  # noqa: E402
 
 user, until = tools.user, tools.until

@@ -17,10 +17,10 @@ from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, difference_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core.episode import Status
-from turngym.envs.core.provenance import loaded_versions
-from turngym.envs.core.task import Task
-from turngym.envs.core.trace import TraceWriter, episode_to_json, read_episodes, read_trace
+from turngym.core.episode import Status
+from turngym.core.provenance import loaded_versions
+from turngym.core.task import Task
+from turngym.core.trace import TraceWriter, episode_to_json, read_episodes, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel
 from turngym.scripts import eval as eval_verb
 from turngym.scripts.main import main

@@ -17,10 +17,10 @@ from turngym.agents.playing.agent import Conversation, Reply
 from turngym.agents.playing.rollout import Job, Rollout, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import AgentError
+from turngym.core.protocols import Sampling
 from turngym.envs.channels import TextChannel
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import Sampling
 
 
 @pytest.fixture

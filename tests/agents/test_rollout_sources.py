@@ -24,12 +24,12 @@ from turngym.agents.rollout_sources import (
     SharedEnv,
     step_jobs,
 )
+from turngym.core.episode import SHORT, Episode
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.task import ToolSpec
+from turngym.core.trace import read_trace
 from turngym.envs.channels import TextChannel
-from turngym.envs.core.episode import SHORT, Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.task import ToolSpec
-from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
 
 OPEN = tuple(f"open door {n}" for n in range(1, 11))

@@ -33,8 +33,8 @@ from turngym.agents.evaluation.statistics import (
     t_quantile,
     upper_bound,
 )
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.task import Task, Verdict
 
 
 def episode(

@@ -15,9 +15,9 @@ from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, Playe
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout_sources import ExpertSource
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Status
+from turngym.core.errors import AgentError, TurngymError
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithms.sft import TRAIN_ON
 from turngym.trainers.batch import pack
 

@@ -33,7 +33,7 @@ from turngym.agents.evaluation.seeds import (
     spread_of,
 )
 from turngym.agents.evaluation.statistics import ScoreError, clustered, difference_bounds, t_quantile
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 
 def test_a_method_over_its_seeds_and_tasks_by_hand() -> None:

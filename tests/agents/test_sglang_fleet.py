@@ -13,7 +13,7 @@ import sglang_fake as fake
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import BadAnswer, ServerDown, ServerError, ServerSettings, error_text
-from turngym.envs.core.protocols import GenerateRequest
+from turngym.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
 QUICK, Words = fake.QUICK, fake.Words

@@ -22,7 +22,7 @@ from turngym.agents.servers.server_connection import (
     WrongWeights,
     seed_of,
 )
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw
 

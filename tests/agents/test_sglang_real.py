@@ -33,10 +33,10 @@ from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import ServerError, ServerSettings, SyncError
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
+from turngym.core.episode import Episode
+from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.trainers.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang

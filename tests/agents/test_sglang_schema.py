@@ -13,7 +13,7 @@ from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import seed_of
 from turngym.agents.servers.sglang_dialect import SglangDialect
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.protocols import GenerateRequest, Sampling
 
 DIALECT = SglangDialect()
 IDS = np.array([5, 6, 7, 8], np.int32)

@@ -19,7 +19,7 @@ from turngym.agents.servers.fleet import Fleet, WeightVersions
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import ServerError, SyncError, WrongWeights
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
-from turngym.envs.core.protocols import GenerateRequest, PartialFailure
+from turngym.core.protocols import GenerateRequest, PartialFailure
 
 FakeServer = fake.FakeServer
 QUICK = fake.QUICK

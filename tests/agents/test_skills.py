@@ -15,7 +15,7 @@ from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.skills import FILE, HINT_HEAD, SHIPPED, Skills, read_skills
 from turngym.agents.worlds.built_in import WORLDS
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.guard import guard_of
 
 

@@ -28,8 +28,8 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, read_exactly
 from turngym.agents.rendering.text_encoder import TextEncoder, reveal
-from turngym.envs.core.protocols import Generation, JudgeRequest
-from turngym.envs.core.task import ToolSpec
+from turngym.core.protocols import Generation, JudgeRequest
+from turngym.core.task import ToolSpec
 from turngym.envs.dialects import HERMES
 
 # the last one ends in a word, beside which a token that wants to be a single word is none

@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="judging is part of training")
 
 from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.sessions import Feedback
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import JudgeRequest, Judgment
+from turngym.core.episode import Episode
+from turngym.core.protocols import JudgeRequest, Judgment
 from turngym.trainers.judge_votes import ScoredTurns, UnreadVotes
 from turngym.trainers.live import judging as turn_judging
 from turngym.trainers.live.judging import SessionJudge, TurnJudging

@@ -31,7 +31,7 @@ from turngym.agents.servers.server_connection import (
 )
 from turngym.agents.servers.vllm_dialect import VllmDialect, VllmGroup
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
-from turngym.envs.core.protocols import PartialFailure
+from turngym.core.protocols import PartialFailure
 
 ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32)]
 PLACES = [np.array([2, 3, 4]), np.array([1])]

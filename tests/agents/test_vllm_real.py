@@ -32,8 +32,8 @@ from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import ServerError, ServerSettings
 from turngym.agents.servers.server_options import PolicyServer, TrainServers
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.envs.core.trace import read_trace
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.trace import read_trace
 from turngym.scripts import bench_rollout
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.run import train

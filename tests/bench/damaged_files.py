@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from tally import Tally
 
-from turngym.envs.core.errors import TurngymError
-from turngym.retrieval.core import RetrievalError
+from turngym.core.errors import RetrievalError, TurngymError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +57,8 @@ def write_trace(folder: Path) -> None:
 
 
 def read_trace(folder: Path) -> Reading:
-    from turngym.envs.core.trace import episode_to_json
-    from turngym.envs.core.trace import read_trace as read
+    from turngym.core.trace import episode_to_json
+    from turngym.core.trace import read_trace as read
 
     episodes, problems = read(folder / "t.jsonl")
     return Reading(items={e.task.task_id: _digest(episode_to_json(e)) for e in episodes}, problems=len(problems))
@@ -134,7 +133,7 @@ def _open_shop(folder: Path) -> Any:
 
 def write_model(folder: Path) -> None:
     from turngym.agents import load_world
-    from turngym.envs.core.files import write_sums
+    from turngym.core.files import write_sums
 
     shutil.copytree(load_world("alfworld").checkpoint("student"), folder / "model")
     write_sums(folder / "model")

@@ -20,8 +20,8 @@ import numpy as np
 import tyro
 from tally import Tally, cpu_spent, fault_table
 
-from turngym.envs.core.tables import markdown
-from turngym.envs.core.task import Verdict
+from turngym.core.tables import markdown
+from turngym.core.task import Verdict
 
 Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "servers"]
 

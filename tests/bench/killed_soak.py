@@ -30,7 +30,7 @@ from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.restore import restore
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.servers.weights import free_port
-from turngym.envs.core.trace import read_trace
+from turngym.core.trace import read_trace
 from turngym.trainers.checkpoint import list_checkpoints, read_state
 from turngym.trainers.metrics import iter_metrics
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from tally import Tally
 
-from turngym.envs.core.files import LOCK
-from turngym.envs.core.trace import episode_to_json, read_trace
+from turngym.core.files import LOCK
+from turngym.core.trace import episode_to_json, read_trace
 
 # --- Commands in processes of their own
 

@@ -32,8 +32,8 @@ from malformed_requests import KINDS, SILENT, Route, malformed
 from tally import Tally, cpu_spent
 
 from turngym.agents import load_world
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, markdown
+from turngym.core.errors import TurngymError
+from turngym.core.tables import Table, markdown
 
 # --- What one server did
 

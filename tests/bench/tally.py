@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turngym.envs.core.tables import Table
+from turngym.core.tables import Table
 from turngym.scripts.bench_server import cpu_seconds
 
 

@@ -22,8 +22,8 @@ from hostile_server import HEAD, MISCHIEF, Hostile, Send, hostile_server
 from killed_work import Done, Started
 
 from turngym.agents.proxy.turn_records import Recorder, read_records
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.guard import ActionGuard
 
 

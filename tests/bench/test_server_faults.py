@@ -11,7 +11,7 @@ pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 from malformed_requests import KINDS, Route, malformed
 from server_faults import ServerRow, Usage, run_server_faults, server_table
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 ROUTES = (Route(method="POST", path="/x", body={"a": "b", "c": 1}), Route(method="GET", path="/y", form=True))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from turngym.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.base import Outcome, TextEnv
-from turngym.envs.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.registration import register
 
 TOY_ID = "turngym-test/Toy-v0"

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngym.core.errors import TurngymError
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import (
     Channel,
     Parsed,
@@ -19,8 +21,6 @@ from turngym.envs.channels import (
     make_channel,
     split_thought,
 )
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(
     name="toy_step",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.core.errors import TurngymError
+from turngym.core.task import content_hash
 from turngym.envs.base import Outcome, ResetNeeded
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import content_hash
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import EnvContract
 

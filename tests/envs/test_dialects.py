@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngym.core.errors import TurngymError
+from turngym.core.task import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel, make_channel
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.tool_calls import STYLES, THINK, Call, read_calls
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngym.core.task import Task, ToolSpec
 from turngym.envs.base import Outcome, TextEnv, quote
-from turngym.envs.core.task import Task, ToolSpec
 from turngym.envs.guard import ActionGuard
 from turngym.envs.lookalikes import LONGEST, alike, is_invisible, plain, shown
 from turngym.envs.reading import read_action

@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from turngym.core.errors import TurngymError
+from turngym.core.files import FolderInUseError
+from turngym.core.task import Task
 from turngym.envs import panels
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import FolderInUseError
-from turngym.envs.core.task import Task
 from turngym.envs.panels import (
     Panel,
     PanelError,

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.reading import read_action
 from turngym.scripts.main import main

@@ -10,8 +10,8 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import ToolSpec
+from turngym.core.errors import TurngymError
+from turngym.core.task import ToolSpec
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.guard import ActionGuard
 from turngym.envs.search.turn_protocol import INVALID

@@ -11,7 +11,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from turngym.envs import ActionGuard, TextVectorEnv, TurngymError, make_env, panel_of_env, register
+from turngym.core import TurngymError
+from turngym.envs import ActionGuard, TextVectorEnv, make_env, panel_of_env, register
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.priors import SMALL
 from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import expect
 

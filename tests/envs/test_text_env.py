@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from turngym.core.errors import TaskError, TurngymError
+from turngym.core.task import content_hash
 from turngym.envs.base import ResetNeeded, quote
-from turngym.envs.core.errors import TaskError, TurngymError
-from turngym.envs.core.task import content_hash
 from turngym.envs.testing import expect
 
 

@@ -14,10 +14,10 @@ from web_browser import Browser, find_browser
 from turngym.agents import play_episodes
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.agents.worlds import load_world
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import Task, Verdict
-from turngym.envs.core.trace import TraceWriter
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceWriter
 from turngym.scripts import trace
 from turngym.scripts.trace import Select
 from turngym.scripts.trace_pages import PAGE, write_page

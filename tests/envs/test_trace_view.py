@@ -12,9 +12,9 @@ import pytest
 from servers import running
 
 from turngym.agents.serving import DrainingServer, page_front
-from turngym.envs.core.episode import Episode, Status, TopK, Turn
-from turngym.envs.core.task import Task, Verdict
-from turngym.envs.core.trace import TraceError, TraceWriter, episode_to_json
+from turngym.core.episode import Episode, Status, TopK, Turn
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceError, TraceWriter, episode_to_json
 from turngym.scripts.main import main
 from turngym.scripts.trace import open_runs
 from turngym.scripts.trace_pages import VERDICTS, Query, TraceIndex, create_app, index_trace

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.testing import expect
 from turngym.envs.vector import TextVectorEnv
 

@@ -10,7 +10,7 @@ from chat_server import Recorded
 
 from turngym.agents import evaluate
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 
 PANEL = "alfworld-quickstart"
 OPTIONS = {"limit": 6, "max_turns": 12}

@@ -21,8 +21,8 @@ from inspect_ai.tool import ToolCall
 
 from turngym.agents.adapters.inspect_ai import panel_task
 from turngym.agents.evaluation.compare import rescore
-from turngym.envs.core.errors import EnvBackendError, TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import EnvBackendError, TurngymError
+from turngym.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 ANSWERS: dict[str, Callable[..., ModelOutput]] = {}

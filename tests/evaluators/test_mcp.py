@@ -17,7 +17,7 @@ from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
-from turngym.envs.core.trace import read_trace
+from turngym.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 

@@ -22,7 +22,7 @@ from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.live.run import build
 

@@ -12,7 +12,7 @@ from evaluator_commands import on_panel, vf_eval
 
 pytest.importorskip("verifiers.v1", reason="needs the extra turngym[verifiers]")
 
-from turngym.envs.core.trace import read_trace
+from turngym.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 

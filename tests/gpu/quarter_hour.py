@@ -37,7 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.worlds import load_world  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts.bench_episodes import MadeUpTurn, made_up_turns, random_ids  # noqa: E402
 from turngym.scripts.bench_gpu import GpuBench, clock, matmul_rate, play, training_step  # noqa: E402
 from turngym.scripts.bench_rollout import KeptCache  # noqa: E402

@@ -12,7 +12,7 @@ import import_graph
 import pytest
 from import_graph import ROOMS, ROOT
 
-FLOORS = ("retrieval", "envs", "agents", "trainers", "scripts")
+FLOORS = ("core", "retrieval", "envs", "agents", "trainers", "scripts")
 """From the lowest to the highest; a room imports itself and lower ones."""
 LONGEST_CHAIN = 16
 """Files in the longest chain of imports, package files left out."""
@@ -25,6 +25,7 @@ PART_MAY_USE = {
     "visitors": {"flask"},
 }
 """What a single environment, or a file, may import besides: small libraries, or extras where they are asked for."""
+CORE_MAY_USE = {"cloudpickle", "filelock", "httpx", "huggingface_hub", "lazy_loader", "numpy", "rich"}
 RETRIEVAL_MAY_USE = {
     "cloudpickle",
     "cachetools",
@@ -40,9 +41,6 @@ RETRIEVAL_MAY_USE = {
     "huggingface_hub",
     "rich",
 }
-
-
-FOR_ALL = ("turngym.retrieval.user_files", "turngym.retrieval.named_module", "turngym.retrieval.redaction")
 
 
 def room_of(name: str) -> tuple[str, str]:
@@ -65,22 +63,19 @@ def problem(room: str, part: str, name: str) -> str | None:
         return "there is no such room"
     if FLOORS.index(other) > FLOORS.index(room):
         return f"{room} is below {other}"
-    if room == "envs" and name.startswith(FOR_ALL):
-        return None  # which path or module a text means, how a text is cut: one answer for every room
     if room == "envs" and other == "retrieval":
-        return None if part in (*ENV_PACKAGES, "core", "panels") else "only environments, panels and the kernel need it"
+        return None if part in (*ENV_PACKAGES, "panels") else "only environments and panels need it"
     if room == "envs" and inside in ENV_PACKAGES and part != inside:
         return f"envs.{part} may not know the environment {inside}"
-    if room == "envs" and part == "core" and inside != "core":
-        return "the kernel needs nothing else of envs"
     return None
 
 
 def _foreign(room: str, part: str, top: str) -> str | None:
-    if top in sys.stdlib_module_names or room not in ("envs", "retrieval"):
+    if top in sys.stdlib_module_names or room not in ("core", "envs", "retrieval"):
         return None
-    if room == "retrieval":
-        return None if top in RETRIEVAL_MAY_USE else f"retrieval may only import {', '.join(sorted(RETRIEVAL_MAY_USE))}"
+    if room != "envs":
+        allowed = CORE_MAY_USE if room == "core" else RETRIEVAL_MAY_USE
+        return None if top in allowed else f"{room} may only import {', '.join(sorted(allowed))}"
     if top in ENVS_MAY_USE or top in PART_MAY_USE.get(part, ()):
         return None
     return f"envs may only import the standard library, {', '.join(sorted(ENVS_MAY_USE))}"
@@ -154,11 +149,11 @@ def test_what_counts_as_a_cut(code: str, found: bool) -> None:
 
 
 def test_no_text_is_cut_for_a_message_before_it_is_redacted() -> None:
-    """`turngym.retrieval.redaction.excerpt` is the only cut: whoever cuts a key first hides most of it no more."""
+    """`turngym.core.redaction.excerpt` is the only cut: whoever cuts a key first hides most of it no more."""
     wrong = [
         f"{path.relative_to(ROOT)}, line {line}"
         for module, path in import_graph.modules().items()
-        if module != "turngym.retrieval.redaction"
+        if module != "turngym.core.redaction"
         for line in cuts(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not wrong, "\n".join(wrong)
@@ -187,7 +182,7 @@ def unbounded_json(tree: ast.AST) -> Iterator[int]:
 
 
 def test_json_of_strangers_is_read_where_nesting_is_no_surprise() -> None:
-    """`turngym.retrieval.user_files.json_of` and `json_file` say ValueError; a stranger's file is no traceback."""
+    """`turngym.core.user_files.json_of` and `json_file` say ValueError; a stranger's file is no traceback."""
     assert list(unbounded_json(ast.parse("json.loads(text)"))) == [1]
     assert not list(unbounded_json(ast.parse("try: json.loads(text)\nexcept (ValueError, RecursionError): pass")))
     assert list(unbounded_json(ast.parse("try: json.loads(text)\nexcept ValueError: pass"))) == [1]
@@ -262,20 +257,21 @@ def test_the_bottom_of_trainers_stays_at_the_bottom() -> None:
 @pytest.mark.parametrize(
     ("room", "part", "name"),
     [
-        ("envs", "core", "torch"),
+        ("core", "files", "torch"),
         ("envs", "alfworld", "torch.nn"),
-        ("envs", "core", "envs.core"),
+        ("core", "files", "core.task"),
         ("envs", "guard", "turngym.agents.playing.agent"),
         ("envs", "base", "turngym.envs.alfworld.env"),
         ("envs", "trace", "turngym.retrieval.index"),
         ("envs", "webshop", "textworld"),
         ("agents", "rollout", "turngym.trainers.batch"),
         ("trainers", "loop", "turngym.scripts.main"),
-        ("envs", "core", "turngym.envs.guard.ActionGuard"),
+        ("core", "files", "turngym.envs.guard.ActionGuard"),
+        ("core", "files", "turngym.retrieval.bm25"),
         ("envs", "guard", "turngym.retrieval.bm25"),
         ("agents", "agent", "turngym.scripts.main"),
         ("agents", "agent", "agents.rollout"),
-        ("retrieval", "index", "turngym.envs.core.task"),
+        ("retrieval", "index", "turngym.envs.panels"),
         ("scripts", "eval", "turngym.env.core"),
         ("scripts", "eval", "tests.conftest"),
     ],
@@ -287,14 +283,15 @@ def test_the_rules_forbid(room: str, part: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("room", "part", "name"),
     [
-        ("envs", "core", "json"),
+        ("core", "files", "json"),
+        ("retrieval", "index", "turngym.core.task.Task"),
         ("envs", "vector", "gymnasium.vector"),
         ("envs", "alfworld", "turngym.envs.base.TextEnv"),
         ("envs", "alfworld", "textworld.core"),
         ("envs", "search", "turngym.retrieval.bm25"),
         ("agents", "rollout", "turngym.envs.guard.ActionGuard"),
         ("trainers", "loop", "turngym.agents.playing.rollout"),
-        ("trainers", "loop", "turngym.envs.core.episode.Episode"),
+        ("trainers", "loop", "turngym.core.episode.Episode"),
         ("trainers", "loop", "torch"),
         ("scripts", "train", "turngym.trainers.train_loop"),
     ],

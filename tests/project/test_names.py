@@ -142,7 +142,7 @@ def vocabulary() -> frozenset[str]:
 
 
 def exists(dotted: str) -> bool:
-    """Whether `turngym.envs.core.task.Task.sha256` or `envs.core.task.Task` leads to something."""
+    """Whether `turngym.core.task.Task.sha256` or `core.task.Task` leads to something."""
     parts = dotted.removeprefix("turngym.").split(".")
     here = "turngym"
     for place, part in enumerate(parts):
@@ -181,12 +181,12 @@ def test_what_prose_names_is_there(paths: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("`envs.core.protocols.Policy` and turngym.envs.core.task.Task.sha256 in envs/core/task.py", []),
+        ("`core.protocols.Policy` and turngym.core.task.Task.sha256 in core/task.py", []),
         (
             "`envs.protocols.Policy`, agents.executor.core.Workers",
             ["envs.protocols.Policy", "agents.executor.core.Workers"],
         ),
-        ("envs.core.task.Task.sha512", ["envs.core.task.Task.sha512"]),
+        ("core.task.Task.sha512", ["core.task.Task.sha512"]),
         ("see `serve/fronts.py`, ../docs/none.md and task.py", ["serve/fronts.py", "docs/none.md"]),
         ("`kd_" + "signals` weighs, `RolloutBatch` packs, `some value` is free", ["kd_" + "signals"]),
         ("`EpisodeFilter.no_" + "such_thing()`", ["EpisodeFilter.no_" + "such_thing()"]),
@@ -196,7 +196,7 @@ def test_a_name_that_is_not_there_is_found(text: str, wrong: list[str]) -> None:
     assert lost(text) == wrong
 
 
-@pytest.mark.parametrize("room", ["envs", "agents", "trainers", "retrieval"])
+@pytest.mark.parametrize("room", ["core", "envs", "agents", "trainers", "retrieval"])
 def test_public_names_are_defined(room: str) -> None:
     """A name that the stub lists and its module lacks would fail at the first use, and in the API pages."""
     tree = ast.parse((ROOT / room / "__init__.pyi").read_text(encoding="utf-8"))

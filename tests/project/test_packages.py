@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from import_graph import ROOMS
 from wheels import clean_venv, turngym_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
 ROOT_PACKAGE = ROOT / "scripts" / "turngym"
 """`turngym` itself: the version and `python -m turngym`."""
 HUB = ROOT / "agents" / "adapters" / "hub"
@@ -109,7 +109,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     ]
     assert all(installed(path) in names for path in data), "a data file is not packaged"
     assert not [
-        name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
+        name for name in names if re.match(r"(core|envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
     ]
 
 
@@ -120,7 +120,7 @@ import turngym
 here = str(pathlib.Path(sys.prefix).resolve())
 assert turngym.__version__[0].isdigit(), turngym.__version__
 assert [str(pathlib.Path(path).resolve()).startswith(here) for path in turngym.__path__] == [True], turngym.__path__
-for name in ("envs", "agents", "trainers", "retrieval", "scripts", "turngym.tests"):
+for name in ("core", "envs", "agents", "trainers", "retrieval", "scripts", "turngym.tests"):
     assert importlib.util.find_spec(name) is None, name + " is importable under its bare name"
 for module in pkgutil.walk_packages(turngym.__path__, "turngym."):
     if module.name.endswith(".__main__"):

@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import ALL_WORLDS, WORLDS, load_world
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.trace import read_trace
 from turngym.envs.panels import load_panel
 from turngym.scripts import main, quickstart, train
 from turngym.scripts.quickstart import Plan, Quickstart

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from import_graph import ROOMS
 from wheels import ROOT, clean_copy, tracked
 
 from turngym.agents.worlds import REAL_WORLDS, WORLDS, load_world
 from turngym.agents.worlds.worlds import CHECKPOINTS
 
-ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
 UNBOUNDED = {
     "regex": "its versions are dates",
     "pyarrow": "a major version every quarter, by the calendar; reading and writing Parquet has stayed as it was",
@@ -202,9 +202,7 @@ def test_the_card_of_an_adapter_says_what_it_is(name: str, role: str) -> None:
 def test_every_file_is_declared_or_only_for_a_checkout() -> None:
     """Nothing lies in a package that the wheel neither has nor leaves out on purpose."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    declared = {
-        path for room in ("envs", "agents", "trainers", "retrieval", "scripts") for path in declared_in(room, tool)
-    }
+    declared = {path for room in ROOMS for path in declared_in(room, tool)}
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
     if listed == [""]:
         pytest.skip("not a checkout of git")

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+from import_graph import ROOMS, ROOT
 
 
 def read(path: Path) -> str:
@@ -70,7 +68,7 @@ ENTRIES = {
 
 @cache
 def docstrings() -> tuple[tuple[str, str], ...]:
-    """(place, text) of every docstring of the five rooms, those of settings included, spaces joined."""
+    """(place, text) of every docstring of all rooms, those of settings included, spaces joined."""
     found = []
     for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(read(path))):
@@ -188,7 +186,7 @@ def test_functions_exist(name: str) -> None:
 @cache
 def train_options() -> dict[str, Any]:
     """`--name` -> type of every option of `turngym train`; `name` where only a file has it."""
-    from turngym.envs.core.settings import settings_of
+    from turngym.core.settings import settings_of
     from turngym.scripts.command_line import flag
     from turngym.trainers.algorithm import BUILT_IN
     from turngym.trainers.train_config import config_class

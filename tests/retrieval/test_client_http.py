@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from servers import Answer, JsonServer
 
-from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
+from turngym.core.errors import RetrievalError
+from turngym.core.outgoing import address_problem
+from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_retriever import Breaker
-from turngym.retrieval.outgoing import address_problem
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply
 
 pytest.importorskip("httpx", reason="the client needs turngym[serve]")

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import sealed
 from turngym.retrieval import corpus as corpus_module
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore, corpus_sha256, read_corpus
-from turngym.retrieval.mapped import sealed
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.retrieval.core import Passage
 
 faiss = pytest.importorskip("faiss")
 

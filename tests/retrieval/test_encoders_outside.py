@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.retrieval.core import RetrievalError
+from turngym.core.errors import RetrievalError
 from turngym.retrieval.encoders import find_encoder
 
 pytest.importorskip("faiss")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.retrieval.core import Hit, Passage
 from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
 

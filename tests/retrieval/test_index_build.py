@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.retrieval.core import Passage, RetrievalError
+from turngym.core.errors import RetrievalError
+from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError
 
 pytest.importorskip("faiss")

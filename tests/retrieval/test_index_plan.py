@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngym.core.errors import RetrievalError
 from turngym.retrieval import index_costs
-from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.index_costs import advice, choices, clusters_for, plan_table, show_time
 
 

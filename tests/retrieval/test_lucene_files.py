@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turngym.core.errors import RetrievalError
+from turngym.core.mapped import describe_files, sealed
 from turngym.retrieval import lucene_build as build
 from turngym.retrieval import lucene_postings as files
 from turngym.retrieval import lucene_postings as parts
 from turngym.retrieval import lucene_postings as query
 from turngym.retrieval.bm25 import LuceneIndex
-from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.mapped import describe_files, sealed
 
 DOCS = [(f"d{row * 37 % 101:03}", f"red shirt w{row % 9} w{row % 4} " + "blue " * (row % 5)) for row in range(100)]
 QUERIES = ["red", "blue shirt", "w3 w1 blue", "w8 w8", "nothing"]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.core.errors import RetrievalError
 from turngym.retrieval import lucene_postings as query
 from turngym.retrieval.bm25 import LuceneIndex
-from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene_postings import LENGTHS, encode_lengths
 from turngym.retrieval.lucene_text import analyze
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from turngym.core.errors import RetrievalError
 from turngym.retrieval.batching import ProcessRetriever
-from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
+from turngym.retrieval.core import RetrieverUnavailable
 
 MODULE = """
 import os, time
-from turngym.retrieval.core import Hit, Passage, RetrievalError, RetrieverUnavailable
+from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
+from turngym.core.errors import RetrievalError
 
 class Toy:
     def __init__(self, parent, fingerprint):

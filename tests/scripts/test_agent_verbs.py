@@ -11,7 +11,7 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents import evaluate
-from turngym.envs.core.trace import read_trace
+from turngym.core.trace import read_trace
 from turngym.envs.panels import collect_tasks, make_panel, write_panel
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import play, report, rollout

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from sglang_model import ModelServer  # noqa: E402
 
-from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows  # noqa: E402
 from turngym.trainers.training_costs import (  # noqa: E402
     chip_named,

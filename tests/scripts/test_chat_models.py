@@ -9,7 +9,7 @@ import pytest
 import transformers
 from families import family_tokenizer
 
-from turngym.envs.core.trace import read_trace
+from turngym.core.trace import read_trace
 from turngym.scripts import main
 
 

@@ -14,10 +14,10 @@ from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.env_maker import EnvOptions
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.provenance import write_config
-from turngym.envs.core.settings import SettingsError, from_table, read_toml
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import write_config
+from turngym.core.settings import SettingsError, from_table, read_toml
+from turngym.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
 from turngym.scripts.command_line import parse

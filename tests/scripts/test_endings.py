@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.trace import read_trace
 from turngym.scripts import main as command
 from turngym.scripts.main import VERBS, Terminated, exit_status, main, resume_hint, system_failure
 

@@ -14,7 +14,7 @@ import torch
 import toy_run as toy
 
 from turngym.agents import evaluate
-from turngym.envs import RolloutRequest
+from turngym.core import RolloutRequest
 from turngym.trainers import LocalScorer, pack
 from turngym.trainers.targets import label_logprobs
 

@@ -15,12 +15,12 @@ import pytest
 from turngym.agents.evaluation.compare import rescore as rescored
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
-from turngym.envs.core import trace as traces
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import write_json
-from turngym.envs.core.task import Task, Verdict
-from turngym.envs.core.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
+from turngym.core import trace as traces
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.tables import write_json
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 

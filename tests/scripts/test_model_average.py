@@ -14,7 +14,7 @@ from turngym.agents import evaluate, load_world  # noqa: E402
 from turngym.agents.evaluation.compare import compare_recorded, rescore  # noqa: E402
 from turngym.agents.evaluation.packed import check_result, first_difference, pack_result  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
-from turngym.envs.core.errors import ModelError  # noqa: E402
+from turngym.core.errors import ModelError  # noqa: E402
 from turngym.scripts.main import main  # noqa: E402
 from turngym.scripts.model import average  # noqa: E402
 from turngym.trainers import train  # noqa: E402

@@ -12,8 +12,8 @@ import pytest
 
 import turngym
 from turngym.agents import evaluate, play_episodes
-from turngym.envs.core.errors import TurngymError, known_as
-from turngym.retrieval.redaction import Keys, redacted
+from turngym.core.errors import TurngymError, known_as
+from turngym.core.redaction import Keys, redacted
 from turngym.scripts.main import main
 
 PANEL = "alfworld-quickstart"

@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="the options of the proxy need turngym[train
 from other_values import other_value
 
 from turngym.agents.agent_options import AgentOptions
-from turngym.envs.core.needed import check_needed, needed_keys, needs_of
-from turngym.envs.core.settings import FLAT, Needs, SettingsError, inner_groups, settings_of
+from turngym.core.needed import check_needed, needed_keys, needs_of
+from turngym.core.settings import FLAT, Needs, SettingsError, inner_groups, settings_of
 from turngym.scripts import bench, command_line, serve
 from turngym.scripts import main as command
 from turngym.scripts.study import main as study

@@ -16,8 +16,8 @@ import pytest
 import tyro
 
 import turngym.scripts
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import Range, Setting, SettingsError, check_numbers, from_table, read_toml, settings_of
+from turngym.core.errors import TurngymError
+from turngym.core.settings import Range, Setting, SettingsError, check_numbers, from_table, read_toml, settings_of
 from turngym.scripts import command_line, train
 from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN

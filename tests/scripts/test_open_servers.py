@@ -20,8 +20,8 @@ from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.servers.open_servers import eval_policy, load_outside, teacher_scorer, train_policy
 from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.server_options import PolicyServer, TrainServers
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.trainers.scorer import ModelWeights
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, "hidden_size": 16}

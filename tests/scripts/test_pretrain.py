@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts import main
 from turngym.scripts.command_line import sft_argv
 from turngym.scripts.pretrain import pretrain

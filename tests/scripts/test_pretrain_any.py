@@ -15,7 +15,7 @@ from turngym.agents.models import load_policy
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.any_world import AnyWorld, learn_phrases
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts import main
 from turngym.trainers.metrics import read_metrics
 

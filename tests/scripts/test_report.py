@@ -22,9 +22,9 @@ import pytest
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.task import Task, Verdict
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run

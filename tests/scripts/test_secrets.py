@@ -20,12 +20,12 @@ from turngym.agents import evaluate
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.servers.server_options import TrainServers
 from turngym.agents.worlds import load_world
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import locked_folder
-from turngym.envs.core.provenance import write_config
-from turngym.envs.core.secrets import recorded_command
-from turngym.envs.core.settings import read_toml
-from turngym.retrieval.redaction import redacted
+from turngym.core.errors import TurngymError
+from turngym.core.files import locked_folder
+from turngym.core.provenance import write_config
+from turngym.core.redaction import redacted
+from turngym.core.secrets import recorded_command
+from turngym.core.settings import read_toml
 from turngym.scripts.main import main
 
 MARK = "S3CRETMARK"

@@ -9,7 +9,7 @@ import pytest
 
 from turngym.agents.access import Access, is_loopback
 from turngym.agents.serving import access_of
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 
 AGENTS = Path(__file__).parents[2] / "agents"
 HERE = Access(host="127.0.0.1")

@@ -24,7 +24,7 @@ pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 from turngym.agents.client_keys import ClientKeys  # noqa: E402
 from turngym.agents.serving import DrainingServer, Front, Timeouts, page_front, room  # noqa: E402
 from turngym.agents.serving_asgi import CLIENT, AsgiServer, JsonBodies, KeyedClients  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"

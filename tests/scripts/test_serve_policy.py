@@ -22,7 +22,7 @@ from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess,
 from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.server_launch import KEY, LocalOnly, load_access
 from turngym.agents.servers.weights import free_port
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts.main import main
 
 CHILD = """

@@ -25,8 +25,8 @@ from proxy_run import options, play  # noqa: E402
 
 from turngym.agents.agent_options import JudgeOptions  # noqa: E402
 from turngym.agents.proxy.turn_records import read_records  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.envs.core.trace import read_trace  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
+from turngym.core.trace import read_trace  # noqa: E402
 from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402

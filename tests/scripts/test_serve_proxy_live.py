@@ -22,7 +22,7 @@ from sglang_model import ModelServer  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.servers.server_options import TrainServers  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
 from turngym.trainers.live.run import build  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402

@@ -25,8 +25,8 @@ from turngym.agents.proxy.config import ProxySettings  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.chat_settings import ChatSettings  # noqa: E402
 from turngym.agents.servers.server_options import TrainServers  # noqa: E402
-from turngym.envs.core.errors import ModelError  # noqa: E402
-from turngym.envs.core.files import weights_hash  # noqa: E402
+from turngym.core.errors import ModelError  # noqa: E402
+from turngym.core.files import weights_hash  # noqa: E402
 from turngym.trainers.checkpoint import latest_model  # noqa: E402
 from turngym.trainers.lora import LoraConfig, merged  # noqa: E402
 from turngym.trainers.run_config import OptimizerConfig  # noqa: E402

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.worlds.built_in import WORLDS
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError
+from turngym.core.errors import TurngymError
+from turngym.core.settings import SettingsError
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, built_in, cells_of, read_study_file
 from turngym.trainers.algorithm import FixedDepth

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import study_records
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records

@@ -14,8 +14,8 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import check_result, play_again
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.episode import Status
-from turngym.envs.core.trace import TraceWriter, iter_episodes
+from turngym.core.episode import Status
+from turngym.core.trace import TraceWriter, iter_episodes
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, turn_sums

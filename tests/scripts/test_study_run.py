@@ -16,9 +16,9 @@ import pytest
 import study_records
 
 from turngym.agents.evaluation.packed_file import read_result
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import locked_file
-from turngym.envs.core.settings import read_toml
+from turngym.core.errors import TurngymError
+from turngym.core.files import locked_file
+from turngym.core.settings import read_toml
 from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts import jobs as running
 from turngym.scripts.jobs import Job

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from openai_fake import FakeOpenAI, served
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts.study.run import run_study
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import read_records

@@ -14,7 +14,7 @@ import pytest
 import study_records
 
 from turngym.agents.evaluation.seeds import over_seeds
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study import results, tables

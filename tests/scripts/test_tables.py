@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from turngym.agents import evaluate
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import print_table, stacked
+from turngym.core.errors import TurngymError
+from turngym.core.tables import print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
 from turngym.trainers.training_costs import SHAPES, config_of

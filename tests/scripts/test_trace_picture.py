@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from turngym.agents import evaluate
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import Episode
+from turngym.core.trace import read_trace
 from turngym.scripts.main import main
 from turngym.scripts.trace_picture import frames
 

@@ -11,9 +11,9 @@ import torch
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.core.errors import TurngymError
+from turngym.core.settings import SettingsError, read_toml, settings_of
 from turngym.envs.alfworld.priors import SMALL, vocabulary
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError, read_toml, settings_of
 from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import LOCK, FolderInUseError, locked_file, locked_folder
+from turngym.core.errors import TurngymError
+from turngym.core.files import LOCK, FolderInUseError, locked_file, locked_folder
 
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -50,7 +50,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     """As an orphaned worker would after kill -9 of its parent."""
     code = """if True:
         import os, sys, time
-        from turngym.envs.core.files import locked_folder
+        from turngym.core.files import locked_folder
         with locked_folder(sys.argv[1]):
             if not os.fork():
                 print("ready", flush=True)

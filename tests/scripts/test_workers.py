@@ -11,9 +11,9 @@ import pytest
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.rollout import rollout
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.trace import read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import rollout as rollout_verb
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import PluginError, find
+from turngym.core.errors import TurngymError
+from turngym.core.named_module import import_named
+from turngym.core.plugins import PluginError, find
 from turngym.envs.panels import PanelError, load_panel, panel_of_env, write_panel
 from turngym.envs.registration import require_env
 from turngym.retrieval.encoders import find_encoder
-from turngym.retrieval.named_module import import_named
 
 LAMPS = Path(__file__).resolve().parents[1] / "support" / "lamps_env.py"
 

@@ -10,7 +10,7 @@ from typing import Any
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 
 SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
 EXPERT = ExpertAgent(noise=0.4)

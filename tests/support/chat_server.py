@@ -8,7 +8,7 @@ from typing import Any
 
 from openai_fake import Body, FakeOpenAI, Fault, error, served
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 
 
 class Recorded:

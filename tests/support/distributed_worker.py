@@ -20,8 +20,8 @@ from distributed_cases import command
 
 from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.distributed import distribute_trainer, open_ranks
 from turngym.trainers.ranks import Ranks

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.protocols import GenerateRequest, Sampling
 
 # products of small models are fastest in one thread, and always the same
 torch.set_num_threads(1)

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from turngym.envs import Outcome, Task, TextEnv, ToolSpec, Verdict, content_hash, register
+from turngym.core import Task, ToolSpec, Verdict, content_hash
+from turngym.envs import Outcome, TextEnv, register
 
 HANGING = threading.Event()
 """Set by a test at its end, so that the threads that hang here end."""

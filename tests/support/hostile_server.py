@@ -18,10 +18,10 @@ from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
-from turngym.envs.core.protocols import JudgeRequest
+from turngym.core.outgoing import LoopThread
+from turngym.core.protocols import JudgeRequest
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.http_retriever import HttpRetriever
-from turngym.retrieval.outgoing import LoopThread
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+ROOMS = ("core", "envs", "agents", "trainers", "retrieval", "scripts")
 Graph = Mapping[str, frozenset[str]]
 
 

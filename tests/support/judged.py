@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import JudgeRequest, Judgment
+from turngym.core.episode import Episode
+from turngym.core.protocols import JudgeRequest, Judgment
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from turngym.envs import Outcome, Task, TaskError, TextEnv, ToolSpec, Verdict, content_hash, register
+from turngym.core import Task, TaskError, ToolSpec, Verdict, content_hash
+from turngym.envs import Outcome, TextEnv, register
 
 ROOMS = ("kitchen", "cellar", "attic", "study")
 COLORS = ("red", "green", "blue")

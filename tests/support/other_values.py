@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from turngym.envs.core.settings import Setting
+from turngym.core.settings import Setting
 
 OTHER: Mapping[str, Any] = {
     "reference_rate": 0.5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 
 LIMIT = 3
 

@@ -16,9 +16,9 @@ from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.openai_api import read_request
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.protocols import GenerateRequest, Generation, Watch
+from turngym.core.task import Task, Verdict
 
 
 class EchoPolicy:

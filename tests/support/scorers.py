@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.episode import TopK
+from turngym.core.episode import TopK
 
 
 @dataclass(frozen=True)

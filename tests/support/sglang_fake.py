@@ -11,7 +11,7 @@ import numpy as np
 from servers import Answer, JsonServer
 
 from turngym.agents.servers.server_connection import Draw, Score, ServerSettings
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.protocols import GenerateRequest, Sampling
 
 VOCABULARY = 40
 END = 1

@@ -20,7 +20,7 @@ from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import load_model
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.rendering.stop_text import StopText
-from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.protocols import GenerateRequest, Generation, Sampling
 
 
 @dataclass

@@ -11,8 +11,8 @@ import pytest
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.alfworld.priors import SMALL, vocabulary
-from turngym.envs.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from turngym.envs.core.episode import Episode, Origin, Status, Turn
-from turngym.envs.core.protocols import EvalPoint
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Origin, Status, Turn
+from turngym.core.protocols import EvalPoint
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.task import Task, Verdict
 from turngym.trainers.algorithm import BuildContext, Targets
 from turngym.trainers.algorithms import sft, turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig

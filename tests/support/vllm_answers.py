@@ -17,7 +17,7 @@ import numpy as np
 
 from turngym.agents.servers.server_connection import Draw, Score
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.envs.core.protocols import Sampling
+from turngym.core.protocols import Sampling
 
 FILE = Path(__file__).with_suffix(".json")
 KEPT = {"model_config": ("dtype", "logprobs_mode"), "parallel_config": ("world_size", "data_parallel_size")}

@@ -24,12 +24,12 @@ from turngym.agents.models import load_model
 from turngym.agents.playing.env_maker import EnvSpec, env_maker
 from turngym.agents.playing.rollout import STATES, Job, rollout
 from turngym.agents.playing.scripted import ReplayAgent
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.loops import LOOP, loop_end
-from turngym.envs.core.strict_json import json_object
-from turngym.envs.core.tables import print_table
-from turngym.envs.core.trace import read_episodes
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.loops import LOOP, loop_end
+from turngym.core.strict_json import json_object
+from turngym.core.tables import print_table
+from turngym.core.trace import read_episodes
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.scorer import LocalScorer
 

@@ -15,9 +15,9 @@ from tests.support.toy_run import PROMPT, RESPONSE, VOCAB, episode, tiny  # noqa
 from turngym.agents.playing.env_maker import env_maker  # noqa: E402
 from turngym.agents.playing.rollout import Job, rollout  # noqa: E402
 from turngym.agents.playing.scripted import ReplayAgent  # noqa: E402
-from turngym.envs.core.episode import Episode, Status  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.envs.core.loops import loop_end  # noqa: E402
+from turngym.core.episode import Episode, Status  # noqa: E402
+from turngym.core.errors import TurngymError  # noqa: E402
+from turngym.core.loops import loop_end  # noqa: E402
 from turngym.envs.guard import guard_of  # noqa: E402
 from turngym.trainers.batch import pack  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402

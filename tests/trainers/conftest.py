@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status, Turn
+from turngym.core.task import Task, Verdict
 
 
 def build_episode(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

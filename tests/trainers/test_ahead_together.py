@@ -12,7 +12,7 @@ import pytest
 import torch
 from thread_ranks import in_ranks
 
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.distributed import PlayedAheadTogether, SharedSource
 from turngym.trainers.ranks import DistributedError

@@ -10,9 +10,9 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.core.episode import EpisodeError, check_numbers
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import EpisodeError, check_numbers
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
 from turngym.trainers.algorithms import grpo, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack

@@ -12,8 +12,8 @@ import torch
 import toy_run as toy
 from tiny_runs import untimed
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.metrics import SOME_METRICS

@@ -13,10 +13,10 @@ from tiny_runs import break_off, untimed
 from turngym.agents.executor import worker_count as automatic
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.workers import CancellableRollout
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.settings import read_toml
-from turngym.envs.core.trace import read_episodes
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.settings import read_toml
+from turngym.core.trace import read_episodes
 from turngym.scripts import train
 from turngym.trainers.run import build_trainer
 from turngym.trainers.schedule import AsyncRollout

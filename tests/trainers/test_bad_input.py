@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import toy_run as toy
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode
+from turngym.core.task import Verdict
 from turngym.trainers.algorithm import BuildContext, Scorers
 from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule

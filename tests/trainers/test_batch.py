@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.task import Verdict
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
 from turngym.trainers.microbatch import micro_batches, passes

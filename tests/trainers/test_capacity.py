@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from turngym.agents.local_engine import decoder  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.core.errors import ModelError, TurngymError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.core.errors import ModelError, TurngymError  # noqa: E402
+from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
 from turngym.trainers.models import RECOMPUTATION  # noqa: E402

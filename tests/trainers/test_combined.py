@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scorers import Slope
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage, combined_advantage
 from turngym.trainers.batch import pack

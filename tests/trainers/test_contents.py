@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_runs import save_tiny
 
-from turngym.envs.core.settings import read_toml
+from turngym.core.settings import read_toml
 from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts.main import main
 from turngym.trainers import contents

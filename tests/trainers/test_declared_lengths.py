@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from turngym.agents.evaluation.packed_file import read_result
-from turngym.envs.core.errors import TurngymError
+from turngym.core import rows
+from turngym.core.errors import RetrievalError, TurngymError
+from turngym.core.mapped import array_of_bytes
 from turngym.envs.search.question_rows import read_questions
-from turngym.retrieval import rows
-from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.encoders import HashingEncoder
-from turngym.retrieval.mapped import array_of_bytes
 from turngym.trainers.lm_loss import TextError, read_texts
 from turngym.trainers.study.records import read_records
 from turngym.trainers.tensor_file import read_tensors

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack

@@ -27,8 +27,8 @@ from tiny_runs import untimed
 
 from turngym.agents.servers.fleet import WeightVersions
 from turngym.agents.servers.weights import SyncedPolicy
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints

@@ -15,9 +15,9 @@ from tiny_runs import save_tiny, with_file
 
 import turngym.envs
 from turngym.agents.rollout_sources import SharedEnv
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.trace import TraceWriter, read_episodes
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.metrics import known_metric, read_metrics

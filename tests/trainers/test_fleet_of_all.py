@@ -21,7 +21,7 @@ import sglang_model
 from distributed_cases import command
 from tiny_runs import with_file
 
-from turngym.envs.core.trace import read_episodes
+from turngym.core.trace import read_episodes
 from turngym.scripts.train import parse
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.ranks import SINGLE

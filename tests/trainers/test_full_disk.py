@@ -15,8 +15,8 @@ import toy_run as toy
 from tiny_runs import untimed
 
 from turngym.agents.models import load_model
-from turngym.envs.core.errors import full_disk, is_disk_full
-from turngym.envs.core.protocols import EvalPoint
+from turngym.core.errors import full_disk, is_disk_full
+from turngym.core.protocols import EvalPoint
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
 from turngym.trainers.train_loop import TrainError
 

@@ -12,9 +12,9 @@ from tiny_runs import with_file
 
 from turngym.agents import load_world
 from turngym.agents.playing.rollout import STATES
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.task import Verdict
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.gigpo import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.trainers.group_advantage import ComparableGroups
 
 Make = Callable[..., Episode]

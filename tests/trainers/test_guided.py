@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status
+from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
 from turngym.trainers.losses import ClippedAdvantage, SupportKL, bin_forward_kl

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.envs.core.episode import Episode, TopK
+from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import sage_opd
 from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate

@@ -10,7 +10,7 @@ import pytest
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
-from turngym.envs.core.protocols import JudgeRequest, Judgment, joined, separate
+from turngym.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judge_votes import judged
 
 REQUEST = JudgeRequest(name="a", kind="both", response="open it", next_state="Error: it is locked")

@@ -11,8 +11,8 @@ from tiny_runs import break_off, save_tiny, untimed, with_file
 
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.judges import WORDS, make_judge
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric

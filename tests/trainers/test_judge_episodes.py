@@ -10,10 +10,10 @@ import judged as tools
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status, next_state
-from turngym.envs.core.protocols import Judgment
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.trace import episode_from_json, episode_to_json
+from turngym.core.episode import Episode, Status, next_state
+from turngym.core.protocols import Judgment
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
 from turngym.trainers.judge_votes import (
     HintedTurns,

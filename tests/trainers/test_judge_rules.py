@@ -10,8 +10,8 @@ import judged as tools
 import pytest
 
 from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge, SilentJudge, SkillsJudge
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.task import Task, Verdict
+from turngym.core.episode import Episode, Status
+from turngym.core.task import Task, Verdict
 from turngym.trainers.judge_votes import judge_episodes, majority, read_score, requests
 
 Make = Callable[..., Episode]

@@ -9,7 +9,7 @@ import judged as tools
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.trainers.batch import pack
 from turngym.trainers.judge_votes import judge_row
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, Status, TopK
+from turngym.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers, Told
 from turngym.trainers.algorithms.judge_targets import (
     HintTargets,

@@ -9,10 +9,10 @@ from dataclasses import replace
 import judged as tools
 import pytest
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Judgment
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.trace import episode_from_json, episode_to_json
+from turngym.core.episode import Episode
+from turngym.core.protocols import Judgment
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.judge_votes import JudgedSource, JudgeError, UnreadVotes, judge_row, judged
 
 Make = Callable[..., Episode]

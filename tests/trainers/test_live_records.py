@@ -16,10 +16,10 @@ from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.app import prometheus
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import Recorder
-from turngym.envs.core.episode import Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judgment, Question, joined
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judgment, Question, joined
+from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judge_votes import ScoredTurns, judged
@@ -33,7 +33,7 @@ HINT = "[HINT_START]go to the drawer first[HINT_END] \\boxed{1}"
 
 @pytest.fixture
 def turn() -> Turn:
-    from turngym.envs.core.task import Verdict
+    from turngym.core.task import Verdict
 
     return Turn(
         index=0, observation="", admissible=None, response="", action="", verdict=Verdict.OK, reward=0.0,

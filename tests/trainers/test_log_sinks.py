@@ -20,7 +20,7 @@ import pytest
 import torch
 from toy_run import trainer
 
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.trainers.metrics import MetricsLog, read_metrics, scalars
 from turngym.trainers.run_config import RunConfig
 

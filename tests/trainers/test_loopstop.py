@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from turngym.agents.worlds import load_world
-from turngym.envs.core.episode import SHORT, Episode, Status
-from turngym.envs.core.loops import loop_end
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.trace import read_trace
+from turngym.core.episode import SHORT, Episode, Status
+from turngym.core.loops import loop_end
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.trace import read_trace
 from turngym.trainers import train
 from turngym.trainers.algorithm import DepthPlan, DepthState
 from turngym.trainers.algorithms.loopstop import LoopDepth, LoopStats, LoopStopConfig, loop_stats

@@ -16,8 +16,8 @@ from distributed_cases import command
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import file_hashes, load_model
-from turngym.envs.core.errors import ModelError
-from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.core.errors import ModelError
+from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.main import main
 from turngym.scripts.model import average
 from turngym.scripts.train import parse

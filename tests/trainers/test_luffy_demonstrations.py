@@ -14,11 +14,11 @@ import torch
 from tiny_runs import with_file
 
 from turngym.agents import load_world, play_episodes
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.settings import read_toml
-from turngym.envs.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.settings import read_toml
+from turngym.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
 from turngym.scripts.train import help_lines
 from turngym.trainers.adapters.token_session import Trajectory

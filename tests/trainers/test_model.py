@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from turngym.agents import models
 from turngym.agents.models import load_model
-from turngym.envs.core.errors import ModelError
+from turngym.core.errors import ModelError
 from turngym.trainers.models import (
     check_head,
     head,

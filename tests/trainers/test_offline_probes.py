@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turngym.envs.core.episode import SHORT, Episode, Status
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.episode import SHORT, Episode, Status
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.recorded_source import RecordedSource
 
 

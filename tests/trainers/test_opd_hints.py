@@ -13,7 +13,7 @@ import torch
 import toy_run as toy
 from tiny_runs import break_off
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.judge_votes import JudgedSource

@@ -21,9 +21,9 @@ import torch
 from other_values import other_value
 from tiny_runs import command, save_tiny
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.needed import needed_keys
-from turngym.envs.core.settings import Setting, SettingsError, settings_of
+from turngym.core.errors import TurngymError
+from turngym.core.needed import needed_keys
+from turngym.core.settings import Setting, SettingsError, settings_of
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.ranks import SINGLE
@@ -79,7 +79,7 @@ def is_read(frame: Any) -> bool:
         file, name = code_of(frame)
         if not file.endswith("dataclasses.py") and (name in CHECKS or file.endswith(WHOLE.get(name, "-"))):
             return False
-    # parsers and writers of settings are in scripts and in envs/core
+    # parsers and writers of settings are in scripts and in core
     return any(f"/{room}/" in file for room in ("trainers", "agents")) and "/site-packages/" not in file
 
 
@@ -309,7 +309,7 @@ def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:
 
 
 def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere(tmp_path: Path) -> None:
-    from turngym.envs.core.settings import to_table
+    from turngym.core.settings import to_table
 
     for name in BUILT_IN:
         table = to_table(train_config(name, {"student": "s", "out": "o"}, "test"))

@@ -20,11 +20,11 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import open_renderer
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.core.episode import Episode, Status, TopK, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.task import Task, Verdict
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode, Status, TopK, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.task import Task, Verdict
 from turngym.scripts import train
 from turngym.trainers.algorithm import BuildContext, Scorers, Targets, Tokens
 from turngym.trainers.algorithms import opd

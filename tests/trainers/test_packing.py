@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import untimed
 
-from turngym.envs.core.settings import SettingsError, from_table
+from turngym.core.settings import SettingsError, from_table
 from turngym.trainers import train_loop
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError

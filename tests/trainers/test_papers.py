@@ -40,7 +40,7 @@ KEYS = {algorithm: {*keys_of(algorithm)} for algorithm in BUILT_IN}
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     # here without what they need beside them
-    monkeypatch.setattr("turngym.envs.core.needed.needs_of", lambda cls: ())
+    monkeypatch.setattr("turngym.core.needed.needs_of", lambda cls: ())
     given: dict[str, list[list[str]]] = defaultdict(list)
     for option in OPTIONS:
         name = option.split()[0]
@@ -61,7 +61,7 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_takes_every_setting_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.envs.core.needed.needs_of", lambda cls: ())
+    monkeypatch.setattr("turngym.core.needed.needs_of", lambda cls: ())
     for line in LINES:
         key = line.partition(" = ")[0]
         algorithm = owner(key)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.envs.core.episode import Episode, TopK
+from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets

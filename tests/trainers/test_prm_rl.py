@@ -11,8 +11,8 @@ import torch
 import toy_run as toy
 from tiny_runs import break_off, untimed
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import JudgeRequest
+from turngym.core.episode import Episode
+from turngym.core.protocols import JudgeRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.judge_votes import JudgedSource

@@ -16,8 +16,8 @@ import pytest
 import torch
 from tiny_runs import columns, command, untimed
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import SettingsError, read_toml
+from turngym.core.errors import TurngymError
+from turngym.core.settings import SettingsError, read_toml
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm

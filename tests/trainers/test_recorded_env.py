@@ -16,11 +16,11 @@ from tiny_runs import save_tiny
 import turngym.envs
 from turngym.agents import play_episodes
 from turngym.agents.models import trained_on
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.trace import TraceWriter
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import build_trainer, run_training

@@ -10,8 +10,8 @@ import torch
 import toy_run as toy
 from tiny_runs import untimed
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.lora import LoraConfig, add_adapters

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status
+from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.batch import pack
 from turngym.trainers.step_metrics import played_row, research_row

@@ -13,11 +13,11 @@ import pytest
 import torch
 from own_rewards import thrift
 
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import NamedReward, PluginError, RewardError, find_reward
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.settings import read_toml
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import NamedReward, PluginError, RewardError, find_reward
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.settings import read_toml
 from turngym.scripts import train
 from turngym.scripts.train import help_lines
 from turngym.trainers.algorithm import Scorers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.envs.core.errors import ModelError
+from turngym.core.errors import ModelError
 from turngym.trainers.models import VocabularyError, common_vocabulary, tiny_qwen3
 from turngym.trainers.scorer import LocalScorer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_runs import command, save_tiny
 
-from turngym.envs.core.trace import iter_episodes
+from turngym.core.trace import iter_episodes
 from turngym.envs.panels import panel_of_env, write_panel
 from turngym.envs.webshop import nouns
 from turngym.scripts.main import main

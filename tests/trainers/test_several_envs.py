@@ -14,9 +14,9 @@ from scorers import Slope
 from thread_ranks import in_ranks
 from tiny_runs import break_off, save_tiny, untimed
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import EvalPoint
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.protocols import EvalPoint
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.task import Verdict
+from turngym.core.episode import Episode, Status
+from turngym.core.task import Verdict
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
 from turngym.trainers.batch import RolloutBatch, pack

@@ -11,7 +11,7 @@ import torch
 import toy_run as toy
 from torch import Tensor
 
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
 from turngym.trainers.algorithms import guided_opd, opd
 from turngym.trainers.batch import pack

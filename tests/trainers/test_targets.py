@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scorers import Slope
 
-from turngym.envs.core.episode import Episode, Status, TopK
+from turngym.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.group_advantage import GroupAdvantage, SplitAdvantage, demonstrated

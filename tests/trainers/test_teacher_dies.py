@@ -13,7 +13,7 @@ from tiny_runs import save_tiny, untimed, with_file
 pytest.importorskip("httpx", reason="servers need turngym[serve]")
 
 from turngym.agents.models import load_model
-from turngym.envs.core.errors import TurngymError
+from turngym.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.trainers.checkpoint import latest_model
 

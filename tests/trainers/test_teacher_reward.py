@@ -11,7 +11,7 @@ import pytest
 import torch
 from scorers import Slope
 
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,

@@ -20,12 +20,12 @@ from turngym.agents.models import load_policy
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
-from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import train
 from turngym.trainers.batch import BatchError
 from turngym.trainers.metrics import read_metrics

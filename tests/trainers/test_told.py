@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_judge_targets import Table
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, Told
 from turngym.trainers.batch import pack
 from turngym.trainers.targets import TargetError

@@ -13,7 +13,7 @@ import torch
 from test_judge_targets import Table
 from test_token_losses import close, tokens
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, TokenLosses, Tokens, Told
 from turngym.trainers.algorithms.agent_opsd import AgentOpsdConfig, Believed, belief_moves, turn_factors
 from turngym.trainers.algorithms.opid import Added, OpidConfig

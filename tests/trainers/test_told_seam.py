@@ -16,9 +16,9 @@ from tiny_runs import save_tiny, with_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turngym.agents.rendering.skills import HINT_HEAD, read_skills
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import RolloutBatch, pack

@@ -20,10 +20,10 @@ from turngym.agents.models import load_model
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.envs.core.settings import read_toml
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.core.errors import TurngymError
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.settings import read_toml
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import rollout as rollout_verb
 from turngym.scripts import train

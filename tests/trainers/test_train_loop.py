@@ -17,10 +17,10 @@ import torch
 import toy_run as toy
 from tiny_runs import columns, untimed
 
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import EvalPoint
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import EvalPoint
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints

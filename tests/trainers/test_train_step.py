@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.episode import Episode, Status
+from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms.atod import Annealing, turn_factors
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.core.episode import SHORT, Status
+from turngym.core.episode import SHORT, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.task import Task
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.task import Task
 from turngym.trainers.adapters.token_session import Trajectory
 
 _ROWS_PER_WRITE = 500

@@ -19,10 +19,10 @@ import numpy as np
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
 from turngym.agents.serving_asgi import JsonBodies
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import Generation
-from turngym.retrieval.redaction import brief
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.protocols import Generation
+from turngym.core.redaction import brief
 from turngym.trainers.adapters.token_session import Trajectory
 
 # What OpenEnv's clients send, read: which episode a reset asks for, and ids that a client sampled.

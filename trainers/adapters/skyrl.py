@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
 
 Message = dict[str, str]
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.token_session import Trajectory, play_async
 
 # SGLang behind slime's router, as the slime adapter asks it.

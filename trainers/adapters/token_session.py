@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.episode_session import EpisodeSession
-from turngym.envs.core.episode import Episode, Span, Status, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Policy
+from turngym.core.episode import Episode, Span, Status, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Policy
 
 Generate = Callable[[GenerateRequest], Awaitable[Generation | Status]]
 """A server's continuation of one request, or the status with which the episode ends instead."""

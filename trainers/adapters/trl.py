@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Policy
-from turngym.envs.core.task import ToolSpec
-from turngym.retrieval.redaction import excerpt
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Policy
+from turngym.core.redaction import excerpt
+from turngym.core.task import ToolSpec
 from turngym.trainers.adapters.token_session import Trajectory, play
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]

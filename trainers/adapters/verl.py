@@ -17,10 +17,10 @@ from uuid import uuid4
 import numpy as np
 
 from turngym.agents.playing.episode_session import SessionPool
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.plugins import need
-from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.core.episode import Status
+from turngym.core.errors import TurngymError
+from turngym.core.plugins import need
+from turngym.core.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.token_session import Generate, Trajectory, play_async
 
 _shared: dict[tuple[str, int], tuple[SessionPool, Any]] = {}

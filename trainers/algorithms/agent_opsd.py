@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import GroupAdvantage

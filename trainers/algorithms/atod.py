@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import RolloutBatch

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE, Needs
+from turngym.core.episode import Episode
+from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from turngym.envs.core.settings import IN_FILE, Needs
+from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage

@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
-from turngym.envs.core.episode import Episode, Origin
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode, Origin
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode, TopK
+from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import Scorers, Targets, Told
 from turngym.trainers.algorithms.grpo_opd import combined_advantage
 from turngym.trainers.batch import RolloutBatch

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Scorer
+from turngym.core.episode import Episode
+from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import grpo_advantage

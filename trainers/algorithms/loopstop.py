@@ -4,7 +4,7 @@ The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since 
 of these belong to episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others
 go on; what that saves and where it fails is in docs/loopstop.md.
 
-Read next: trainers/algorithms/opd.py, envs/core/episode.py.
+Read next: trainers/algorithms/opd.py, core/episode.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.loops import loop_end
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode
+from turngym.core.loops import loop_end
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.run_config import fingerprint

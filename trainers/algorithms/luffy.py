@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turngym.envs.core.settings import IN_FILE, Needs, Range
+from turngym.core.settings import IN_FILE, Needs, Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE, Needs
+from turngym.core.protocols import Position
+from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.protocols import Position
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import GroupAdvantage

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from turngym.envs.core.settings import IN_FILE, Needs, Share
+from turngym.core.settings import IN_FILE, Needs, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss

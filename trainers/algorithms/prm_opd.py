@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Position
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode
+from turngym.core.protocols import Position
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judge_votes import ScoredTurns

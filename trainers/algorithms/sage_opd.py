@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.settings import IN_FILE
+from turngym.core.episode import Episode, Turn
+from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,

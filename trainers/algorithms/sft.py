@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from turngym.agents.playing.scripted import LOOPING
-from turngym.envs.core.episode import Origin
-from turngym.envs.core.settings import Needs, Range, Share
+from turngym.core.episode import Origin
+from turngym.core.settings import Needs, Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.run_config import ConfigError, fingerprint

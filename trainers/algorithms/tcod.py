@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.envs.core.settings import IN_FILE, chosen
+from turngym.core.settings import IN_FILE, chosen
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation

@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.settings import IN_FILE, Needs, Share, chosen
+from turngym.core.episode import Episode
+from turngym.core.settings import IN_FILE, Needs, Share, chosen
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,

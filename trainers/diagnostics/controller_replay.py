@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.provenance import FILE
-from turngym.envs.core.settings import read_toml
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import FILE
+from turngym.core.settings import read_toml
 from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turngym.envs.core.episode import Episode, Turn
+from turngym.core.episode import Episode, Turn
 from turngym.trainers.diagnostics.run_metrics import Column
 
 GROUPS = ("all", "won", "lost")

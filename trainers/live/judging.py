@@ -22,10 +22,10 @@ from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
 from turngym.agents.rendering.conversation import Message
 from turngym.agents.rendering.skills import HINT_HEAD
-from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
-from turngym.retrieval.supervised import SupervisedThread
+from turngym.core.episode import Episode, Turn
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
+from turngym.core.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.proxy_options import ServeProxy

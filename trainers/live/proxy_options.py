@@ -12,7 +12,7 @@ from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import TrainServers
-from turngym.envs.core.settings import Count, Needs, Port, Processes, settings_of
+from turngym.core.settings import Count, Needs, Port, Processes, settings_of
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.algorithms.opd import OpdConfig
 from turngym.trainers.algorithms.opd_hints import OpdHintsConfig

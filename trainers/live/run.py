@@ -24,14 +24,14 @@ from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import weights_hash
-from turngym.envs.core.room import RoomToWrite
-from turngym.envs.core.trace import TraceWriter, iter_trace
-from turngym.retrieval.redaction import redacted_traceback
-from turngym.retrieval.supervised import say
-from turngym.retrieval.user_files import library_path
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
+from turngym.core.files import weights_hash
+from turngym.core.redaction import redacted_traceback
+from turngym.core.room import RoomToWrite
+from turngym.core.supervised import say
+from turngym.core.trace import TraceWriter, iter_trace
+from turngym.core.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.identity import of_adapters

@@ -16,9 +16,9 @@ from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.servers.open_servers import eval_policy, train_policy
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.weights import SyncedPolicy
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import WeightSource
-from turngym.retrieval.user_files import user_path
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import WeightSource
+from turngym.core.user_files import user_path
 from turngym.trainers.live.proxy_options import ServeProxy
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.schedule import frozen_copy

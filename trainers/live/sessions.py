@@ -14,8 +14,8 @@ from typing import Any
 
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.proxy.restore import usage_record
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.rollout_request import RolloutRequest
+from turngym.core.episode import Episode
+from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import EpisodeFilter, TurnFilter
 from turngym.trainers.batch import is_trainable
 

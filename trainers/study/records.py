@@ -20,15 +20,15 @@ import numpy as np
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.worlds.worlds import CHECKPOINTS
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.provenance import provenance
-from turngym.envs.core.settings import flat
-from turngym.envs.core.tables import write_json
-from turngym.envs.core.trace import iter_episodes
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import provenance
+from turngym.core.redaction import brief
+from turngym.core.rows import read_whole
+from turngym.core.settings import flat
+from turngym.core.tables import write_json
+from turngym.core.trace import iter_episodes
+from turngym.core.user_files import json_file
 from turngym.envs.panels import list_panels, shipped_panel
-from turngym.retrieval.redaction import brief
-from turngym.retrieval.rows import read_whole
-from turngym.retrieval.user_files import json_file
 from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
 

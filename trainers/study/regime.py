@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turngym.envs.core.tables import Table
+from turngym.core.tables import Table
 from turngym.trainers.diagnostics.depth_regime import Regime
 
 
@@ -17,7 +17,7 @@ class Measured:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Intervals of `depth_regime.SIGNS`, as far as there are steps enough."""
     looping: float | None = None
-    """Share of the episodes that loop (`envs.core.loops.loop_end`); None where the episodes were not kept."""
+    """Share of the episodes that loop (`core.loops.loop_end`); None where the episodes were not kept."""
 
 
 def regime_table(found: Mapping[str, Mapping[str, Measured]]) -> Table:

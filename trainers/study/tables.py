@@ -19,7 +19,7 @@ from turngym.agents.evaluation.seeds import (
     seed_spread,
 )
 from turngym.agents.evaluation.statistics import t_quantile
-from turngym.envs.core.tables import Table
+from turngym.core.tables import Table
 from turngym.trainers.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
 from turngym.trainers.study.results import (
     MEASURES,

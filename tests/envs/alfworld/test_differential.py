@@ -10,12 +10,12 @@ import alfworld_house as houses
 import pytest
 from differential import SCRIPTS, Play, compare, plan
 
+from turngym.core.errors import TurngymError
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.game import load_game
 from turngym.envs.alfworld.games import RealGames
 from turngym.envs.alfworld.textworld import Reference, acquire, release
-from turngym.envs.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard
 
 house = houses.house

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from alfworld_house import house
 
+from turngym.core.errors import TaskError
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import find_root
-from turngym.envs.core.errors import TaskError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import EnvContract
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.core.errors import TaskError
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, load_game
 from turngym.envs.alfworld.generate import generate, parse_task_id
@@ -27,7 +28,6 @@ from turngym.envs.alfworld.priors import (
     preset,
     vocabulary,
 )
-from turngym.envs.core.errors import TaskError
 from turngym.envs.testing import expect
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import alfworld_house as houses
 import pytest
 
+from turngym.core.errors import TaskError
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.game import KEYS, load_game
 from turngym.envs.alfworld.games import RealGames, find_root
 from turngym.envs.alfworld.pddl import GameError, GameUnsupported
-from turngym.envs.core.errors import TaskError
 
 house = houses.house
 TASK = "pick_and_place_simple-Mug-None-Fridge-1"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from turngym.core.errors import TaskError, TurngymError
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
 from turngym.envs.alfworld.generate import SMALL_UNSEEN, unseen
 from turngym.envs.alfworld.priors import FULL, SMALL
-from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.testing import expect
 from turngym.scripts import panel as verb

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gold_recall import hop_recall, question_recall
 
-from turngym.envs.core.errors import TaskError
+from turngym.core.errors import TaskError
 from turngym.envs.search.fiction import FULL, LIKE_PUBLIC, FictionConfig, english, preset, relations
 from turngym.envs.search.fiction_questions import Fiction, generate_fiction
 from turngym.envs.search.questions import Question, assert_disjoint, normalize

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.envs.core.errors import TaskError
+from turngym.core.errors import TaskError
 from turngym.envs.search import parquet_rows, question_rows
 from turngym.envs.search.question_rows import FIELDS, read_questions
 from turngym.envs.search.questions import Question, RewardRule

@@ -15,8 +15,8 @@ import search_toy as toy
 
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core.episode import Status
-from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
+from turngym.core.episode import Status
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.turn_protocol import INVALID

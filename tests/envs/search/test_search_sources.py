@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import search_toy as toy
 
-from turngym.envs.core.errors import TaskError
+from turngym.core.errors import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.questions import Question, assert_disjoint, normalize

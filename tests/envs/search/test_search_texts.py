@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turngym.core.errors import TaskError
 from turngym.envs.channels import blocks
-from turngym.envs.core.errors import TaskError
 from turngym.envs.search import turn_protocol
 from turngym.envs.search.passage_text import DocFormat, harmless, render, shorten
 from turngym.envs.search.questions import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.presets import find_preset
-from turngym.envs.core.errors import TaskError
+from turngym.core.errors import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import SETS

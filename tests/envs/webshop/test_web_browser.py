@@ -11,7 +11,7 @@ import pytest
 import web_browser
 from servers import running
 
-from turngym.envs.core.episode import Episode
+from turngym.core.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
 

@@ -13,7 +13,7 @@ import web_tools as tools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.core.episode import Episode, Status
+from turngym.core.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.core.episode import Episode, Status
+from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop
 from turngym.scripts.main import main

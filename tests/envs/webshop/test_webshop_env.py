@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.registration import make_env
 from turngym.envs.testing import EnvContract

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.core.errors import TaskError, TurngymError
 from turngym.envs.webshop.actions import COMPAT, Quirks, canonical, parse_action
 from turngym.envs.webshop.actions import click_action as click
 from turngym.envs.webshop.actions import search_action as search

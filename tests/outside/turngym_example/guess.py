@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turngym.envs import Outcome, Task, TaskError, TextEnv, ToolSpec, Verdict, content_hash, register, require_shape
+from turngym.core import Task, TaskError, ToolSpec, Verdict, content_hash
+from turngym.envs import Outcome, TextEnv, register, require_shape
 
 HIGHEST = 20
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.envs import Episode, Judge, JudgeRequest, Judgment
+from turngym.core import Episode, Judge, JudgeRequest, Judgment
 
 HIGHEST = 20
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym.envs import Episode
+from turngym.core import Episode
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

@@ -1,0 +1,269 @@
+"""Requests to servers that need not behave: each ends by a deadline, and its answer has a limited size.
+
+Retrievers, chat endpoints, judges and SGLang servers are all asked through `HttpClient.send`. Whatever a server does
+(it drips, never ends, sends a bomb or nested JSON, redirects the prompt elsewhere) becomes an `ExchangeError`.
+`LoopThread` runs such requests for callers that have no event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+import zlib
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from turngym.core.redaction import Keys, excerpt, is_secret, remember_key
+
+T = TypeVar("T")
+
+LOOK = 5.0
+"""Seconds between two looks at the thread that runs a request."""
+SMALL_ANSWER = 16 << 20
+"""Bytes: the limit for answers that say little, and what every other limit allows beside its tokens."""
+TOKEN_BYTES = 512
+"""Bytes of JSON for one token with its text, id and log-probability; about 150 are usual."""
+
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
+"""HTTP statuses of failures that may be temporary: the same request may work later."""
+
+
+class ExchangeError(Exception):
+    """A request without a usable answer."""
+
+
+class NotReached(ExchangeError):
+    """There was no connection, or it broke before the whole answer was there."""
+
+
+class TooLate(ExchangeError):
+    """The whole answer was not there in time."""
+
+
+class BadReply(ExchangeError):
+    """The answer is too long, a redirect, compressed in an unknown way, or not JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpReply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names are compared without case."""
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON. Raises BadReply."""
+        return read_json(self.body)
+
+    def text(self, most: int) -> str:
+        """The first `most` letters of the body, for messages."""
+        return excerpt(self.body, most)
+
+
+def address_problem(url: str) -> str:
+    """What keeps `url` from being the address of a server, as the end of a sentence; empty where it is one."""
+    if not url.isprintable() or any(map(str.isspace, url)):
+        return "holds a blank, or another character that no address has"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        return f"is no address ({error})"
+    if parts.scheme not in ("http", "https"):
+        return "must begin with http:// or https://"
+    if not parts.hostname:
+        return "names no host"
+    # the port is read only here, and what is no number is a ValueError
+    with contextlib.suppress(ValueError):
+        if parts.port != 0:
+            return ""
+    return "has a port that is no number from 1 to 65535"
+
+
+def read_json(body: bytes) -> Any:
+    """The value of JSON from outside. Raises BadReply."""
+    try:
+        return json.loads(body)
+    # deep nesting is a RecursionError; bad bytes and numbers of thousands of digits are ValueErrors
+    except (ValueError, RecursionError) as error:
+        raise BadReply(f"the answer is not JSON: {excerpt(body, 100)!r}") from error
+
+
+def too_many_values(body: bytes, most: int) -> bool:
+    """Whether JSON holds more than `most` values, told before they are made: `[]` takes 27 times its bytes.
+
+    Each value but the first has a bracket or a comma before it; those in texts, which may be code, do not count. The
+    time is that of a few passes over the bytes, whatever they are: 0.1 s for 8 MB.
+    """
+    if sum(map(body.count, MARKS)) <= most:
+        return False
+    # what is left has quotes only where texts begin and end: an even number of backslashes escapes nothing
+    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    inside = np.bitwise_xor.accumulate((plain == ord('"')).view(np.uint8))
+    marks = np.logical_or.reduce([plain == ord(mark) for mark in MARKS])
+    return int(np.count_nonzero(marks & (inside == 0))) > most
+
+
+MARKS = (b",", b"[", b"{")
+
+
+def retry_after(headers: Any) -> float | None:
+    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent."""
+    thousandths = _number(headers.get("retry-after-ms"))
+    if thousandths is not None:
+        return thousandths / 1000
+    given = headers.get("retry-after")
+    seconds = _number(given)
+    if seconds is not None or not given:
+        return seconds
+    try:
+        then = parsedate_to_datetime(given).timestamp()
+    except (ValueError, TypeError):
+        return None
+    try:
+        # by the server's own clock, if it sends the time
+        now = parsedate_to_datetime(headers.get("date")).timestamp()
+    except (ValueError, TypeError):
+        now = time.time()
+    return max(then - now, 0.0)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
+
+
+class HttpClient:
+    """Connections to any number of servers. `send` and `close` are coroutines of one event loop.
+
+    Args:
+        headers: sent with every request.
+        connect: seconds for one connection.
+        keepalive: most idle connections that are kept.
+        use_proxies: whether the environment's proxies (HTTPS_PROXY) are for these servers.
+    """
+
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connect: float = 10.0,
+        keepalive: int = 64,
+        use_proxies: bool = False,
+    ) -> None:
+        import httpx
+
+        self._connect = connect
+        # callers limit their requests; under httpx's limit of 100 an abort could queue behind what it should end
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
+        # a server that compresses nevertheless is read, see `_unzipper`
+        fixed = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        self._keys = Keys(tuple((headers or {}).values()))
+        for name, value in (headers or {}).items():
+            if is_secret(name):
+                remember_key(value.rpartition(" ")[2])
+        self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
+
+    async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
+        """The server's whole answer, errors included.
+
+        Redirects are not followed, because a request holds prompts and keys: they raise BadReply, as answers do that
+        are too long or cannot be read. Raises NotReached without a connection, TooLate after `seconds`.
+
+        Args:
+            method: `GET` or `POST`.
+            url: the whole address, path included.
+            body: bytes of JSON, or a value that becomes JSON; None: no body.
+            seconds: for everything, from looking up the name to the last byte of the answer.
+            limit: most bytes of the answer, uncompressed.
+        """
+        import httpx
+
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        # httpx's other limits are for single reads, which a server that drips always meets
+        timeout = httpx.Timeout(None, connect=min(self._connect, seconds))
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as answer,
+            ):
+                if 300 <= answer.status_code < 400:
+                    to = self._keys.hidden(answer.headers.get("location", "nowhere").encode())
+                    raise BadReply(
+                        f"status {answer.status_code}: it redirects to {excerpt(to, 200)!r}, which is not followed"
+                    )
+                whole = self._keys.hidden(await _read(answer, limit), error=not answer.is_success)
+                return HttpReply(status=answer.status_code, headers=answer.headers, body=whole)
+        except TimeoutError:
+            raise TooLate(f"no whole answer within {seconds:.3g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise NotReached(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+async def _read(answer: Any, limit: int) -> bytes:
+    coding = answer.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity", "gzip", "deflate"):
+        raise BadReply(f"the answer is compressed by {excerpt(coding, 40)!r}, although no compression was asked for")
+    # 32 reads the headers of both
+    unzip = None if coding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
+    whole = bytearray()
+    async for part in answer.aiter_raw():
+        try:
+            # a thousand bytes may unzip to a million, so the limit holds before they do
+            whole += part if unzip is None else unzip.decompress(part, limit + 1 - len(whole))
+        except zlib.error as error:
+            raise BadReply(f"the answer cannot be decompressed: {error}") from error
+        if len(whole) > limit:
+            raise BadReply(f"the answer is longer than {limit} bytes")
+    return bytes(whole)
+
+
+class LoopThread:
+    """Runs coroutines for callers in other threads. Ctrl-C in the caller cancels what it waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin `work` and return at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; its exception is raised here."""
+        future = self.start(work)
+        try:
+            while not wait([future], LOOK).done:
+                if not self._thread.is_alive():
+                    raise NotReached(f"the thread {self._thread.name} has ended")
+            return future.result()  # ends: it is done
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread; work that is still under way is lost."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10.0)
+        if not self._loop.is_running() and not self._loop.is_closed():
+            self._loop.close()

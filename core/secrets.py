@@ -1,0 +1,35 @@
+"""Keys stay out of files: a recorded command is redacted, and an address with a user or a password is refused.
+
+Keys belong into environment variables. What may hold a key without being wrong (the query of an address, a field of a
+request's body) is written as ***, by `turngym.core.redaction`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import redacted, without_users
+
+
+def recorded_command(argv: Sequence[str] | str) -> str:
+    """A command line, or the call of a function, as files keep it."""
+    return str(redacted(argv)) if isinstance(argv, str) else shlex.join(redacted(word) for word in argv)
+
+
+def refuse_credentials(name: str, value: Any) -> None:
+    """Raises TurngymError if `value`, or a text inside of it, is or has an address with a user or a password."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            refuse_credentials(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            refuse_credentials(name, item)
+    elif isinstance(value, str) and without_users(value) != value:
+        raise TurngymError(
+            f"{name} is {redacted(value)!r}: an address with a user or a password would be written into files. A key "
+            "is read from an environment variable (an endpoint's from $OPENAI_API_KEY or --key-env, a judge's from "
+            "$TURNGYM_JUDGE_KEY); for other servers, a proxy on this machine can add it"
+        )

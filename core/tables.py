@@ -1,0 +1,186 @@
+"""What people see of results: tables as text and Markdown, and JSON files."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, TextIO
+from uuid import uuid4
+
+from turngym.core.redaction import without_keys
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
+
+def columns(*tables: Table) -> Table:
+    """Turns tables with one row per run into one table with a column per run, which fits a terminal."""
+    names = [row[0] for row in tables[0][1]]
+    lines = [
+        [label, *(row[place] for row in rows)] for header, rows in tables for place, label in enumerate(header) if place
+    ]
+    return ["", *names], lines
+
+
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# a backslash, code, a cell's end, a list of attributes, emphasis where a word follows, a link or picture, a block
+_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<!\w)_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
+
+
+def visible(text: str, keep: str = "") -> str:
+    """`text` from anyone as one line that shows what it holds: control characters (of terminals, of the direction of
+    writing, ends of lines) as escapes such as `\\x1b`, without those in `keep`."""
+    return _HIDDEN.sub(lambda one: one[0] if one[0] in keep else repr(one[0])[1:-1], text)
+
+
+def markup(text: str, form: Literal["html", "markdown"]) -> str:
+    """`text` from anyone for a page: it shows as it is written, whatever tags or marks it holds."""
+    shown = html.escape(visible(without_keys(text)), quote=form == "html")
+    return shown if form == "html" else _MARKUP.sub(r"\\\g<0>", shown)
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown; the first column is aligned left, the others right."""
+    header, rows = table
+    lines = [[markup(cell, "markdown") for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---", *["---:"] * (len(header) - 1)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def latex(table: Table) -> str:
+    """The table in LaTeX, for the package booktabs: a `tabular` alone, to be put into a `table`."""
+    header, rows = table
+    lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
+    columns_ = "l" + "r" * (len(header) - 1)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{columns_}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in visible(text))
+
+
+def print_table(table: Table, title: str = "") -> None:
+    """Prints the table on standard output, as wide as the terminal: no number is cut.
+
+    Headers are broken at spaces where that makes room. A table that is still too wide is printed as several, one below
+    the other, which all begin with the first column.
+    """
+    from rich.console import Console
+
+    console = Console()
+    _draw(console, table, title, console.width)
+
+
+def table_text(table: Table, title: str = "") -> str:
+    """The table as plain text, as wide as it needs to be."""
+    from rich.console import Console
+
+    page = StringIO()
+    # rich cuts cells to the width of the console, which without a terminal is 80
+    _draw(Console(file=page, width=1000, color_system=None), table, title, 1000)
+    return "".join(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+EDGES = 3
+"""Characters that a column takes beside its text; a table takes one more."""
+
+
+def _draw(console: Any, table: Table, title: str, width: int) -> None:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    if title:
+        console.print(Text(title, style="italic"))
+    for header, rows in stacked(table, width):
+        drawn = RichTable()
+        for place, name in enumerate(header):
+            # a first column of sentences is folded, numbers never are
+            drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+        for row in rows:
+            # Text: a bracket in a cell is no markup
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
+
+
+def stacked(table: Table, width: int) -> list[Table]:
+    """The table as parts that fit into `width` characters, headers broken where they must be."""
+    header, rows = table
+    cells = [max((len(row[place]) for row in rows), default=0) for place in range(len(header))]
+    if 1 + sum(max(len(name), cell) + EDGES for name, cell in zip(header, cells, strict=True)) <= width:
+        return [table]
+    names, needs = [], []
+    for name, cell in zip(header, cells, strict=True):
+        need = max(cell, *map(len, name.split() or [""]))
+        names.append("\n".join(textwrap.wrap(name, max(need, 1))))
+        needs.append(need + EDGES)
+    parts, used = [[0]], 1 + needs[0]
+    for place in range(1, len(header)):
+        if used + needs[place] > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = 1 + needs[0]
+        parts[-1].append(place)
+        used += needs[place]
+    return [([names[p] for p in part], [[row[p] for p in part] for row in rows]) for part in parts]
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Writes JSON with sorted keys so that a reader never sees half a file."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+OLD = 24 * 3600.0
+"""Seconds after which a scratch file belongs to nobody any more."""
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # of its own: other processes and machines may be writing the same file
+    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
+        # by a process that was killed
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - OLD:
+                left.unlink()
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[TextIO]:
+    """A text file that replaces `path` once all of it is written; after an error, the old file stays.
+
+    Its lines end as they are written, the same on every system.
+    """
+    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
+        yield file

@@ -1,0 +1,581 @@
+"""Traces: episodes on disk, one line of JSON each, appended and flushed, and read back exactly.
+
+Every line ends with the checksum of what stands before it, so that a byte that changed on disk is noticed when the
+line is read. A killed writer leaves at most one torn line, at the end. docs/traces.md names the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast, get_args, overload
+
+import numpy as np
+from filelock import SoftFileLock
+from numpy.typing import NDArray
+
+from turngym.core.closing import Closes
+from turngym.core.episode import Episode, EpisodeError, Origin, Span, Status, TopK, Turn, check_numbers
+from turngym.core.errors import TurngymError, is_disk_full
+from turngym.core.line_file import LineFile
+from turngym.core.redaction import brief, without_keys
+from turngym.core.task import Task, Verdict
+from turngym.core.user_files import json_of
+
+SCHEMA = 1
+"""Version of the line format. A reader refuses newer ones."""
+LOCKED, LOOK = 60.0, 0.002
+"""Seconds for which another writer may hold the lock on a trace, and seconds between two tries."""
+_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category", "cluster")
+
+
+class _Held(Exception):
+    """Another writer does not let go of a trace."""
+
+
+class TraceError(TurngymError):
+    """A trace file cannot be read at all, or an episode cannot be written."""
+
+
+def episode_to_json(episode: Episode) -> str:
+    """Writes an episode as one line of ASCII JSON without a newline; equal episodes give equal lines.
+
+    Raises TraceError if JSON cannot hold the episode's `meta`.
+    """
+    record = {
+        "schema": SCHEMA,
+        "task": {name: value for name in _TASK_FIELDS if (value := getattr(episode.task, name)) or name != "cluster"},
+        "seed": int(episode.seed),
+        "sample": int(episode.sample),
+        "group": int(episode.group),
+        "status": episode.status.value,
+        "success": bool(episode.success),
+        "ret": _number(episode.episode_return),
+        "score": _number(episode.score),
+        "system": episode.system,
+        "segments": [segment.tolist() for segment in episode.segments],
+        "turns": [_turn_to_record(turn) for turn in episode.turns],
+        "final_observation": episode.final_observation,
+        "timings": {name: _number(value) for name, value in episode.timings.items()},
+        "meta": dict(episode.meta),
+    }
+    try:
+        # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
+        return add_checksum(json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
+    except (TypeError, ValueError) as error:
+        where = f"task {episode.task.task_id}, sample {episode.sample}"
+        raise TraceError(
+            f"an episode ({where}) cannot be written as JSON: {error}; its meta is {episode.meta!r}"
+        ) from None
+
+
+def episode_from_json(line: str) -> Episode:
+    """Reads the episode of one line. A line without a checksum passes, for a person may have edited it.
+
+    Raises TraceError for a newer schema; ValueError for damage: another checksum, a field that is missing or of another
+    type.
+    """
+    check_checksum(line.encode("utf-8", "surrogatepass"))
+    record = json_of(line)
+    if not isinstance(record, Mapping) or "schema" not in record:
+        raise ValueError('not an episode: there is no "schema"')
+    version = record["schema"]
+    if isinstance(version, int) and version > SCHEMA:
+        raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
+    if type(version) is not int or version != SCHEMA:
+        raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
+    facts = _read(record, _EPISODE)
+    try:
+        return Episode(
+            task=_task(facts.pop("task")),
+            episode_return=facts.pop("ret"),
+            turns=tuple(_turn_from_record(turn, place) for place, turn in enumerate(facts.pop("turns"))),
+            meta=_meta(facts.pop("meta")),
+            **facts,
+        )
+    except EpisodeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _task(record: Mapping[str, Any]) -> Task:
+    """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
+    for name, value in record.items():
+        if not isinstance(value, str):
+            raise ValueError(f"its task's {name} is {brief(value, 80)}")
+    try:
+        return Task(**record)
+    except TypeError as error:
+        raise ValueError(f"its task is {brief(record, 80)}: {error}") from None
+
+
+def _meta(found: dict[str, Any]) -> dict[str, Any]:
+    """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
+    panel = found.get("panel", {})
+    kinds: dict[str, Any] = {"make": dict, "panel": dict, "goal_rate": float | int | None}
+    kinds |= {"temperature": float | int | None, "name": str | None, "tasks": int}
+    said = {**found, **({} if not isinstance(panel, dict) else panel)}
+    if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
+        raise ValueError(f"its meta says {wrong[0]} {brief(said[wrong[0]], 80)}")
+    return found
+
+
+def _number(value: float) -> float | str:
+    # JSON has no infinities; float() reads these strings back
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _floats(values: NDArray[np.float32]) -> list[float | str]:
+    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact
+    return [_number(float(text)) for text in np.asarray(values, dtype=np.float32).astype(str)]
+
+
+def _ints(values: Iterable[int]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _teacher_record(teacher: TopK) -> dict[str, Any]:
+    tail = {} if teacher.tail is None else {"tail": _floats(teacher.tail)}
+    return {
+        "k": teacher.ids.shape[1],
+        "ids": teacher.ids.ravel().tolist(),
+        "logp": _floats(teacher.logp.ravel()),
+        **tail,
+    }
+
+
+# Anyone may have written a line, and nothing behind this point asks for types: each reader below takes one JSON type.
+
+Read = Callable[[Any], Any]
+"""Makes the value that an episode has from a field's JSON value; raises ValueError for one of another type."""
+
+
+def _read(record: Mapping[str, Any], fields: Mapping[str, Read], whose: str = "") -> dict[str, Any]:
+    """The values of all `fields`. Raises ValueError, which names the field and its value."""
+    values, name = {}, ""
+    try:
+        for name, read in fields.items():
+            value = record[name]
+            values[name] = None if value is None and name in _MAY_BE_NONE else read(value)
+    except KeyError:
+        raise ValueError(f"{whose}the field {name!r} is missing") from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{whose}its {name} is {brief(record[name], 80)}; {error}") from error
+    return values
+
+
+def _of(kind: type, valid: str) -> Read:
+    # the exact type: isinstance would take true for the number 1
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"it must be {valid}")
+        return value
+
+    return read
+
+
+_text, _list, _object = _of(str, "a text"), _of(list, "a list"), _of(dict, "an object")
+_flag, _whole = _of(bool, "true or false"), _of(int, "a whole number")
+
+
+def _count(value: Any) -> int:
+    """A whole number that tables and arrays can hold."""
+    if not -(2**63) <= _whole(value) < 2**63:
+        raise ValueError("it must be a whole number of 64 bits")
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    """A number, or what `_number` writes for one that JSON cannot hold."""
+    if type(value) in (float, int) or value in ("inf", "-inf", "nan"):
+        return float(value)
+    raise ValueError("it must be a number")
+
+
+_ORIGINS = get_args(Origin)
+
+
+def _origin(value: Any) -> Origin:
+    if value not in _ORIGINS:
+        raise ValueError(f"valid: {', '.join(_ORIGINS)}")
+    return cast(Origin, value)
+
+
+def _all(kind: type, values: Any) -> bool:
+    # one pass in C, for a list may hold thousands of ids
+    return set(map(type, _list(values))) <= {kind}
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not _all(str, values):
+        raise ValueError("it must be a list of texts")
+    return tuple(values)
+
+
+def _reals(values: Any) -> list[float]:
+    return cast(list[float], values) if _all(float, values) else [_real(value) for value in values]
+
+
+def _id_array(values: Any) -> NDArray[np.int32]:
+    try:
+        # unlike NumPy, array() refuses 1.7; it takes true for 1, so the types of zeros and ones are looked at: those of
+        # thousands of ids would take as long as all else
+        ids = np.array(array("i", _list(values)), dtype=np.int32)
+        whole = _all(int, [values[place] for place in np.flatnonzero(ids >> 1 == 0)])
+    except TypeError:
+        whole = False
+    if not whole:
+        raise ValueError("it must be a list of whole numbers")
+    return ids
+
+
+def _float_array(values: Any) -> NDArray[np.float32]:
+    return np.array(_reals(values), dtype=np.float32)
+
+
+def _span(pair: Any) -> Span:
+    start, stop = _list(pair)
+    return _whole(start), _whole(stop)
+
+
+def _version_span(values: Any) -> tuple[int, int, int]:
+    version, start, stop = _list(values)
+    return _count(version), _whole(start), _whole(stop)
+
+
+def _teacher(record: Any) -> TopK:
+    fields = {"k": _whole, "ids": _id_array, "logp": _float_array, "tail": _float_array}
+    values = _read(record, {name: read for name, read in fields.items() if name != "tail" or name in _object(record)})
+    ids = values["ids"].reshape((-1, values["k"]))
+    tail = None if "tail" not in values else values["tail"].reshape(len(ids))
+    return TopK(ids=ids, logp=values["logp"].reshape(ids.shape), tail=tail)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
+    "index": (int, _whole),
+    "observation": (_as_it_is, _text),
+    "admissible": (list, _texts),
+    "response": (_as_it_is, _text),
+    "action": (_as_it_is, _text),
+    "verdict": (str, Verdict),
+    "reward": (_number, _real),
+    "segment": (int, _count),
+    "prompt_span": (_ints, _span),
+    "response_span": (_ints, _span),
+    "logprobs": (_floats, _float_array),
+    "finish": (_as_it_is, _text),
+    "policy_version": (int, _count),
+    "origin": (_as_it_is, _origin),
+    "judge_scores": (lambda scores: [*map(_number, scores)], lambda scores: tuple(_reals(scores))),
+    "hint": (_as_it_is, _text),
+    "teacher": (_teacher_record, _teacher),
+}
+"""How each field of a turn is written and read, in the order of a line; None stays None."""
+_OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
+    "progress": (_number, _real),
+    "judge_votes": (list, lambda votes: tuple(None if vote is None else _text(vote) for vote in _list(votes))),
+    "judge_cut": (_as_it_is, _count),
+    "hint_prompt_ids": (_ints, _id_array),
+    "excluded": (_as_it_is, _text),
+    "begun": (_as_it_is, _count),
+    "version_spans": (
+        lambda spans: [*map(list, spans)],
+        lambda spans: tuple(map(_version_span, _list(spans))),
+    ),
+}
+"""How fields that most turns lack are written and read; a line has only those that differ from their default."""
+_DEFAULTS = {name: Turn.__dataclass_fields__[name].default for name in _OPTIONAL}
+
+
+def _turn_to_record(turn: Turn) -> dict[str, Any]:
+    record = {
+        name: None if (value := getattr(turn, name)) is None else write(value) for name, (write, _) in _FIELDS.items()
+    }
+    for name, (write, _) in _OPTIONAL.items():
+        value = getattr(turn, name)
+        # an array is only compared with None
+        if value is not None and (_DEFAULTS[name] is None or value != _DEFAULTS[name]):
+            record[name] = write(value)
+    return record
+
+
+_READ = {name: read for name, (_, read) in _FIELDS.items()}
+_READ_OPTIONAL = {name: read for name, (_, read) in _OPTIONAL.items()}
+_MAY_BE_NONE = frozenset(name for name, field in Turn.__dataclass_fields__.items() if field.type.endswith("| None"))
+_EPISODE: Mapping[str, Read] = {
+    "task": _object,
+    # may have any number of digits
+    "seed": _whole,
+    "sample": _count,
+    "group": _count,
+    "status": Status,
+    "success": _flag,
+    "ret": _real,
+    "score": _real,
+    "system": _text,
+    "segments": lambda segments: tuple(map(_id_array, _list(segments))),
+    "turns": _list,
+    "final_observation": _text,
+    "timings": lambda timings: {name: _real(value) for name, value in _object(timings).items()},
+    "meta": _object,
+}
+"""How each field of an episode is read."""
+
+
+def _turn_from_record(record: Any, place: int) -> Turn:
+    if type(record) is not dict:
+        raise ValueError(f"turn {place} is {brief(record, 80)}; it must be an object")
+    whose, optional = f"turn {place}: ", {name: _READ_OPTIONAL[name] for name in record.keys() & _READ_OPTIONAL.keys()}
+    return Turn(**_read(record, _READ, whose), **_read(record, optional, whose))
+
+
+_MARK, _END = b',"crc":"', b'"}'
+_LENGTH = len(_MARK) + 8 + len(_END)
+
+
+def add_checksum(line: str) -> str:
+    """Turns `{...}` into `{...,"crc":"0123abcd"}`, with the CRC-32 of what stands before that last field.
+
+    No key that this process knows is in it: every record of an episode or of a turn comes through here.
+
+    `line` is one JSON object with at least one field, in ASCII, without a newline.
+    """
+    body = without_keys(line[:-1])
+    return f'{body},"crc":"{zlib.crc32(body.encode("ascii")):08x}"}}'
+
+
+def has_checksum(line: bytes) -> bool:
+    """Whether `line` ends with a checksum."""
+    tail = line.rstrip()[-_LENGTH:]
+    return tail.startswith(_MARK) and tail.endswith(_END)
+
+
+def check_checksum(line: bytes) -> None:
+    """Raises ValueError if a line with a checksum is not as it was written; lines without one pass."""
+    line = line.rstrip()
+    if not has_checksum(line):
+        return
+    stored = line[-len(_END) - 8 : -len(_END)]
+    if b"%08x" % zlib.crc32(memoryview(line)[:-_LENGTH]) != stored:
+        raise ValueError(
+            "it was changed after it was written (its checksum differs); a line that was edited on purpose is read "
+            'without its field "crc"'
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceProblem:
+    """A line that was skipped."""
+
+    line: int
+    """Counted from 1."""
+    reason: str
+    torn: bool = False
+    """Whether the file ends inside this line, as a kill leaves it."""
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+class TraceWriter(Closes):
+    """Appends episodes to a file. Each is written and flushed at once, so that a killed run keeps what was finished.
+
+    Nothing in an existing file is changed. If it ends in a torn line, the next episode starts on a line of its own.
+    Several writers, in other processes too, may append to one file: each line is written under a lock, so lines never
+    mix. A program that must be the only writer (`turngym eval`, `rollout`, ...) holds `locked_file` as long as it runs.
+
+    Raises TraceError if the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with trace_errors(self.path, "nothing was written"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lines = LineFile(self.path)
+
+    def write(self, episode: Episode) -> int:
+        """Appends one episode and returns the byte of the file at which its line begins.
+
+        Raises TraceError if JSON cannot hold its `meta`, if a field has a type that no reader takes (an environment may
+        give a number for a text), or if the disk is full or fails. Nothing of the episode is in the file then, and
+        later ones may be written when there is room.
+        """
+        text = episode_to_json(episode)
+        try:
+            episode_from_json(text)
+        except ValueError as error:
+            where = f"task {episode.task.task_id}, sample {episode.sample}"
+            raise TraceError(f"an episode ({where}) is not written, for nobody could read it: {error}") from None
+        line = text.encode("ascii") + b"\n"
+        said = "the episodes before it are in the file, whole"
+        with trace_errors(self.path, said), _write_lock(self._lines.file):
+            return self._lines.append(line)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:
+    """Yields all readable episodes in file order.
+
+    At the end, a warning counts damaged lines and names the first; a torn last line is skipped without one. With a
+    `vocabulary`, the episodes are for training a model of so many ids. Raises TraceError as `iter_trace` does.
+    """
+    episodes, damaged, first = 0, 0, None
+    for item in iter_trace(path, vocabulary):
+        if isinstance(item, Episode):
+            episodes += 1
+            yield item
+        elif not item.torn:
+            damaged, first = damaged + 1, first or item
+    if first is not None:
+        warnings.warn(
+            f"{path}: {damaged} of {episodes + damaged} lines are damaged and left out: {first}", stacklevel=2
+        )
+
+
+def read_episodes(path: str | Path, vocabulary: int | None = None) -> list[Episode]:
+    """The episodes of `iter_episodes` as a list."""
+    return list(iter_episodes(path, vocabulary))
+
+
+def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
+    """(readable episodes in file order, lines that were skipped). Raises TraceError as `iter_trace` does."""
+    items = list(iter_trace(path))
+    return (
+        [item for item in items if isinstance(item, Episode)],
+        [item for item in items if isinstance(item, TraceProblem)],
+    )
+
+
+def iter_trace(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode | TraceProblem]:
+    """Yields every line as an episode or as the problem with it, one at a time: files may be larger than memory.
+
+    Raises TraceError if there is no such file, or if a line has a newer schema: an upgrade helps then, skipping does
+    not. With a `vocabulary`, also for a line with numbers that a model of so many ids cannot be trained on
+    (`check_numbers`): whoever wrote one such line wrote others.
+    """
+    return (item for _, item in iter_places(path, vocabulary))
+
+
+def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tuple[int, Episode | TraceProblem]]:
+    """Reads as `iter_trace` does, with the byte at which each line begins, from which `TraceEpisodes` reads it
+    again."""
+    path = Path(path)
+    if not path.is_file():
+        raise TraceError(f"there is no trace file {path}")
+    begins = 0
+    # in bytes, because text mode would stop at a line that is not UTF-8, which is one problem among others
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place, begins = begins, begins + len(line)
+            if not line.strip():
+                continue
+            torn = not line.endswith(b"\n")
+            try:
+                item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
+            # a newer schema concerns the whole file
+            except TraceError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+            except ValueError as error:
+                item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+                # an id or a number that no array can hold
+                if vocabulary is not None and isinstance(error.__cause__, OverflowError):
+                    raise TraceError(f"{path}, line {number}: {error}") from error
+            if vocabulary is not None and isinstance(item, Episode):
+                try:
+                    check_numbers(item, vocabulary)
+                except EpisodeError as error:
+                    raise TraceError(f"{path}, line {number}: {error}") from error
+            yield place, item
+
+
+class TraceEpisodes(Sequence[Episode]):
+    """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory per episode."""
+
+    def __init__(self, path: str | Path, places: Iterable[int]) -> None:
+        """Takes the bytes at which the lines begin, as `iter_places` and `TraceWriter.write` give them."""
+        self._path, self._places = Path(path), array("q", places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, number: int) -> Episode: ...
+    @overload
+    def __getitem__(self, number: slice) -> TraceEpisodes: ...
+    def __getitem__(self, number: int | slice) -> Episode | TraceEpisodes:
+        if isinstance(number, slice):
+            return TraceEpisodes(self._path, self._places[number])
+        return next(self._read((self._places[number],)))
+
+    def __iter__(self) -> Iterator[Episode]:
+        return self._read(self._places)
+
+    def _read(self, places: Iterable[int]) -> Iterator[Episode]:
+        try:
+            with self._path.open("rb") as file:
+                for place in places:
+                    file.seek(place)
+                    yield episode_from_json(file.readline().decode("utf-8"))
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
+
+
+@contextmanager
+def _write_lock(file: IO[bytes]) -> Iterator[None]:
+    """Waits until no other writer has the lock on `file`, and holds it. Raises OSError after `LOCKED` seconds: whoever
+    has it stands still, for a line takes milliseconds."""
+    try:
+        import fcntl
+
+        end = time.monotonic() + LOCKED
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise _Held from None
+                time.sleep(LOOK)
+    except _Held:
+        raise TimeoutError(f"another process has held its lock for {LOCKED:g} s") from None
+    # not a POSIX system, or a file system without locks; `locked_file` warns of that
+    except (ImportError, OSError):
+        path = Path(file.name)
+        with SoftFileLock(path.with_name(f".{path.name}.held"), timeout=LOCKED):
+            yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def trace_errors(path: Path, kept: str) -> Iterator[None]:
+    """Turns OSError into a TraceError that ends with what was `kept`."""
+    try:
+        yield
+    except OSError as error:
+        why = "no room left on the disk" if is_disk_full(error) else error.strerror or str(error)
+        raise TraceError(f"{path} cannot be written: {why}; {kept}") from error
+
+
+def _reason(error: ValueError, torn: bool) -> str:
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        text = f"not valid JSON ({error})"
+    else:
+        text = str(error) or type(error).__name__
+    return f"torn: the file ends inside this line; {text}" if torn else text

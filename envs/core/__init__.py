@@ -1,1 +1,0 @@
-"""The kernel: what every room needs. Tasks, episodes, traces, protocols, errors, settings, plug-ins, tables."""

@@ -1,0 +1,63 @@
+"""Which path a text means, and text files as editors of all systems write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from turngym.core.user_files import named_path, read_text, text_lines, user_path
+
+SIGNS = "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü\n-~"
+
+
+def test_a_path_that_is_there_is_a_path_whatever_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (SIGNS, "x=y", "lr=1=2", "~here", os.fsdecode(b"raw\xff=")):
+        Path(name).mkdir()
+        assert named_path(name) == ("", Path(name))
+        assert named_path(f"label={name}") == ("label", Path(name))
+    assert named_path("y") == ("", Path("y"))
+    assert named_path("lr=0.1=x=y") == ("lr=0.1", Path("x=y"))
+    assert named_path("lr=0.1=nowhere") == ("lr=0.1", Path("nowhere"))
+
+
+def test_a_home_folder_is_meant_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    assert user_path("~/x") == Path("/home/of/mine/x")
+    assert user_path("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    (tmp_path / "~").mkdir()
+    assert user_path("~") == Path("~")
+    assert user_path("./~/x") == Path("~/x")
+
+
+@pytest.mark.parametrize("data", [b"a\nb\n", b"\xef\xbb\xbfa\nb\n", b"a\r\nb\r\n", b"\xef\xbb\xbfa\r\nb\r\n"])
+def test_marks_and_line_ends_of_any_system(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(data)
+    assert read_text(path, ValueError) == "a\nb\n"
+    assert list(text_lines(path, ValueError)) == ["a\n", "b\n"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("a\nb\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+        ("a\nb\n".encode("utf-32"), "is UTF-32 text; save it as UTF-8"),
+        ("a\nb\n".encode("utf-16-le"), "line 1: a zero byte; it is no text, or UTF-16 text: save it as UTF-8"),
+        ("a\nä\n".encode("latin-1"), "line 2: byte 0xe4 at column 1 is no UTF-8; save it as UTF-8"),
+    ],
+)
+def test_other_encodings_are_refused_in_one_line(data: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(data)
+    for read in (read_text, lambda path, error: list(text_lines(path, error))):
+        with pytest.raises(ValueError, match="text") as caught:
+            read(path, ValueError)  # type: ignore[operator]
+        assert str(caught.value).removeprefix(str(path)).lstrip(" ,") == said
+    with pytest.raises(ValueError, match="cannot be read: No such file or directory"):
+        read_text(tmp_path / "none", ValueError)
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        list(text_lines(tmp_path, ValueError))

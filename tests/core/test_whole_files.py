@@ -1,0 +1,170 @@
+"""Files on disks that are full, without locks, or changed by others: whole, guarded, or said to be neither."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_disk import small_disk
+
+from turngym.agents.proxy.turn_records import FILE, Recorder, RecordProblem, iter_records
+from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.tables import atomic_write, written_whole
+from turngym.core.trace import TraceWriter, read_trace
+from turngym.scripts.main import main
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "t.jsonl"
+    words = ["--split", "generated", "--agent", "random", "--tasks", "3", "--max-turns", "20", "--out", str(path)]
+    assert main(["rollout", *words]) == 0
+    return path
+
+
+@pytest.mark.parametrize("verb", ["filter", "parquet"])
+def test_a_full_disk_leaves_no_partial_file(trace: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if verb == "parquet":
+        pytest.importorskip("pyarrow", reason="needs turngym[parquet]")
+    before = set(trace.parent.iterdir())
+    out = trace.parent / "out"
+    capsys.readouterr()
+    with small_disk(3000):
+        assert main(["trace", verb, str(trace), "--out", str(out)]) == 2
+    assert "out cannot be written: " in capsys.readouterr().err
+    assert set(trace.parent.iterdir()) == before
+    assert main(["trace", verb, str(trace), "--out", str(out)]) == 0
+    if verb == "filter":
+        assert len(read_trace(out)[0]) == 3
+        assert out.read_bytes() == trace.read_bytes()
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    left = tmp_path / ".x.unfinished" / "left by a killed process"
+    left.mkdir(parents=True)
+
+    def broken_off() -> None:
+        with new_folder(tmp_path / "x") as scratch:
+            (scratch / "a").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert list(tmp_path.iterdir()) == []
+    left.mkdir(parents=True)
+    with new_folder(tmp_path / "x") as scratch:
+        (scratch / "a").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "x"]
+
+
+def test_what_is_written_replaces_a_file_at_the_end_or_never(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "x.json"
+    path.parent.mkdir()
+    path.write_text("old")
+    left = tmp_path / "a" / "x.json.0f0f.tmp"
+    left.write_text("left by a killed process")
+    os.utime(left, (0, 0))
+
+    def broken_off() -> None:
+        with written_whole(path) as scratch:
+            scratch.write_text("half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        broken_off()
+    assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "old")]
+    with atomic_write(path) as file:
+        file.write("new")
+    assert [(found.name, found.read_text()) for found in path.parent.iterdir()] == [("x.json", "new")]
+
+
+def test_two_that_write_one_file_at_once_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with atomic_write(path) as first:
+        first.write("first")
+        with atomic_write(path) as second:
+            second.write("the second")
+        assert path.read_text() == "the second"
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("x.json", "first")]
+
+
+def test_without_locks_a_marker_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    held = locked_folder(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"cannot be locked here .*\.turngym\.lock\.held"):
+        held.__enter__()
+    assert (tmp_path / "run" / ".turngym.lock.held").is_file()
+    second = locked_folder(tmp_path / "run")
+    with warnings.catch_warnings(action="ignore"), pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
+        second.__enter__()
+    held.__exit__(None, None, None)
+    assert not (tmp_path / "run").exists()
+    # the marker of a killed process is no lock
+    path = tmp_path / "t.jsonl"
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    host = os.uname().nodename
+    (tmp_path / ".t.jsonl.lock.held").write_text(f"{gone.pid}\n{host}\n")
+    with warnings.catch_warnings(action="ignore"), locked_file(path), TraceWriter(path) as writer:
+        assert writer.path == path
+    assert not list(tmp_path.glob(".t.jsonl*"))
+
+
+def test_settings_nested_beyond_reason_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 30_000 + "]" * 30_000)
+    with pytest.raises(SettingsError, match=r"deep\.toml is nested too deeply"):
+        read_toml(path)
+
+
+def records_of(folder: Path) -> list[str]:
+    return [
+        f"line {found.line}: {found.reason}" if isinstance(found, RecordProblem) else str(found["step"])
+        for found in iter_records(folder)
+    ]
+
+
+LINES = list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (LINES, [*"012345"]),
+        ([0, 1, 4, 5], [*"01", "line 3: 2 records are missing before it", *"45"]),
+        ([2, 3, 4, 5], ["line 1: 2 records are missing before it", *"2345"]),
+        ([0, 1, 1, 2, 3, 4, 5], [*"01", "line 3: record 1 stands there twice", *"2345"]),
+        (
+            [0, 2, 1, 3, 4, 5],
+            ["0", "line 2: 1 records are missing before it", "2", "line 3: record 1 is out of order", *"1345"],
+        ),
+        # a damaged line is one problem, not two
+        ([0, 1, "damaged", 3, 4, 5], [*"01", "line 3: it was changed", *"345"]),
+    ],
+)
+def test_records_whose_lines_were_moved_are_noticed(tmp_path: Path, order: list[Any], said: list[str]) -> None:
+    for steps in (range(3), range(3, 6)):  # a second process goes on with the numbers of the first
+        recorder = Recorder(tmp_path)
+        for step in steps:
+            recorder.write({"kind": "unused", "step": step})
+        recorder.close()
+    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["n"] for line in lines] == LINES
+    damaged = lines[2].replace(b'"step":2', b'"step":7')
+    (tmp_path / FILE).write_bytes(b"".join(damaged if place == "damaged" else lines[place] for place in order))
+    found = records_of(tmp_path)
+    assert len(found) == len(said)
+    assert all(one.startswith(wanted) for one, wanted in zip(found, said, strict=True)), found
