@@ -24,6 +24,7 @@ from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import type_name
+from turngym.core.task import plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
@@ -113,13 +114,8 @@ def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None
     Arguments come from files and options, too, where `"false"` is a text and no text is false.
     """
     known = {name: kind for name, kind in argument_types(make_env).items() if name not in ("env_class", "options")}
-    for base in env_class.__mro__[:-1]:
-        if "__init__" not in vars(base):
-            continue
-        made = vars(base)["__init__"]
+    for made in _constructors(env_class):
         known = {**argument_types(made), **known}
-        if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(made).parameters.values()):
-            break
     for name, value in given.items():
         if name not in known:
             names = sorted(known)
@@ -129,6 +125,20 @@ def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None
             )
         if not _fits(value, known[name]):
             raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {type_name(known[name])}")
+
+
+def _constructors(env_class: type[TextEnv]) -> list[Callable[..., Any]]:
+    """The constructors of a class to which arguments may go: its own, and its bases' where it hands on what it does not
+    know. The bases' come first."""
+    found: list[Callable[..., Any]] = []
+    for base in env_class.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        made = vars(base)["__init__"]
+        found.insert(0, made)
+        if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(made).parameters.values()):
+            break
+    return found
 
 
 @cache
@@ -180,6 +190,30 @@ def _fits(value: object, kind: Any) -> bool:
     items = [value] if isinstance(value, str) else value
     each = inside if plain is tuple and Ellipsis not in inside else inside[:1] * len(items)
     return len(each) == len(items) and all(map(_fits, items, each))
+
+
+def default_arguments(env_id: str) -> dict[str, Any]:
+    """What `gym.make` does where nothing is given: every argument with its default, as far as it is of a type that JSON
+    has. How agents write (`channel`), where data lie and how episodes are shown is no part of what is played.
+
+    Raises TurngymError for an unknown id.
+    """
+    require_env(env_id)
+    registered = dict(gym.spec(plain_id(env_id)).kwargs)
+    found = registered_class(env_id)
+    known: dict[str, Any] = {}
+    for function in (*_constructors(found), make_env):
+        parameters = inspect.signature(function).parameters.values()
+        known |= {one.name: one.default for one in parameters if one.default is not one.empty}
+    known |= {"on_invalid": found.on_invalid} | {name: value for name, value in registered.items() if name != "env_class"}
+    plain = {name: value for name, value in known.items() if name not in ("channel", "data", "render_mode")}
+    return {name: value for name, value in plain.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
 
 
 def make_vec(

@@ -1,0 +1,433 @@
+"""What is played and by whom: `PlaySpec` is everything on which an episode depends but the player, `Agent` the player.
+
+    EvalSpec            an evaluation, or a rollout
+      play  PlaySpec    the game: environment, tasks, samples, seed, what scores
+      agent Agent       the player: who plays, how a model is spoken to, at which temperature
+      compute Compute   who computes, and where data lie: changes no episode
+
+`agents.resolve_play` makes them from what people write. A trace begins with its `EvalSpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.core.plugins import installed
+from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec
+from turngym.envs.guard import OnInvalid
+from turngym.envs.reading import Reading
+
+AGENTS = "turngym.agents"
+"""Entry points of other packages' agents."""
+
+
+class Environment(Spec):
+    """The environment and its guard: arguments of `gym.make` that every environment has."""
+
+    id: str
+    """Gymnasium id; `package:namespace/Name-v0` imports `package` first, which registers it."""
+    split: str | None = None
+    """Split of the environment."""
+    max_turns: Count | None
+    """Turns before an episode is cut."""
+    on_invalid: OnInvalid
+    """What an invalid action does: `noop` as the environment itself, `reject` with the reason and what is possible,
+    `penalize`, `terminate`."""
+    penalty: float
+    """Reward of an invalid action with `penalize`."""
+    invalid_cost: float
+    """Taken from the reward of every malformed response."""
+    list_admissible: bool
+    """Whether refusals list what is possible."""
+    show_admissible: bool
+    """Whether every observation ends with the list of admissible actions."""
+    reading: Reading
+    """How responses are read: `strict` as the channel says, `folded` whatever the letter case, `lenient` in any form
+    that holds a possible action (a bare line, `Action: ...`, a fence)."""
+    tool_name: str | None
+    """Name of the tool that agents see; none: the environment's own."""
+    tool_argument: str | None
+    """Name of the tool's argument that agents see; none: the environment's own."""
+
+
+# Which tasks.
+
+
+class Sampling(Spec, tag_field=KIND):
+    """Which tasks of a panel are played."""
+
+
+class Whole(Sampling, tag="panel"):
+    """Every task."""
+
+
+class First(Sampling, tag="first"):
+    """The first tasks of the panel."""
+
+    limit: Count
+    """Play only the first so many tasks of the panel."""
+
+
+class Published(Sampling, tag="published"):
+    """The tasks that the published harness draws, as often as it draws them; `samples` counts its validations."""
+
+    harness: Annotated[int, Meta(ge=1, le=10_000)] = 128
+    """Workers of the harness. Which tasks it plays depends on their number."""
+
+
+class Tasks(Spec, tag_field=KIND):
+    """Which tasks are played."""
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, Any]:
+        """A number stands for so many tasks."""
+        return {KIND: "first", "count": int(text)} if text.isascii() and text.isdigit() else super().table_of(text)
+
+
+class OnPanel(Tasks, tag="panel"):
+    """The tasks of a panel."""
+
+    panel: str
+    """Name (newest version), full name, or path of a manifest; `turngym panel list` shows them."""
+    sha256: str = ""
+    """Hash of the panel."""
+    sampling: Whole | First | Published = Whole()
+    """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
+    128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
+
+
+class FirstTasks(Tasks, tag="first"):
+    """Tasks of the environment's own list."""
+
+    count: Count = 10
+    """How many."""
+    draw: bool = False
+    """Draw the tasks with --seed instead of taking the first ones."""
+
+
+class Listed(Tasks, tag="list"):
+    """Tasks by their ids."""
+
+    task: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Task ids."""
+
+
+class PlaySpec(Spec):
+    """The game."""
+
+    env: Environment
+    """Which environment is played."""
+    env_kwargs: dict[str, Any] = {}
+    """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
+    '{"engine": "textworld"}'."""
+    tasks: OnPanel | FirstTasks | Listed
+    """Which tasks are played."""
+    samples: Count
+    """Episodes per task."""
+    seed: Seed = 0
+    """Same seed, same episodes, whatever --slots and --workers."""
+    depth: Count | None = None
+    """End every episode after so many turns as `truncated_depth`."""
+    scoring: dict[str, str] = {}
+    """What scores depend on besides the tasks, as the environment says it (`TextEnv.scoring`)."""
+
+
+# How a model is spoken to.
+
+
+class Memory(Spec, tag_field=KIND):
+    """What a turn's prompt holds of the episode."""
+
+
+class All(Memory, tag="all"):
+    """All of it."""
+
+
+class Window(Memory, tag="window"):
+    """The task and the last turns."""
+
+    turns: Number
+    """Number of the last turns."""
+
+
+class React(Memory, tag="react"):
+    """A transcript."""
+
+
+class VerlAgent(Memory, tag="verl-agent"):
+    """Templates with the last turns, as verl-agent writes them."""
+
+    turns: Number
+    """Number of the last turns."""
+    prompts: str = "own"
+    """Templates: `own` (our words), `model` (those in the model's folder), or the folder of a checkout of verl-agent or
+    of a fork of it, whose texts are read and never run."""
+    sha256: str = ""
+    """Hash of the templates."""
+
+
+class Examples(Spec, tag_field=KIND):
+    """What the prompt shows in front of the task."""
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, Any]:
+        """`skills:FOLDER`, else the path of a file."""
+        kind, colon, folder = text.partition(":")
+        return {KIND: kind, "folder": folder} if kind == "skills" and colon else {KIND: "file", "file": text}
+
+
+class ExampleFile(Examples, tag="file"):
+    """Examples (few-shots) of a file."""
+
+    file: str
+    """A trace, whose successful episodes are shown, or a text."""
+    form: Literal["auto", "text", "turns"] = "auto"
+    """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
+    auto: a trace as turns."""
+    shown_for: Literal["all", "category"] = "all"
+    """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
+    content: str = ""
+    """Hash of what is shown."""
+
+
+class SkillTexts(Examples, tag="skills"):
+    """Texts by the kind of task (docs/algorithms.md#told)."""
+
+    folder: str
+    """Their folder, or the name of one that comes along."""
+    content: str = ""
+    """Hash of the texts."""
+
+
+class Chat(Spec):
+    """How a model is spoken to."""
+
+    channel: str = "auto"
+    """How actions are written: `text` in tags, `text:verl-agent` in tags that are read as there, `tool` as a tool call
+    in the words of the model's family (`tool:DIALECT` names them); auto: as the model was trained, else text."""
+    system: str | None = None
+    """System message; none: the environment's instructions and the channel's."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thinking switch of the chat template; auto: the template's default."""
+    memory: All | Window | React | VerlAgent = All()
+    """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
+    transcript), `verl-agent:N` (templates with the last N turns)."""
+    examples: ExampleFile | SkillTexts | None = None
+    """File with examples (few-shots) for the prompt: a trace, whose successful episodes are shown, or a text; or
+    `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told)."""
+    max_context: Count | None = None
+    """Most tokens of an episode's history and response; none: what the model allows."""
+
+
+class BareChat(Spec):
+    """How an agent writes that reads no prompt."""
+
+    channel: str = "none"
+    """How actions are written: `none` as bare actions, else as a model writes them."""
+    system: str | None = None
+    """System message that the episodes record; none: the environment's instructions and the channel's."""
+
+
+class ModelChat(Chat):
+    """How a model that plays here is spoken to."""
+
+    observation_role: Literal["auto", "user", "tool"] = "auto"
+    """Role of observations after the first; auto: what the chat template keeps more of the past for."""
+    history: Literal["template", "append"] = "template"
+    """`append` keeps earlier thoughts even if the template would drop them, so an episode is one segment."""
+    max_new_tokens: Count = 512
+    """Most tokens of one response."""
+
+
+class EndpointChat(Chat):
+    """How a model behind an endpoint is spoken to."""
+
+    max_new_tokens: Count = 4096
+    """Most tokens of one response."""
+
+
+# Who plays.
+
+
+class Agent(Spec, tag_field=KIND):
+    """Who plays."""
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, Any]:
+        """`KIND:VALUE`, `random`; another name with a colon, or of an installed package, is an agent of another
+        package; any other one a player of the environment."""
+        kind, colon, rest = text.partition(":")
+        if text == "random" or (kind in ("model", "openai", "replay") and rest):
+            return super().table_of(text)
+        return {KIND: "own" if colon or text in installed(AGENTS) else "player", "name": text}
+
+
+class Player(Agent, tag="player"):
+    """One of the environment's players."""
+
+    name: str = "expert"
+    """`expert` (sees the hidden state), or another player of the environment (ALFWorld: `searching`; WebShop:
+    `first-hit`; Search: `single-shot`)."""
+    noise: Share = 0.0
+    """Share of random actions."""
+    chat: BareChat = BareChat()
+    """How its actions are written."""
+
+
+class Random(Agent, tag="random"):
+    """Chooses among the admissible actions."""
+
+    chat: BareChat = BareChat()
+    """How its actions are written."""
+
+
+class Replay(Agent, tag="replay"):
+    """Says again what was recorded."""
+
+    trace: str
+    """The trace whose responses are replayed."""
+    chat: BareChat = BareChat()
+    """How its actions are written."""
+
+
+class Engine(Spec, tag_field=KIND):
+    """What generates."""
+
+
+class Local(Engine, tag="local"):
+    """This process, or worker processes beside it."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the model. Another one draws other episodes."""
+    device: str = "auto"
+    """Where it computes: `cpu`, `cuda`, ...; auto: cuda where there is one."""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
+
+
+class Servers(Engine, tag="servers"):
+    """Servers (SGLang, vLLM) that play with the model's weights."""
+
+    policy_server: str
+    """Address of a server that plays. `turngym serve policy` starts one; several with commas in between, or that of
+    SGLang's router. Which kind it is, is asked."""
+    server_parallel: Annotated[int, Meta(ge=1, le=1024)] = 64
+    """Most requests in flight on each server."""
+    server_deadline: Positive = 600.0
+    """Seconds for one response, with retries and waiting for a server that restarts."""
+    server: str = ""
+    """The kind of server, which is asked: another one draws other episodes from the same seed."""
+
+
+class Model(Agent, tag="model"):
+    """A language model."""
+
+    folder: str
+    """Folder of a Hugging Face causal model, or ORG/NAME[@REVISION], one of the hub."""
+    weights: str = ""
+    """Hash of the model's files."""
+    temperature: NotNegative = 0.85
+    """Sampling temperature; 0 is greedy."""
+    engine: Local | Servers = Local()
+    """What generates: this process, or servers."""
+    chat: ModelChat = ModelChat()
+    """How it is spoken to."""
+
+
+class OpenAI(Agent, tag="openai"):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    model: str
+    """Its name there."""
+    temperature: NotNegative = 0.85
+    """Sampling temperature; 0 is greedy."""
+    chat: EndpointChat = EndpointChat()
+    """How it is spoken to."""
+    endpoint: EndpointOptions = msgspec.field(default_factory=EndpointOptions)
+    """How it is asked."""
+
+
+class Own(Agent, tag="own"):
+    """An agent of another package, or an object."""
+
+    name: str
+    """`package.module:name`, or the name of an entry point."""
+    temperature: NotNegative | None = None
+    """Sampling temperature; none: it does not sample."""
+    noise: Share = 0.0
+    """Share of random actions, where it knows what that is."""
+    engine: Local = Local()
+    """Where it computes, if it has a model."""
+    chat: ModelChat = ModelChat()
+    """How it is spoken to."""
+    endpoint: EndpointOptions = msgspec.field(default_factory=EndpointOptions)
+    """How it asks, where it asks an endpoint."""
+
+
+AnyAgent = Player | Random | Replay | Model | OpenAI | Own
+
+
+# Who computes.
+
+
+class Compute(Spec):
+    """Who computes, and where things lie. Nothing here changes an episode."""
+
+    slots: Annotated[int, Meta(ge=1, le=10**6)] = 64
+    """Episodes played, and requests generated, at a time."""
+    data: str | None = None
+    """Folder of the environment's data; by default where it looks for them (for ALFWorld: $ALFWORLD_DATA)."""
+    workers: WorkerOptions = msgspec.field(default_factory=WorkerOptions)
+    """Which processes play."""
+
+
+class EvalSpec(Spec):
+    """An evaluation, or a rollout."""
+
+    preset: str | None = None
+    """A published set-up by name (turnopd, verl-agent, react, search-r1); `--preset list` shows what they set. What is
+    given beside it takes the place of its values."""
+    play: PlaySpec
+    """What is played."""
+    agent: AnyAgent = Player()
+    """`expert` (sees the hidden state), one of the environment's own players, `random`, `replay:TRACE`, `model:FOLDER`
+    (a Hugging Face causal model; `model:ORG/NAME[@REVISION]` is one of the hub), `openai:MODEL` (a model behind any
+    OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
+    compute: Compute = Compute()
+    """Who computes."""
+
+
+MEANING: Mapping[str, Literal["game", "player", "cost"]] = {
+    "play": "game",
+    "play.seed": "player",
+    "preset": "cost",
+    "agent": "player",
+    "agent.temperature": "game",
+    "agent.endpoint.base_url": "cost",
+    "agent.endpoint.key_env": "cost",
+    "agent.endpoint.request_deadline": "cost",
+    "agent.endpoint.request_retries": "cost",
+    "agent.endpoint.price_in": "cost",
+    "agent.endpoint.price_cached": "cost",
+    "agent.endpoint.price_out": "cost",
+    "agent.engine.device": "cost",
+    "agent.engine.threads": "cost",
+    "agent.engine.policy_server": "cost",
+    "agent.engine.server_parallel": "cost",
+    "agent.engine.server_deadline": "cost",
+    "compute": "cost",
+}
+"""What a difference at a path changes; the longest beginning counts."""
+
+
+def meaning(path: str) -> Literal["game", "player", "cost"]:
+    """What a difference at `path` changes."""
+    while path not in MEANING:
+        path = path.rpartition(".")[0]
+    return MEANING[path]

@@ -1,0 +1,137 @@
+"""From what people write to an `EvalSpec`: the one order in which its layers stand on top of each other.
+
+    default         samples, where nobody says otherwise
+    environment     what gym.make does where nothing is given
+    panel           its environment's arguments, its hash
+    model folder    how the model was trained to be spoken to (turngym.json)
+    preset          a published set-up
+    a file          --config
+    command line    or the keywords of a Python call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turngym.agents.models import hub_folder
+from turngym.agents.play_spec import Environment, EvalSpec, Memory, OnPanel, PlaySpec
+from turngym.agents.presets import Preset, find_preset
+from turngym.agents.rendering.chat_settings import FILE, ChatSettings
+from turngym.core.spec import Layer, Resolved, at, expand, merged, resolve
+from turngym.core.task import plain_id
+from turngym.core.user_files import user_path
+from turngym.envs.panels import Panel, PanelError, load_panel
+from turngym.envs.registration import default_arguments
+
+ENV = "turngym/ALFWorld-v0"
+"""The environment where nobody names one."""
+ENVIRONMENT = tuple(name for name in Environment.__struct_fields__ if name != "id")
+"""Arguments of `gym.make` that every environment has."""
+
+
+def resolve_play(
+    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    samples: int,
+    panel: Panel | None = None,
+    preset: Preset | None = None,
+) -> Resolved[EvalSpec]:
+    """The evaluation or rollout that people ask for.
+
+    Raises TurngymError for settings that do not exist or cannot be meant, an unknown panel, preset or environment.
+
+    Args:
+        asked: tables with short names, and who gives them, the last one on top.
+        samples: episodes per task where nobody says otherwise.
+        panel: the panel, where it is an object; None: as the tables name it.
+        preset: the set-up, where it is an object; None: as the tables name it.
+    """
+    tables = [Layer(name=where, table=expand(EvalSpec, table, where), asked=True) for where, table in asked]
+    given = merged([layer.table for layer in tables if not callable(layer.table)])
+    if panel is None and (named := at(given, "play.tasks.panel")) is not None:
+        panel = load_panel(str(named))
+    env_id = at(given, "play.env.id") or (ENV if panel is None else panel.env_id)
+    if panel is not None and plain_id(env_id) != plain_id(panel.env_id):
+        raise PanelError(f"{panel.full_name} is a panel of {panel.env_id}; asked for is {env_id}")
+    layers = [Layer(name="default", table={"play": {"samples": samples}}), environment_layer(env_id)]
+    if panel is not None:
+        layers.append(panel_layer(panel))
+    if at(given, "agent.kind") == "model":
+        layers.append(folder_layer(str(at(given, "agent.folder"))))
+    if preset is None:
+        preset = find_preset(at(given, "preset"), env_id)
+    if preset is not None:
+        layers.append(Layer(name=f"preset {preset.name}", table=preset.beside))
+    if panel is not None:
+        # the version that a name without one stands for
+        tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": _whole_name(panel, given)}}}))
+    found = resolve(EvalSpec, [*layers, *tables])
+    tasks = found.spec.play.tasks
+    if panel is not None and isinstance(tasks, OnPanel) and tasks.sha256 != panel.sha256:
+        raise PanelError(f"{panel.full_name} has sha256 {panel.sha256[:12]}, the settings say {tasks.sha256[:12]}")
+    return found
+
+
+def _whole_name(panel: Panel, given: Mapping[str, Any]) -> str:
+    named = str(at(given, "play.tasks.panel") or "")
+    package, colon, _ = named.rpartition(":")
+    return named if named.endswith(".json") else f"{package}{colon}{panel.full_name}"
+
+
+def environment_layer(env_id: str) -> Layer:
+    """What `gym.make` does where nothing is given."""
+    return Layer(name="environment", table=play_table(env_id, default_arguments(env_id)))
+
+
+def panel_layer(panel: Panel) -> Layer:
+    """What a panel fixes."""
+    table = play_table(panel.env_id, panel.make_kwargs)
+    table["play"]["tasks"] = {"kind": "panel", "panel": panel.full_name, "sha256": panel.sha256}
+    return Layer(name=f"panel {panel.full_name}", table=table)
+
+
+def play_table(env_id: str, made: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `gym.make` as a partial table."""
+    own = {name: value for name, value in made.items() if name in ENVIRONMENT}
+    rest = {name: value for name, value in made.items() if name not in ENVIRONMENT}
+    return {"play": {"env": {"id": env_id, **own}, "env_kwargs": rest}}
+
+
+def folder_layer(folder: str) -> Layer:
+    """How a model's folder says that the model is spoken to; nothing where it does not say."""
+    path = user_path(hub_folder(folder))
+    if not (path / FILE).exists():
+        return Layer(name="model folder", table={})
+    return Layer(name=f"{FILE} of the model", table={"agent": {"chat": chat_table(ChatSettings.load(path))}})
+
+
+def chat_table(settings: ChatSettings) -> dict[str, Any]:
+    """The chat settings of a folder as a partial table of `ModelChat`."""
+    memory = Memory.table_of(settings.memory)
+    if settings.prompts is not None:
+        memory["prompts"] = "model"
+    return {
+        "channel": settings.channel,
+        "system": settings.system,
+        "thinking": {None: "auto", True: "on", False: "off"}[settings.thinking],
+        "memory": memory,
+        "max_context": settings.max_context,
+        "observation_role": settings.observation_role,
+        "history": settings.history,
+        "max_new_tokens": settings.max_new_tokens,
+    }
+
+
+def make_arguments(play: PlaySpec, data: str | None = None) -> dict[str, Any]:
+    """All arguments of `gym.make`.
+
+    Args:
+        play: what is played.
+        data: folder of the environment's data; None: where it looks for them.
+    """
+    own = {name: getattr(play.env, name) for name in ENVIRONMENT}
+    # an environment without splits takes no such argument
+    if own["split"] is None:
+        del own["split"]
+    return {**own, **play.env_kwargs, **({} if data is None else {"data": data})}

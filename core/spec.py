@@ -1,0 +1,727 @@
+"""Settings as typed values: one value says everything on which a number depends, and it stands whole in every record.
+
+    class Rules(Judge, tag="rules"):                 a kind of judge, without settings
+        pass
+    class Model(Judge, tag="model"):                 another kind, with its own
+        folder: str
+        votes: Annotated[int, Meta(ge=1)] = 3
+    class Run(Spec):
+        steps: Count = 100
+        judge: Rules | Model = Rules()
+
+A setting that needs another one lives inside it: `votes` exists for a model alone. `settings_of` lists the settings of a
+type by path (`judge.votes`). People may write the end of a path instead of all of it, and a table as the text of its
+kind: `judge = "model:FOLDER"`. `expand` turns what they write into a partial table of whole paths, `resolve` puts
+partial tables on top of each other and keeps who gave each value, and `diff` is the only comparison of two values.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import math
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Meta, Struct
+
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.redaction import brief
+from turngym.core.task import content_hash
+
+T = TypeVar("T")
+KIND = "kind"
+NONE = "none"
+"""How None is written where there is no null: in TOML and on a command line."""
+
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+"""Number of things that there are."""
+Number = Annotated[int, Meta(ge=0, le=10**9)]
+Seed = Annotated[int, Meta(ge=0)]
+"""A seed, which may have any number of digits."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class SpecError(TurngymError, ValueError):
+    """A setting that does not exist, or that cannot have its value."""
+
+
+class _KeywordsOnly(type(Struct)):  # type: ignore[misc]
+    """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
+
+
+class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_KeywordsOnly):
+    """Base of all settings."""
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, Any]:
+        """The table that a text stands for: `VALUE` of the first field, of a kind `KIND` or `KIND:VALUE`."""
+        kinds = _kinds_of(cls)
+        if not kinds:
+            return _main_table(cls, text)
+        kind, colon, value = text.partition(":")
+        if kind not in kinds:
+            raise SpecError(f"{brief(text, 80)} is not known; valid: {', '.join(kinds)}.{did_you_mean(kind, kinds)}")
+        return {KIND: kind, **(_main_table(kinds[kind], value) if colon else {})}
+
+
+# What settings a type has.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a type, or a table of settings."""
+
+    path: str
+    """Names from the top, with dots between them."""
+    type: Any
+    default: Any
+    """`NODEFAULT` if a value must be given."""
+    owners: tuple[type[Spec], ...]
+    """The classes that have it: several if several kinds of a union do."""
+    tables: tuple[type[Spec], ...]
+    """What a table may be: the kinds of a union; () for a single value."""
+    optional: bool
+    """Whether None is valid."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def free(self) -> bool:
+        """Whether it is a table of any keys (arguments of `gym.make`)."""
+        return get_origin(_bare(self.type)) is dict
+
+    @property
+    def about(self) -> str:
+        """What the field's docstring says, as one line."""
+        return docs_of(self.owners[0]).get(self.name, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    type: Any
+    default: Any
+
+
+@cache
+def fields_of(cls: type[Any]) -> tuple[_Field, ...]:
+    """The fields of a table: a `Spec`, or a dataclass."""
+    if issubclass(cls, Struct):
+        return tuple(
+            _Field(field.name, field.type, field.default if field.default_factory is NODEFAULT else field.default_factory())
+            for field in msgspec.structs.fields(cls)
+        )
+    kinds = get_type_hints(cls, include_extras=True)
+    found = []
+    for item in dataclasses.fields(cls):
+        default = NODEFAULT if item.default is dataclasses.MISSING else item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        found.append(_Field(item.name, kinds[item.name], default))
+    return tuple(found)
+
+
+def _tables_in(kind: Any) -> tuple[type[Any], ...]:
+    """The kinds of table that a type has room for; () for a type of single values."""
+    types_ = (one for one in _members(kind) if isinstance(one, type))
+    return tuple(one for one in types_ if issubclass(one, Spec) or dataclasses.is_dataclass(one))
+
+
+@cache
+def settings_of(cls: type[Spec]) -> Mapping[str, Setting]:
+    """All settings and tables of a type by path, in the order of its fields."""
+    found: dict[str, Setting] = {}
+    for setting in _walk(cls, ""):
+        known = found.get(setting.path)
+        if known is not None:
+            kinds = known.type if known.type == setting.type else Union[known.type, setting.type]  # noqa: UP007
+            setting = Setting(
+                path=known.path,
+                type=kinds,
+                default=known.default,
+                owners=(*known.owners, *setting.owners),
+                tables=tuple(dict.fromkeys((*known.tables, *setting.tables))),
+                optional=known.optional or setting.optional,
+            )
+        found[setting.path] = setting
+    return found
+
+
+def _walk(cls: type[Any], above: str) -> Iterator[Setting]:
+    for field in fields_of(cls):
+        path, tables = f"{above}{field.name}", _tables_in(field.type)
+        optional = type(None) in _members(field.type)
+        yield Setting(
+            path=path, type=field.type, default=field.default, owners=(cls,), tables=tables, optional=optional
+        )
+        for table in tables:
+            yield from _walk(table, f"{path}.")
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, without notes; of any other type itself."""
+    kind = _bare(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(one for part in get_args(kind) for one in _members(part))
+    return (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    return _bare(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
+
+
+def kind_of(cls: type[Any]) -> str | None:
+    """The tag of a kind; None for a type that is no kind of anything."""
+    tag = cls.__struct_config__.tag if issubclass(cls, Struct) else None
+    return None if tag is None else str(tag)
+
+
+def _kinds_of(cls: type[Spec]) -> dict[str, type[Spec]]:
+    """The kinds below a base class of kinds, by tag."""
+    return {tag: below for below in cls.__subclasses__() if (tag := kind_of(below)) is not None}
+
+
+def _main(cls: type[Any]) -> str:
+    """The field that a text stands for: the first; "" where there is none."""
+    return next((field.name for field in fields_of(cls)), "")
+
+
+def _main_table(cls: type[Any], text: str) -> dict[str, Any]:
+    if not _main(cls):
+        raise SpecError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
+    name = _main(cls)
+    return {name: read_word(settings_of(cls)[name], [text], name)}
+
+
+@cache
+def _by_ending(cls: type[Spec]) -> Mapping[str, tuple[str, ...]]:
+    """Every ending of a path to the paths that end so: those with the fewest parts."""
+    found: dict[str, list[str]] = {}
+    for path in settings_of(cls):
+        parts = path.split(".")
+        for first in range(len(parts)):
+            found.setdefault(".".join(parts[first:]), []).append(path)
+    least = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
+    return {name: tuple(one for one in paths if one.count(".") == least[name]) for name, paths in found.items()}
+
+
+def find(cls: type[Spec], name: str, where: str) -> Setting:
+    """The setting that `name` means: a path, or an end of one; of several the one with the fewest parts.
+
+    Raises SpecError for a name that means nothing, or several settings.
+    """
+    paths = _by_ending(cls).get(name, ())
+    if len(paths) == 1:
+        return settings_of(cls)[paths[0]]
+    if paths:
+        raise SpecError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
+    raise SpecError(f"{where}: there is no setting {brief(name, 80)}.{did_you_mean(name, short_names(cls))}")
+
+
+def short_name(cls: type[Spec], path: str) -> str:
+    """The shortest end of a path that means it."""
+    parts = path.split(".")
+    for first in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[first:])
+        if _by_ending(cls)[name] == (path,):
+            return name
+    return path
+
+
+def short_names(cls: type[Spec]) -> list[str]:
+    """The short names of all settings."""
+    return [short_name(cls, path) for path in settings_of(cls)]
+
+
+# From what people write to a partial table of whole paths.
+
+
+def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A partial table of whole paths from one that may use short names, and texts in place of tables.
+
+    Raises SpecError for a name that means nothing, and for a setting that is given twice.
+
+    Args:
+        cls: the type that the table is a part of.
+        table: values by name; tables may be nested.
+        where: the source (a file, `evaluate()`), for errors.
+    """
+    found: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for name, setting, value in _named(cls, table, where, ""):
+        path = setting.path
+        if path in given:
+            raise SpecError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
+        given[path] = name
+        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
+    return _with_kinds(cls, found)
+
+
+def _named(
+    cls: type[Spec], table: Mapping[str, Any], where: str, above: str
+) -> Iterator[tuple[str, Setting, Any]]:
+    for key, value in table.items():
+        name = f"{above}{key}"
+        # the kind of a union, beside the settings of that kind
+        if key == KIND and above:
+            yield name, find(cls, above[:-1], where), {KIND: value}
+            continue
+        setting = find(cls, name, where)
+        if isinstance(value, Mapping) and setting.tables:
+            # in one piece, so that a kind and its settings stay together
+            inner: dict[str, Any] = {}
+            for below, one, item in _named(cls, value, where, f"{setting.path}."):
+                if one.path == setting.path:
+                    inner |= item
+                else:
+                    part = _table_of(one, item, f"{where}: {below}") if one.tables else item
+                    put(inner, one.path.removeprefix(f"{setting.path}."), part)
+            yield name, setting, inner
+        else:
+            yield name, setting, value
+
+
+def _table_of(setting: Setting, value: Any, where: str) -> Any:
+    """The table that a text or None stands for."""
+    if isinstance(value, setting.tables):
+        return msgspec.to_builtins(value, enc_hook=plain_name)
+    if isinstance(value, str) and not (setting.optional and value == NONE):
+        base: Any = setting.tables[0]
+        # of a union the class that all kinds extend
+        if kind_of(base) is not None:
+            base = base.__bases__[0]
+        try:
+            return base.table_of(value) if issubclass(base, Spec) else _main_table(base, value)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+    if value is None or value == NONE or isinstance(value, Mapping):
+        return value
+    # a value of the first field that is no text: `workers = 2`
+    if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
+        return {_main(setting.tables[0]): value}
+    raise SpecError(f"{where} is {brief(value, 80)}; valid: a text, or a table of settings")
+
+
+def put(table: dict[str, Any], path: str, value: Any) -> None:
+    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged."""
+    *above, last = path.split(".")
+    for name in above:
+        table = table.setdefault(name, {})
+    old = table.get(last)
+    table[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+
+
+def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
+    """`table` with the kind of each union that it does not name, where one kind alone begins with a field given."""
+    for path, setting in settings_of(cls).items():
+        inner = at(table, path)
+        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2:
+            continue
+        mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
+        fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]
+        if len(fits) == 1:
+            inner[KIND] = fits[0]
+    return table
+
+
+def at(table: Any, path: str) -> Any:
+    """The value at a dotted path of nested tables; None where there is none."""
+    for name in path.split("."):
+        if not isinstance(table, Mapping) or name not in table:
+            return None
+        table = table[name]
+    return table
+
+
+def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
+    """The value that words of a command line stand for. Raises SpecError.
+
+    A list takes any number of words, every other setting one.
+    """
+    many = any(get_origin(one) is tuple for one in _members(setting.type))
+    if not many and len(words) != 1:
+        raise SpecError(f"{where} needs {'one value' if len(words) else 'a value'}; it is given {len(words)}")
+    if setting.tables:
+        return words[0]
+    if setting.optional and list(words) == [NONE]:
+        return None
+    value: Any = list(words) if many else words[0]
+    if setting.free:
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise SpecError(f"{where} is {brief(value, 80)}; valid: a JSON object ({error})") from None
+    try:
+        found = msgspec.convert(value, setting.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{where} is {brief(' '.join(words), 80)}; valid: {_valid(str(error))}") from None
+    return found
+
+
+# One place that knows an order.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A partial table of whole paths, and who gives it."""
+
+    name: str
+    """Who gives its values, for origins and errors: `panel alfworld-quickstart-v1`, `command line`."""
+    table: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """The values; or a function that makes them from all that people asked for."""
+    asked: bool = False
+    """Whether a person asked for these values. What the chosen kind of a union does not have is then refused; from all
+    other layers it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(Generic[T]):
+    """A whole value, and where each of its settings comes from."""
+
+    spec: T
+    origins: Mapping[str, str]
+    """Path to the name of the layer that gave its value; the type's own defaults have none."""
+
+    def to_toml(self) -> str:
+        """The value as TOML, with the origin of each line as a comment."""
+        return to_toml(self.spec, self.origins)
+
+
+def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
+    """The value that the layers give together: each stands on top of those before it.
+
+    Tables are merged key by key. A table of another kind takes the place of the whole table below it. Raises SpecError,
+    which names the layer.
+    """
+    asked_for = merged([layer.table for layer in layers if layer.asked and not callable(layer.table)])
+    made = [
+        Layer(name=one.name, table=one.table(asked_for), asked=one.asked) if callable(one.table) else one
+        for one in layers
+    ]
+    table, origins = _merged(made)
+    asked = {layer.name for layer in layers if layer.asked}
+    _fit(cls, table, origins, asked)
+    return Resolved(spec=read(cls, table, "", origins), origins=origins)
+
+
+def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Partial tables on top of each other."""
+    return _merged([Layer(name="", table=table) for table in tables])[0]
+
+
+def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    table: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        assert not callable(layer.table)
+        _merge(table, layer.table, origins, layer.name, "")
+    return table, origins
+
+
+def _merge(table: dict[str, Any], above: Mapping[str, Any], origins: dict[str, str], name: str, path: str) -> None:
+    for key, value in above.items():
+        here, old = f"{path}{key}", table.get(key)
+        if not isinstance(value, Mapping):
+            _forget(origins, here)
+            table[key], origins[here] = value, name
+            continue
+        # an empty table, such as {} of free keys, must not hide what is below
+        other = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
+        if not isinstance(old, dict) or other:
+            _forget(origins, here)
+            old = table[key] = {}
+            origins[here] = name
+        _merge(old, value, origins, name, f"{here}.")
+
+
+def _forget(origins: dict[str, str], path: str) -> None:
+    for one in [one for one in origins if one == path or one.startswith(f"{path}.")]:
+        del origins[one]
+
+
+def _fit(cls: type[Any], table: dict[str, Any], origins: Mapping[str, str], asked: set[str], path: str = "") -> None:
+    """Gives each union the kind that it has by default, and leaves out what its kind does not have, if nobody asked."""
+    for field in fields_of(cls):
+        here, inner, tables = f"{path}{field.name}", table.get(field.name), _tables_in(field.type)
+        if not tables or not isinstance(inner, dict):
+            continue
+        chosen = tables[0]
+        if kind_of(chosen) is not None:
+            usual = kind_of(type(field.default))
+            kind = inner.setdefault(KIND, usual)
+            if kind is None:
+                del inner[KIND]
+                if not any(_asked(origins, asked, f"{here}.{key}") for key in inner):
+                    del table[field.name]
+                continue
+            fitting = [one for one in tables if kind_of(one) == kind]
+            if not fitting:
+                continue  # `read` refuses it
+            chosen = fitting[0]
+        known = {one.name for one in fields_of(chosen)}
+        for key in [key for key in inner if key != KIND and key not in known]:
+            if not _asked(origins, asked, f"{here}.{key}"):
+                del inner[key]
+        _fit(chosen, inner, origins, asked, f"{here}.")
+
+
+def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
+    return any(by in asked for one, by in origins.items() if one == path or one.startswith(f"{path}."))
+
+
+# Reading and writing whole values.
+
+
+def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[str, str] | None = None) -> T:
+    """The value of a whole table. Raises SpecError: what, which value, whose, what would be valid.
+
+    Args:
+        cls: its type.
+        table: nested, as TOML and JSON give it; "none" stands for None.
+        where: the source, for errors; "" where `origins` says it.
+        origins: who gave each setting; None: all of it comes from `where`.
+    """
+    table = _without_none(cls, table)
+    try:
+        found = msgspec.convert(table, cls)
+    except msgspec.ValidationError as error:
+        raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}" if where else str(error)) from None
+    _check_finite(found, where)
+    return found
+
+
+def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` with None in place of the text that stands for it."""
+    found = dict(table)
+    kinds = {field.name: field.type for field in fields_of(cls)}
+    for name, value in found.items():
+        kind = kinds.get(name)
+        if isinstance(value, str) and value == NONE and type(None) in _members(kind):
+            found[name] = None
+        elif isinstance(value, Mapping):
+            tables = _tables_in(kind)
+            fitting = [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables)
+            if fitting:
+                found[name] = _without_none(fitting[0], value)
+            else:
+                found[name] = {key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()}
+    return found
+
+
+def _check_finite(value: Any, where: str, path: str = "") -> None:
+    """Raises SpecError for a number that is infinite or not a number: no setting has one."""
+    if isinstance(value, Spec):
+        for field in fields_of(type(value)):
+            _check_finite(getattr(value, field.name), where, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(value, tuple):
+        for item in value:
+            _check_finite(item, where, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f"{where}{': ' if where else ''}{path} is {value}; valid: a finite number")
+
+
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile("Object missing required field `(.*)`$")
+
+
+def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mapping[str, str]) -> str:
+    """msgspec's error in our words."""
+    match = _AT.match(said)
+    assert match is not None
+    what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
+    if unknown := _UNKNOWN.match(what):
+        full = f"{path}.{unknown[1]}" if path else unknown[1]
+        who = _said_by(origins, full, where)
+        setting = settings_of(cls).get(full)
+        if setting is None:
+            return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
+        owners = " or ".join(dict.fromkeys(str(kind_of(one)) for one in setting.owners))
+        chosen = at(table, f"{path}.{KIND}")
+        return f"{who}: {short_name(cls, full)} is a setting of {path} = {owners}; {path} is {chosen}"
+    if missing := _MISSING.match(what):
+        full = f"{path}.{missing[1]}" if path else missing[1]
+        name = short_name(cls, full) if full in settings_of(cls) else full
+        return f"{_said_by(origins, path, where)}: {name} must be given"
+    name = short_name(cls, path) if path in settings_of(cls) else path
+    value = at(table, path)
+    setting = settings_of(cls).get(path)
+    choices = choices_of(setting.type) if setting is not None else []
+    if path.endswith(f".{KIND}"):
+        union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
+        choices = [] if union is None else [str(kind_of(one)) for one in union.tables]
+        name = path
+    valid = f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(what)
+    return f"{_said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
+
+
+def _said_by(origins: Mapping[str, str], path: str, where: str) -> str:
+    """The layer that gave the value at `path`, or the table that it is in."""
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    return origins.get(path, where or "settings")
+
+
+_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": NONE,
+}
+_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+
+
+def _valid(said: str) -> str:
+    """What msgspec expected, for people: "Expected `int` >= 1" is "a whole number of at least 1"."""
+    match = re.match(r"Expected `([^`]*)`(?: (>=|<=|>|<) (\S+))?( of length \d+)?", said)
+    if match is None:
+        return said
+    names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))
+    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3]}"
+    return f"{names}{bound}{match[4] or ''}"
+
+
+def choices_of(kind: Any) -> list[str]:
+    """The values of the literals in a type."""
+    found = [str(item) for one in _members(kind) if get_origin(one) is Literal for item in get_args(one)]
+    return list(dict.fromkeys(found))
+
+
+def to_table(spec: Spec) -> dict[str, Any]:
+    """A value as a nested table of plain values, defaults included."""
+    found: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
+    return found
+
+
+def plain_name(value: Any) -> str:
+    """How a record names an object that JSON cannot hold: by the place of its class."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """All values in nested tables by dotted path; of an empty table the table."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{above}.{name}" if above else str(name)
+        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
+    return found
+
+
+# One comparison.
+
+
+def diff(first: Spec, second: Spec) -> dict[str, tuple[Any, Any]]:
+    """The paths at which two values of one type differ, with both values; None where one of them has no such setting.
+
+    Of tables of different kinds the settings of both are named.
+    """
+    return differing(to_table(first), to_table(second))
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The same of the tables of two values."""
+    one, other = flat(first), flat(second)
+    return {
+        path: (one.get(path), other.get(path))
+        for path in {**one, **other}
+        if _plain(one.get(path)) != _plain(other.get(path))
+    }
+
+
+def _plain(value: Any) -> Any:
+    """`value` so that only equal settings are equal: 1 is not True, and a tuple is the list that JSON gives back."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return (bool, value) if isinstance(value, bool) else value
+
+
+def sha256_of(table: Mapping[str, Any]) -> str:
+    """A hash of a value's table, 64 hex digits."""
+    return content_hash(table)
+
+
+# TOML.
+
+
+def to_toml(spec: Spec, origins: Mapping[str, str] | None = None) -> str:
+    """A value as TOML, whole; with `origins` each line says where its value comes from."""
+    return _toml_table(to_table(spec), "", origins or {})
+
+
+def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:
+    lines, below = list[str](), list[str]()
+    for key, value in table.items():
+        path = f"{name}.{toml_key(key)}" if name else toml_key(key)
+        if isinstance(value, Mapping) and value:
+            below.append(_toml_table(value, path, origins).rstrip("\n"))
+            continue
+        line = f"{toml_key(key)} = {toml_value(value)}"
+        who = origins.get(f"{name}.{key}" if name else key)
+        lines.append(f"{line}  # {who}" if who else line)
+    own = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
+    return "\n\n".join(part for part in (own, *below) if part) + "\n"
+
+
+def toml_key(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if name and all(char.isascii() and (char.isalnum() or char in "_-") for char in name) else _quoted(name)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it, in one line."""
+    if value is None:
+        return _quoted(NONE)
+    # before the numbers: True is an int to Python
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    # the one character that JSON strings may hold bare and TOML strings may not
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@cache
+def docs_of(cls: type[Any]) -> Mapping[str, str]:
+    """Maps each field of a class to the string below it, as one line. Empty if the source cannot be read."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, following in pairwise(body):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                found[field.target.id] = " ".join(str(following.value.value).split())
+    return found
