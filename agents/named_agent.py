@@ -1,24 +1,49 @@
-"""The agent that a name stands for: `expert`, `random`, `replay:TRACE`, `model:FOLDER`, `openai:MODEL`, or your own."""
+"""The agent that a name stands for: `expert`, `random`, `replay:TRACE`, `model:FOLDER`, `openai:MODEL`, or your own.
+
+`open_agent` makes it from an `Agent` of `agents.play_spec`, and completes that: what the chat template decides, and the
+hashes of the files that it names.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from turngym.agents.agent_options import AGENTS, AgentOptions
+import msgspec
+
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
+from turngym.agents.play_spec import (
+    AGENTS,
+    AnyAgent,
+    BareChat,
+    EndpointChat,
+    ExampleFile,
+    Local,
+    Model,
+    ModelChat,
+    OpenAI,
+    Own,
+    Player,
+    Random,
+    Replay,
+    SkillTexts,
+    VerlAgent,
+    Window,
+    kind_of,
+)
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
+from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.agents.servers.server_options import PolicyServer
 from turngym.core.errors import AgentError as AgentError
@@ -31,6 +56,7 @@ from turngym.core.user_files import user_path
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 
+AnyChat = TypeVar("AnyChat", ModelChat, EndpointChat)
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 
 
@@ -45,66 +71,84 @@ class OpenedAgent:
     """None for agents that do not sample."""
     chat: str = ""
     """How a model is spoken to, in a line for people."""
-    fingerprint: str | None = None
-    """Hash of a model's files: two checkpoints of one name are not the same player."""
-    dtype: str | None = None
-    """Precision of a model that plays in this process: another one draws other episodes."""
-    origin: str | None = None
-    """`ORG/NAME@COMMIT` of a model from the hub."""
-    memory: str | None = None
-    """What a model's prompts hold of the episode; None for agents that read none."""
-    prompts: str | None = None
-    """A hash of the templates of a model's prompts; None without any."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
-    player: str | None = None
-    """The place of an agent that did not come with turngym: its own name may say anything."""
+    spec: AnyAgent = Player()
+    """The player as it was opened, with nothing left open. `open_agent` sets it."""
 
 
-MakeAgent = Callable[[TextEnv, AgentOptions], Agent | OpenedAgent]
+MakeAgent = Callable[[TextEnv, Own], Agent | OpenedAgent]
 """An agent from another package: `--agent package.module:name`, or a name in its entry points `turngym.agents`.
 
 It is given the environment that will be played, closed: that says its `tool`, `players` and `env_id`. An `Agent` alone
-speaks as `options.channel` says, by default in bare actions; an `OpenedAgent` says more.
+speaks as `options.chat.channel` says, by default in bare actions; an `OpenedAgent` says more.
 """
 
 
-def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: PolicyServer | None = None) -> OpenedAgent:
-    """The agent that `options.agent` names. `probe` gives the environment it will play, if it must be asked.
-
-    A model plays in this process, or on `servers`.
+def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) -> OpenedAgent:
+    """The agent that `spec` names. `probe` gives the environment it will play, if it must be asked.
 
     Raises:
-        AgentError: a missing trace, a folder that holds no model.
+        AgentError: a missing trace, a folder that holds no model, or another model than the settings say.
         PluginError: an unknown agent, or one that cannot be imported.
     """
-    name, channel = options.agent, _plain_channel(options)
-    kind, _, argument = name.partition(":")
-    found: Agent
-    if name == "random":
-        found = RandomAgent()
-    elif kind == "replay" and argument:
-        found = ReplayAgent(read_episodes(argument), name=f"replay {Path(argument).name}")
-    elif kind == "model" and argument:
+    if isinstance(spec, Model):
         env = probe()
-        _warn_of_transfer(argument, env.env_id)
-        return _open_model(argument, options, env, servers or PolicyServer())
-    elif kind == "openai" and argument:
-        return _open_endpoint(argument, options, probe())
-    elif options.examples is not None:
-        raise AgentError(f"--examples are for models (model:FOLDER, openai:MODEL), not for the agent {name!r}")
-    # `expert` plays in every environment, so that one need not be asked
-    elif name == "expert" or name in (env := probe()).players or name in installed(PLAYERS):
-        shown = f"{name} (noise {options.noise:g})" if options.noise else name
-        found = ExpertAgent(expert=named_player(name), noise=options.noise, name=shown)
-    elif hint := _meant(name):
-        raise AgentError(f"unknown agent {name!r}. {hint}")
+        _warn_of_transfer(spec.folder, env.env_id)
+        return _open_model(spec, env, slots)
+    if isinstance(spec, OpenAI):
+        return _open_endpoint(spec, probe(), slots)
+    if isinstance(spec, Own):
+        return _open_own(spec, probe())
+    found: Agent
+    if isinstance(spec, Random):
+        found = RandomAgent()
+    elif isinstance(spec, Replay):
+        found = ReplayAgent(read_episodes(spec.trace), name=f"replay {Path(spec.trace).name}")
     else:
-        make: MakeAgent = find(AGENTS, name, {}, known=(*KINDS, *env.players))
-        made = make(env, options)
-        opened = made if isinstance(made, OpenedAgent) else OpenedAgent(agent=made, channel=channel)
-        return replace(opened, player=name, system=options.system if opened is not made else opened.system)
-    return OpenedAgent(agent=found, channel=channel, system=options.system)
+        name = spec.name
+        # `expert` plays in every environment, so that one need not be asked
+        if name != "expert" and name not in (env := probe()).players and name not in installed(PLAYERS):
+            if hint := _meant(name):
+                raise AgentError(f"unknown agent {name!r}. {hint}")
+            # says which there are
+            find(AGENTS, name, {}, known=(*KINDS, *env.players))
+        shown = f"{name} (noise {spec.noise:g})" if spec.noise else name
+        found = ExpertAgent(expert=named_player(name), noise=spec.noise, name=shown)
+    return OpenedAgent(agent=found, channel=_plain_channel(spec.chat), system=spec.chat.system, spec=spec)
+
+
+def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
+    """An agent object, for which `spec` says how it is spoken to.
+
+    A `ModelAgent` brings its channel and temperature, an `OpenedAgent` everything.
+    """
+    name = f"{type(agent).__module__}:{type(agent).__qualname__}"
+    if isinstance(agent, OpenedAgent):
+        own = agent.agent
+        name = f"{type(own).__module__}:{type(own).__qualname__}"
+        opened = agent
+    elif isinstance(agent, ModelAgent):
+        channel = None if agent.channel is None else agent.channel.name
+        heat = agent.sampling.temperature
+        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=heat)
+    elif isinstance(agent, EndpointAgent):
+        opened = OpenedAgent(
+            agent=agent, channel=agent.channel.name, system=spec.chat.system, temperature=agent.temperature
+        )
+    else:
+        opened = OpenedAgent(agent=agent, channel=_plain_channel(spec.chat), system=spec.chat.system)
+    chat = msgspec.structs.replace(spec.chat, channel=opened.channel or "none", system=opened.system)
+    return replace(
+        opened, spec=msgspec.structs.replace(spec, name=name, temperature=opened.temperature, chat=chat)
+    )
+
+
+def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
+    make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
+    made = make(env, spec)
+    opened = opened_object(made, spec)
+    return replace(opened, spec=msgspec.structs.replace(opened.spec, name=spec.name))
 
 
 def _meant(name: str) -> str:
@@ -120,56 +164,21 @@ def _meant(name: str) -> str:
     return ""
 
 
-def as_opened(
-    agent: str | Agent | OpenedAgent,
-    settings: Mapping[str, Any],
-    probe: Callable[[], TextEnv],
-    servers: PolicyServer | None = None,
-) -> OpenedAgent:
-    """The agent that Python code or a command names: a name, opened with `settings` (of `AgentOptions`), or an object.
-
-    A `ModelAgent` brings its channel and temperature; any other object speaks as `channel` and `system` say.
-
-    Args:
-        agent: a name as on the command line, or an object.
-        settings: fields of `AgentOptions`. With an object only `temperature`, `slots`, `threads`, `channel` and
-            `system` may differ from their defaults, with an OpenedAgent only the first three.
-        probe: gives the environment, to be asked for its tool and players.
-        servers: those that play with a model's weights; None: this process.
-    """
-    options = AgentOptions.of(settings)
-    if isinstance(agent, str):
-        return open_agent(replace(options, agent=agent), probe, servers)
-    usable = ("temperature", "slots", "threads", *(() if isinstance(agent, OpenedAgent) else ("channel", "system")))
-    idle = [name for name in settings if name not in usable and settings[name] != AgentOptions().flat()[name]]
-    if idle:
-        raise AgentError(f"{', '.join(idle)}: settings of agents that are named; an agent object has its own")
-    if isinstance(agent, OpenedAgent):
-        return agent
-    if isinstance(agent, ModelAgent):
-        channel = None if agent.channel is None else agent.channel.name
-        temperature = agent.sampling.temperature
-        opened = OpenedAgent(agent=agent, channel=channel, system=options.system, temperature=temperature)
-    elif isinstance(agent, EndpointAgent):
-        opened = _opened_endpoint(agent, options.system)
-    else:
-        opened = OpenedAgent(agent=agent, channel=_plain_channel(options), system=options.system)
-    return replace(opened, player=f"{type(agent).__module__}:{type(agent).__qualname__}")
-
-
-def _plain_channel(options: AgentOptions) -> str | None:
+def _plain_channel(chat: BareChat | ModelChat) -> str | None:
     """Scripted agents speak in bare actions unless they are told otherwise."""
-    return None if options.channel in ("auto", "none") else options.channel
+    return None if chat.channel in ("auto", "none") else chat.channel
 
 
-def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: PolicyServer) -> OpenedAgent:
-    tool, folder = env.tool, str(hub_folder(folder))
-    settings = _settings(ChatSettings.load(folder), options, env.env_id)
-    path = Path(folder).resolve()
-    engine, model, tokenizer = _engine(folder, settings, options, servers)
+def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
+    tool, folder = env.tool, str(hub_folder(spec.folder))
+    path, weights = Path(folder).resolve(), weights_of(folder)
+    if spec.weights not in ("", weights):
+        raise AgentError(f"{spec.folder} holds weights {weights}; the settings say {spec.weights}: another model")
+    settings = chat_settings(spec.chat, ChatSettings.load(folder), env.env_id)
+    engine, model, tokenizer, made = _engine(spec, folder, settings, slots)
     settings = complete_settings(settings, tokenizer, tool)
     channel = make_channel(settings.channel, tool)
-    examples = _examples(options, env, channel)
+    examples = _examples(spec.chat, env, channel)
     renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes, examples.skills)
     system = settings.system
     if examples.text:
@@ -182,43 +191,80 @@ def _open_model(folder: str, options: AgentOptions, env: TextEnv, servers: Polic
         name = f"model {origin.partition('@')[0]}@{path.name[:8]}"
     player = ModelPlayer(engine=engine, renderer=renderer, settings=settings, tool=tool)
     return OpenedAgent(
-        agent=player.agent(options.heat, name),
+        agent=player.agent(spec.temperature, name),
         channel=settings.channel,
         system=system,
         chat=describe(settings),
-        temperature=options.heat,
-        fingerprint=_fingerprint(
-            folder,
-            settings,
-            # another engine draws other episodes from the same seed
-            **({"engine": engine.fleet.dialect.name.lower()} if servers.policy_server else {}),
-            **({"examples": examples.identity} if examples.identity else {}),
-        ),
-        dtype=None if servers.policy_server else options.dtype,
-        origin=origin,
-        memory=settings.memory,
-        prompts=_prompts(settings.remembers),
+        temperature=spec.temperature,
         examples=examples,
+        spec=msgspec.structs.replace(
+            spec,
+            folder=origin or spec.folder,
+            weights=weights,
+            engine=made,
+            chat=_completed(spec.chat, settings.remembers, examples, settings),
+        ),
     )
 
 
-def _fingerprint(folder: str | Path, settings: ChatSettings, **more: Any) -> str:
-    return content_hash({"files": file_hashes(folder), "settings": settings.identity, **more})[:16]
+def weights_of(folder: str | Path) -> str:
+    """A hash of the files of a model."""
+    return content_hash(file_hashes(folder))[:16]
 
 
-def model_fingerprint(folder: str | Path, env: TextEnv) -> str:
-    """The `fingerprint` of `model:FOLDER` with its own chat settings in `env`; the weights are not loaded."""
-    settings = complete_settings(ChatSettings.load(folder), load_tokenizer(folder), env.tool)
-    return _fingerprint(folder, settings)
+def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettings:
+    """How a model is spoken to, as renderers take it.
+
+    Raises AgentError for templates of another environment than `env_id`.
+
+    Args:
+        chat: what was asked for, whole.
+        own: what the model's folder says; it may hold templates.
+        env_id: Gymnasium id of the environment that is played.
+    """
+    if chat.channel == "none":
+        raise AgentError("a model needs a channel to write actions in: --channel text or tool")
+    memory = chat.memory
+    named = f"{kind_of(memory)}:{memory.turns}" if isinstance(memory, Window | VerlAgent) else str(kind_of(memory))
+    prompts = memory.prompts if isinstance(memory, VerlAgent) and memory.prompts != "model" else None
+    return ChatSettings(
+        channel="text" if chat.channel == "auto" else chat.channel,
+        system=chat.system,
+        observation_role=chat.observation_role,
+        thinking={"auto": None, "on": True, "off": False}[chat.thinking],
+        history=chat.history,
+        max_new_tokens=chat.max_new_tokens,
+        max_context=chat.max_context,
+        **own.memory_of(named, prompts, env_id),
+    )
 
 
-def _examples(options: AgentOptions, env: TextEnv, channel: Channel) -> Examples:
-    if options.examples is None:
+def _completed(
+    chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None
+) -> AnyChat:
+    """`chat` with what the chat template decides, and the hashes of the files that it names."""
+    more: dict[str, Any] = {}
+    if isinstance(chat.memory, VerlAgent) and memory.templates is not None:
+        more["memory"] = msgspec.structs.replace(chat.memory, sha256=memory.templates.sha256)
+    if chat.examples is not None:
+        more["examples"] = msgspec.structs.replace(chat.examples, content=examples.identity or "")
+    if settings is not None:
+        more |= {"channel": settings.channel, "observation_role": settings.observation_role}
+    return msgspec.structs.replace(chat, **more)
+
+
+def _examples(chat: ModelChat | EndpointChat, env: TextEnv, channel: Channel) -> Examples:
+    asked = chat.examples
+    if asked is None:
         return Examples()
-    form, shown_for = options.examples_as, options.examples_for
-    found = read_examples(options.examples, form, env.env_id, channel, env.tool, shown_for)
+    if isinstance(asked, SkillTexts):
+        found = read_examples(f"{PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
+    else:
+        found = read_examples(asked.file, asked.form, env.env_id, channel, env.tool, asked.shown_for)
     if found.skills is not None:
         found.skills.check(env)
+    if asked.content not in ("", found.identity):
+        raise AgentError(f"the examples hold {found.identity}; the settings say {asked.content}: other examples")
     return found
 
 
@@ -232,83 +278,69 @@ def _warn_of_transfer(folder: str, env_id: str) -> None:
         )
 
 
-def _open_endpoint(model: str, options: AgentOptions, env: TextEnv) -> OpenedAgent:
-    own = "tool" if options.channel == "tool" else "user"
-    if options.observation_role not in ("auto", own):
-        raise AgentError("--observation-role is not for endpoints: results of calls are of role tool, others of user")
-    if options.channel not in ("auto", "text", VERL_AGENT, "tool", "tool:hermes"):
+def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
+    chat = spec.chat
+    if chat.channel not in ("auto", "text", VERL_AGENT, "tool", "tool:hermes"):
         raise AgentError(
-            f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, {VERL_AGENT}, tool"
+            f"--channel is {chat.channel}: an endpoint reads its model's calls; valid: text, {VERL_AGENT}, tool"
         )
     # text works with every endpoint, and its traces look the same for every agent
-    channel = make_channel("text" if options.channel == "auto" else options.channel, env.tool)
-    examples = _examples(options, env, channel)
-    if examples.skills is not None:
-        raise AgentError(f"--examples {options.examples}: skills are for model:FOLDER, not for an endpoint")
-    system = options.system
+    channel = make_channel("text" if chat.channel == "auto" else chat.channel, env.tool)
+    if isinstance(chat.examples, SkillTexts):
+        raise AgentError(f"--examples skills:{chat.examples.folder}: skills are for model:FOLDER, not for an endpoint")
+    examples = _examples(chat, env, channel)
+    system = chat.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, None) if system is None else system)
+    asked = ModelChat(channel=channel.name, memory=chat.memory)
+    memory = chat_settings(asked, ChatSettings(), env.env_id).remembers
     agent = EndpointAgent(
-        model,
-        options.endpoint,
+        spec.model,
+        spec.endpoint,
         channel,
         env.tool,
         examples=examples.episodes,
-        temperature=options.heat,
-        thinking=options.thinking,
-        max_tokens=options.max_new_tokens,
-        max_context=options.max_context,
-        memory=ChatSettings(**ChatSettings().memory_of(options.memory, options.prompts, env.env_id)).remembers,
-        parallel=options.slots,
+        temperature=spec.temperature,
+        thinking=chat.thinking,
+        max_tokens=chat.max_new_tokens,
+        max_context=chat.max_context,
+        memory=memory,
+        parallel=slots,
     )
-    opened = _opened_endpoint(agent, system)
-    if examples.identity is None:
-        return opened
-    fingerprint = content_hash({"agent": opened.fingerprint, "examples": examples.identity})[:16]
-    return replace(opened, fingerprint=fingerprint, examples=examples)
-
-
-def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:
     return OpenedAgent(
         agent=agent,
-        channel=agent.channel.name,
+        channel=channel.name,
         system=system,
-        temperature=agent.temperature,
-        fingerprint=agent.fingerprint(system),
-        memory=agent.memory.name,
-        prompts=_prompts(agent.memory),
+        temperature=spec.temperature,
+        examples=examples,
+        spec=msgspec.structs.replace(
+            spec, chat=msgspec.structs.replace(_completed(chat, memory, examples), channel=channel.name)
+        ),
     )
 
 
-def _prompts(memory: Memory) -> str | None:
-    return None if memory.templates is None else memory.templates.sha256[:16]
-
-
-def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers: PolicyServer) -> tuple[Any, Any, Any]:
-    """What generates, the model as far as it is loaded, and the tokenizer."""
-    if servers.policy_server:
+def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tuple[Any, Any, Any, Any]:
+    """What generates, the model as far as it is loaded, the tokenizer, and the engine's settings with the kind of
+    server."""
+    asked = spec.engine
+    if not isinstance(asked, Local):
         need("transformers", "a tokenizer", "train")
         tokenizer, model = load_tokenizer(folder), load_outside(folder)
-        return eval_policy(servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
+        options = PolicyServer(
+            policy_server=asked.policy_server,
+            server_parallel=asked.server_parallel,
+            server_deadline=asked.server_deadline,
+        )
+        engine = eval_policy(options, Path(folder), tokenizer, settings.max_context)
+        made = msgspec.structs.replace(asked, server=engine.fleet.dialect.name.lower())
+        return engine, model, tokenizer, made
     # first: it says what is missing where torch is
-    model, tokenizer = load_policy(folder, options.device, options.dtype)
+    model, tokenizer = load_policy(folder, asked.device, asked.dtype)
     from turngym.agents.local_engine.engine import LocalEngine
 
-    if options.threads:
+    if asked.threads:
         import torch
 
-        torch.set_num_threads(options.threads)
-    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.slots)
-    return engine, model, tokenizer
-
-
-def _settings(settings: ChatSettings, options: AgentOptions, env_id: str) -> ChatSettings:
-    """The model's own settings with those of the command line on top."""
-    if options.channel == "none":
-        raise AgentError("a model needs a channel to write actions in: --channel text or tool")
-    unset: dict[str, str | None] = {"channel": "auto", "observation_role": "auto"}
-    unset |= dict.fromkeys(("system", "max_new_tokens", "max_context"))
-    changes: dict[str, Any] = {name: given for name in unset if (given := getattr(options, name)) != unset[name]}
-    if options.thinking != "auto":
-        changes["thinking"] = options.thinking == "on"
-    return replace(settings, **changes, **settings.memory_of(options.memory, options.prompts, env_id))
+        torch.set_num_threads(asked.threads)
+    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=slots)
+    return engine, model, tokenizer, asked

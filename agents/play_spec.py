@@ -19,7 +19,7 @@ from msgspec import Meta
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec
+from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec, kind_of
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
@@ -403,12 +403,19 @@ class EvalSpec(Spec):
     """Who computes."""
 
 
-MEANING: Mapping[str, Literal["game", "player", "cost"]] = {
-    "play": "game",
-    "play.seed": "player",
+Meaning = Literal["game", "amount", "player", "cost"]
+MEANING: Mapping[str, Meaning] = {
     "preset": "cost",
+    "play": "game",
+    "play.tasks": "amount",
+    "play.samples": "amount",
+    "play.seed": "player",
     "agent": "player",
+    # the weights say which model it is, wherever it lies
+    "agent.folder": "cost",
     "agent.temperature": "game",
+    "agent.chat.examples.file": "cost",
+    "agent.chat.examples.folder": "cost",
     "agent.endpoint.base_url": "cost",
     "agent.endpoint.key_env": "cost",
     "agent.endpoint.request_deadline": "cost",
@@ -423,10 +430,11 @@ MEANING: Mapping[str, Literal["game", "player", "cost"]] = {
     "agent.engine.server_deadline": "cost",
     "compute": "cost",
 }
-"""What a difference at a path changes; the longest beginning counts."""
+"""What a difference at a path changes: the game, how much of it is played, the player, or nothing that is played. The
+longest beginning counts."""
 
 
-def meaning(path: str) -> Literal["game", "player", "cost"]:
+def meaning(path: str) -> Meaning:
     """What a difference at `path` changes."""
     while path not in MEANING:
         path = path.rpartition(".")[0]

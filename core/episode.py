@@ -168,6 +168,9 @@ class Episode:
     """Seconds by phase (`env`, `generate`). They are informative: equal runs may differ in them."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Extras that JSON can hold: agent name, temperature (`drawn_at`), error text."""
+    spec: str = ""
+    """First digits of the hash of the settings with which it was played, which its trace begins with; empty where
+    nobody recorded them."""
 
     def __post_init__(self) -> None:
         segment = 0

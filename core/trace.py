@@ -1,5 +1,8 @@
 """Traces: episodes on disk, one line of JSON each, appended and flushed, and read back exactly.
 
+A trace begins with the settings with which its episodes are played (`TraceWriter`'s `spec`), whole; each episode names
+them by the first digits of their hash. A file of several traces has the settings of each (`read_specs`).
+
 Every line ends with the checksum of what stands before it, so that a byte that changed on disk is noticed when the
 line is read. A killed writer leaves at most one torn line, at the end. docs/traces.md names the fields.
 """
@@ -14,7 +17,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast, get_args, overload
 
@@ -27,11 +30,15 @@ from turngym.core.episode import Episode, EpisodeError, Origin, Span, Status, To
 from turngym.core.errors import TurngymError, is_disk_full
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, without_keys
-from turngym.core.task import Task, Verdict
+from turngym.core.task import Task, Verdict, content_hash
 from turngym.core.user_files import json_of
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the line format. A reader refuses newer ones."""
+DIGITS = 12
+"""Digits of the hash of settings by which episodes name them."""
+_HEAD = b'{"schema":2,"spec":{'
+"""How a line begins that holds settings and no episode."""
 LOCKED, LOOK = 60.0, 0.002
 """Seconds for which another writer may hold the lock on a trace, and seconds between two tries."""
 _TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category", "cluster")
@@ -66,6 +73,7 @@ def episode_to_json(episode: Episode) -> str:
         "final_observation": episode.final_observation,
         "timings": {name: _number(value) for name, value in episode.timings.items()},
         "meta": dict(episode.meta),
+        "spec": episode.spec,
     }
     try:
         # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
@@ -91,7 +99,7 @@ def episode_from_json(line: str) -> Episode:
     if isinstance(version, int) and version > SCHEMA:
         raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
     if type(version) is not int or version != SCHEMA:
-        raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
+        raise ValueError(f"schema version {version!r} is not {SCHEMA}, the one that is read")
     facts = _read(record, _EPISODE)
     try:
         return Episode(
@@ -329,6 +337,7 @@ _EPISODE: Mapping[str, Read] = {
     "final_observation": _text,
     "timings": lambda timings: {name: _real(value) for name, value in _object(timings).items()},
     "meta": _object,
+    "spec": _text,
 }
 """How each field of an episode is read."""
 
@@ -398,11 +407,17 @@ class TraceWriter(Closes):
     Raises TraceError if the file cannot be opened.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, spec: Mapping[str, Any] | None = None) -> None:
+        """`spec` is the table of the settings with which the episodes are played; None: nobody knows them."""
         self.path = Path(path)
+        self._spec = "" if spec is None else content_hash(spec)[:DIGITS]
         with trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = LineFile(self.path)
+        if spec is not None and self._spec not in read_specs(self.path):
+            head = add_checksum(json.dumps({"schema": SCHEMA, "spec": spec}, ensure_ascii=True, separators=(",", ":")))
+            with trace_errors(self.path, "nothing was written"), _write_lock(self._lines.file):
+                self._lines.append(head.encode("ascii") + b"\n")
 
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
@@ -411,7 +426,7 @@ class TraceWriter(Closes):
         give a number for a text), or if the disk is full or fails. Nothing of the episode is in the file then, and
         later ones may be written when there is room.
         """
-        text = episode_to_json(episode)
+        text = episode_to_json(replace(episode, spec=self._spec) if self._spec else episode)
         try:
             episode_from_json(text)
         except ValueError as error:
@@ -424,6 +439,29 @@ class TraceWriter(Closes):
 
     def close(self) -> None:
         self._lines.close()
+
+
+def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The settings that a trace holds, by the digits with which its episodes name them; {} for a missing file.
+
+    Raises TraceError for a line of settings that was changed after it was written.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    path = Path(path)
+    if not path.is_file():
+        return found
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            # a torn line is written again
+            if not line.startswith(_HEAD) or not line.endswith(b"\n"):
+                continue
+            try:
+                check_checksum(line)
+                spec = json_of(line.decode("ascii"))["spec"]
+            except ValueError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+            found[content_hash(spec)[:DIGITS]] = spec
+    return found
 
 
 def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:
@@ -480,7 +518,7 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place, begins = begins, begins + len(line)
-            if not line.strip():
+            if not line.strip() or line.startswith(_HEAD):
                 continue
             torn = not line.endswith(b"\n")
             try:
