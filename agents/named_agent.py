@@ -23,7 +23,6 @@ from turngym.agents.play_spec import (
     AnyAgent,
     BareChat,
     EndpointChat,
-    ExampleFile,
     Local,
     Model,
     ModelChat,
@@ -35,7 +34,6 @@ from turngym.agents.play_spec import (
     SkillTexts,
     VerlAgent,
     Window,
-    kind_of,
 )
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
@@ -50,6 +48,7 @@ from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
 from turngym.core.plugins import find, installed, need
+from turngym.core.spec import kind_of
 from turngym.core.task import content_hash
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -225,7 +224,9 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     if chat.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")
     memory = chat.memory
-    named = f"{kind_of(memory)}:{memory.turns}" if isinstance(memory, Window | VerlAgent) else str(kind_of(memory))
+    named = str(kind_of(type(memory)))
+    if isinstance(memory, Window | VerlAgent):
+        named = f"{named}:{memory.turns}"
     prompts = memory.prompts if isinstance(memory, VerlAgent) and memory.prompts != "model" else None
     return ChatSettings(
         channel="text" if chat.channel == "auto" else chat.channel,

@@ -19,7 +19,7 @@ from msgspec import Meta
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec, kind_of
+from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
@@ -97,6 +97,8 @@ class OnPanel(Tasks, tag="panel"):
     """Name (newest version), full name, or path of a manifest; `turngym panel list` shows them."""
     sha256: str = ""
     """Hash of the panel."""
+    size: Number = 0
+    """Number of its tasks."""
     sampling: Whole | First | Published = Whole()
     """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
     128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
@@ -136,6 +138,24 @@ class PlaySpec(Spec):
     """End every episode after so many turns as `truncated_depth`."""
     scoring: dict[str, str] = {}
     """What scores depend on besides the tasks, as the environment says it (`TextEnv.scoring`)."""
+
+
+def episodes_of(play: PlaySpec) -> int:
+    """How many episodes are asked for."""
+    tasks = play.tasks
+    if isinstance(tasks, FirstTasks):
+        return tasks.count * play.samples
+    if isinstance(tasks, Listed):
+        return len(tasks.task) * play.samples
+    if isinstance(tasks.sampling, Published):
+        return tasks.sampling.harness * play.samples
+    most = tasks.sampling.limit if isinstance(tasks.sampling, First) else tasks.size
+    return min(most, tasks.size) * play.samples
+
+
+def drawn(play: PlaySpec) -> bool:
+    """Whether tasks are drawn as the published harness draws them: every draw counts alike."""
+    return isinstance(play.tasks, OnPanel) and isinstance(play.tasks.sampling, Published)
 
 
 # How a model is spoken to.

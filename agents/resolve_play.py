@@ -1,6 +1,6 @@
 """From what people write to an `EvalSpec`: the one order in which its layers stand on top of each other.
 
-    default         samples, where nobody says otherwise
+    default         samples and tasks, where nobody says otherwise
     environment     what gym.make does where nothing is given
     panel           its environment's arguments, its hash
     model folder    how the model was trained to be spoken to (turngym.json)
@@ -16,9 +16,10 @@ from typing import Any
 
 from turngym.agents.models import hub_folder
 from turngym.agents.play_spec import Environment, EvalSpec, Memory, OnPanel, PlaySpec
-from turngym.agents.presets import Preset, find_preset
+from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
-from turngym.core.spec import Layer, Resolved, at, expand, merged, resolve
+from turngym.core.errors import AgentError
+from turngym.core.spec import KIND, Layer, Resolved, at, expand, flat, merged, resolve, short_name
 from turngym.core.task import plain_id
 from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel
@@ -33,7 +34,7 @@ ENVIRONMENT = tuple(name for name in Environment.__struct_fields__ if name != "i
 def resolve_play(
     asked: Sequence[tuple[str, Mapping[str, Any]]],
     *,
-    samples: int,
+    usual: Mapping[str, Any],
     panel: Panel | None = None,
     preset: Preset | None = None,
 ) -> Resolved[EvalSpec]:
@@ -43,7 +44,7 @@ def resolve_play(
 
     Args:
         asked: tables with short names, and who gives them, the last one on top.
-        samples: episodes per task where nobody says otherwise.
+        usual: what holds where nobody says otherwise, as a partial table of whole paths.
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
@@ -54,7 +55,7 @@ def resolve_play(
     env_id = at(given, "play.env.id") or (ENV if panel is None else panel.env_id)
     if panel is not None and plain_id(env_id) != plain_id(panel.env_id):
         raise PanelError(f"{panel.full_name} is a panel of {panel.env_id}; asked for is {env_id}")
-    layers = [Layer(name="default", table={"play": {"samples": samples}}), environment_layer(env_id)]
+    layers = [Layer(name="default", table=usual), environment_layer(env_id)]
     if panel is not None:
         layers.append(panel_layer(panel))
     if at(given, "agent.kind") == "model":
@@ -88,6 +89,7 @@ def panel_layer(panel: Panel) -> Layer:
     """What a panel fixes."""
     table = play_table(panel.env_id, panel.make_kwargs)
     table["play"]["tasks"] = {"kind": "panel", "panel": panel.full_name, "sha256": panel.sha256}
+    table["play"]["tasks"]["size"] = len(panel.tasks)
     return Layer(name=f"panel {panel.full_name}", table=table)
 
 
@@ -135,3 +137,27 @@ def make_arguments(play: PlaySpec, data: str | None = None) -> dict[str, Any]:
     if own["split"] is None:
         del own["split"]
     return {**own, **play.env_kwargs, **({} if data is None else {"data": data})}
+
+
+def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | Preset | None) -> dict[str, Any]:
+    """The keywords of a Python call as a table with short names.
+
+    Raises AgentError for settings of a named agent beside an agent object.
+
+    Args:
+        where: the function, for errors.
+        settings: further keywords.
+        agent: who plays: a name, an object, or None for the default.
+        preset: a published set-up; None: none.
+    """
+    asked = dict(settings)
+    if preset is not None:
+        require_named(preset, agent)
+        asked["preset"] = preset.name if isinstance(preset, Preset) else preset
+    if agent is None or isinstance(agent, str):
+        return asked if agent is None else {**asked, "agent": agent}
+    given = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    own = () if hasattr(agent, "examples") else ("agent.chat.channel", "agent.chat.system")
+    if idle := [short_name(EvalSpec, path) for path in given if path not in own]:
+        raise AgentError(f"{where}: {', '.join(idle)}: settings of agents that are named; an agent object has its own")
+    return {**asked, "agent": {KIND: "own", "name": f"{type(agent).__module__}:{type(agent).__qualname__}"}}

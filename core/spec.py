@@ -636,7 +636,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def diff(first: Spec, second: Spec) -> dict[str, tuple[Any, Any]]:
     """The paths at which two values of one type differ, with both values; None where one of them has no such setting.
 
-    Of tables of different kinds the settings of both are named.
+    Of tables of different kinds only the kinds are named.
     """
     return differing(to_table(first), to_table(second))
 
@@ -644,11 +644,14 @@ def diff(first: Spec, second: Spec) -> dict[str, tuple[Any, Any]]:
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The same of the tables of two values."""
     one, other = flat(first), flat(second)
-    return {
+    found = {
         path: (one.get(path), other.get(path))
         for path in {**one, **other}
         if _plain(one.get(path)) != _plain(other.get(path))
     }
+    kinds = [path.removesuffix(KIND) for path in found if path.rpartition(".")[2] == KIND]
+    below = {path for path in found for table in kinds if path.startswith(table) and path != table + KIND}
+    return {path: values for path, values in found.items() if path not in below}
 
 
 def _plain(value: Any) -> Any:
@@ -666,9 +669,9 @@ def sha256_of(table: Mapping[str, Any]) -> str:
 # TOML.
 
 
-def to_toml(spec: Spec, origins: Mapping[str, str] | None = None) -> str:
-    """A value as TOML, whole; with `origins` each line says where its value comes from."""
-    return _toml_table(to_table(spec), "", origins or {})
+def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
+    """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
+    return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:

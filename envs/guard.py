@@ -23,6 +23,10 @@ _STATE_KEYS: Mapping[str, tuple[type, ...]] = {"turn": (int,), "over": (bool,), 
 """Keys of `ActionGuard.get_state()`, and the types of their values."""
 
 
+MAX_TURNS = 50
+"""Turns of the agent after which an episode is truncated, where nobody says otherwise."""
+
+
 class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Takes the agent's text: the whole response if there is a `channel`, else the bare action.
 
@@ -56,7 +60,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         env: gym.Env[str, str],
         on_invalid: OnInvalid = "reject",
         channel: Channel | str | None = None,
-        max_turns: int | None = 50,
+        max_turns: int | None = MAX_TURNS,
         penalty: float = -0.1,
         list_admissible: bool = True,
         show_admissible: bool = False,

@@ -27,7 +27,7 @@ from turngym.core.settings import type_name
 from turngym.core.task import plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
-from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
+from turngym.envs.guard import MAX_TURNS, ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
 
@@ -59,7 +59,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
 def make_env(
     env_class: type[TextEnv] | str,
     *,
-    max_turns: int | None = 50,
+    max_turns: int | None = MAX_TURNS,
     on_invalid: OnInvalid | None = None,
     channel: Channel | str | None = None,
     penalty: float = -0.1,

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from turngym.agents.evaluation.play_panel import panel_settings
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.core.files import weights_hash
-from turngym.core.settings import to_table
+from turngym.core import settings
+from turngym.core.spec import flat, to_table
 from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
@@ -77,7 +77,7 @@ def of_training(
     for name, panel in panels.items():
         group = f"{EVALUATION}.{name}" if name else EVALUATION
         identity |= {f"{group}.{key}": value for key, value in of_evaluations(panel).items()}
-    files = contents.of_files(to_table(config))
+    files = contents.of_files(settings.to_table(config))
     # a panel counts among the evaluations, which a run may get later
     identity |= {f"content of {name}": content for name, content in files.items() if name != "panel"}
     return identity | of_adapters(config.lora, models.student)
@@ -110,13 +110,11 @@ def of_rollouts(
 
 def of_evaluations(panel: PanelEvaluation) -> dict[str, Any]:
     """How the student is evaluated: evaluations that differ in this are no points of one curve."""
-    played = panel.evaluation
-    about = panel_settings(played.tasks, played.chosen, played.limit)
-    identity = {name: about[name] for name in ("panel", "panel_sha256", "limit")}
-    identity |= {"samples": played.samples, "temperature": played.temperature}
-    # what is otherwise than on the panel, as JSON gives it back: a checkpoint is compared after it was read
-    other = {name: played.settings.get(name) for name in ("max_turns", "make")}
-    return identity | json.loads(json.dumps(other))
+    spec = panel.evaluation.spec
+    played = {"play": to_table(spec.play), "temperature": getattr(spec.agent, "temperature", None)}
+    # as JSON gives it back: a checkpoint is compared after it was read
+    found: dict[str, Any] = json.loads(json.dumps(flat(played)))
+    return found
 
 
 def of_adapters(lora: LoraConfig, student: Path) -> dict[str, Any]:

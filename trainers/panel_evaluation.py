@@ -1,4 +1,4 @@
-"""How a student in training is evaluated: which panel, made with which arguments, played at which temperature."""
+"""How a student in training is evaluated: on which panel, with which settings (`eval_spec`)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from turngym.agents.agent_options import TEMPERATURE
-from turngym.agents.evaluation.evaluation_setup import SAMPLES
-from turngym.agents.evaluation.original import departures
+import msgspec
+
+from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.evaluation.play_panel import TaskEvaluation
-from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel, eval_note
+from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel
+from turngym.agents.play_spec import EvalSpec, First, OnPanel
 from turngym.agents.playing.env_maker import env_maker, probe
-from turngym.agents.presets import Preset, find_preset
+from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.resolve_play import chat_table, environment_layer, make_arguments, panel_layer, play_table
+from turngym.core.spec import Layer, Resolved, resolve
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
-from turngym.trainers.train_config import RolloutConfig
+from turngym.trainers.train_config import PlayConfig, RolloutConfig
 
 
 def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Panel | None:
@@ -28,80 +31,78 @@ def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Pa
         return None
     panel = load_panel(config.play.panel)
     assert_disjoint(student.examples.tasks, panel.tasks)
-    made = eval_make(panel, config.play.preset, student.env_kwargs, run)
-    check_panel(panel, made, config.play.env_id, student.env.tool)
+    spec = eval_spec(panel, config.play, student.env_kwargs, run, student.settings).spec
+    check_panel(panel, make_arguments(spec.play), config.play.env_id, student.env.tool)
     return panel
 
 
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
-    """Evaluates the learner on `panel` after a step, by the preset's rules where the settings say nothing else."""
-    config, run, student = env.config, env.info, env.student
-    play = config.play
-    kwargs = eval_make(panel, play.preset, student.env_kwargs, run)
-    chat, preset = student.learner.settings, find_preset(play.preset, panel.env_id)
-    own = (None, None) if preset is None else (preset.temperature, preset.samples)
-    heats, counts = (play.eval_temperature, own[0], TEMPERATURE), (play.eval_samples, own[1], SAMPLES)
-    temperature = next(heat for heat in heats if heat is not None)
-    samples = next(count for count in counts if count is not None)
-    scoring = probe(panel.env_id, {**kwargs, **student.data}).scoring
+    """Evaluates the learner on `panel` after a step."""
+    run, student, play = env.info, env.student, env.config.play
+    found = eval_spec(panel, play, student.env_kwargs, run, student.learner.settings)
+    # a limit of turns that is not the panel's is easily overlooked
+    own = panel.make_kwargs.get("max_turns")
+    if own is not None and found.spec.play.env.max_turns != own:
+        turns = found.spec.play.env.max_turns
+        print(f"evaluations: max_turns {turns} instead of {panel.full_name}'s {own}", file=sys.stderr)
+    made = {**make_arguments(found.spec.play), **student.data}
+    scoring = probe(panel.env_id, made).scoring
     if why := scoring.get("approximate"):
         print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
+    spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
+    tasks = spec.play.tasks
+    assert isinstance(tasks, OnPanel)
+    limit = tasks.sampling.limit if isinstance(tasks.sampling, First) else None
     evaluation = TaskEvaluation(
-        panel,
-        env_maker(panel.env_id, **{**kwargs, "channel": student.settings.channel, **student.data}),
-        student.learner.agent(temperature),
-        samples=samples,
-        limit=play.eval_limit,
-        temperature=temperature,
-        seed=run.seed,
-        slots=play.slots,
-        system=chat.system,
-        # the channel as `evaluate` records it: without it nobody could play the responses again
-        settings={"channel": chat.channel, **eval_note(panel, play.preset, kwargs), **scoring},
-        about=departures(
-            panel.env_id,
-            panel,
-            preset,
-            kwargs,
-            played=_spoken_to(chat, config, preset),
-            channel=chat.channel,
-            temperature=temperature,
-            samples=samples,
-            limit=play.eval_limit,
-            scoring=scoring,
-        ),
+        spec=spec,
+        tasks=panel.tasks[:limit],
+        make_env=env_maker(panel.env_id, **{**made, "channel": student.settings.channel}),
+        agent=student.learner.agent(spec.agent.temperature),  # type: ignore[union-attr]
+        system=student.learner.settings.system,
         play=student.play,
     )
     return PanelEvaluation(evaluation, run.out / "eval")
 
 
-def _spoken_to(chat: ChatSettings, config: RolloutConfig, preset: Preset | None) -> dict[str, Any]:
-    """How the student is spoken to, as fields of `AgentOptions`; default limits are left out."""
-    thinking = {None: "auto", True: "on", False: "off"}[chat.thinking]
-    told = {"system": chat.system, "observation_role": chat.observation_role, "memory": chat.memory}
-    prompts = config.chat.prompts or (None if preset is None else preset.prompts)
-    limits = {"max_new_tokens": chat.max_new_tokens, "max_context": chat.max_context}
-    short = {name: value for name, value in limits.items() if value != getattr(ChatSettings(), name)}
-    return {**told, "thinking": thinking, "prompts": prompts, "examples": config.few_shots.examples, **short}
+def eval_spec(
+    panel: Panel, play: PlayConfig, given: Mapping[str, Any], run: RunInfo, chat: ChatSettings
+) -> Resolved[EvalSpec]:
+    """The settings of evaluations of `run` on `panel`.
 
-
-def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: RunInfo) -> dict[str, Any]:
-    """Returns the arguments of `gym.make` for evaluations of `run` on `panel`.
-
-    The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
+    How the environment speaks to agents is as in training, where neither the panel nor a preset says otherwise; the
+    limit of turns is --max-turns where that was given.
 
     Args:
         panel: its own arguments fix the tasks.
-        preset: name of a published set-up; None: none.
-        given: arguments for training; those that say how an agent is spoken to (`AGENT_FACING`) hold here, too.
+        play: what the run says of its evaluations.
+        given: arguments of gym.make for training; those of `AGENT_FACING` hold here, too.
         run: its limit of turns, and whether that was asked for.
+        chat: how the student is spoken to, completed.
     """
-    found = find_preset(preset, panel.env_id)
+    preset = find_preset(play.preset, panel.env_id)
     shared = {name: value for name, value in given.items() if name in AGENT_FACING}
-    if found is None:
-        kwargs = {"max_turns": run.max_turns, **shared, **panel.make_kwargs}
+    training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": run.max_turns, **shared}))
+    layers = [Layer(name="default", table=USUAL), environment_layer(panel.env_id)]
+    if preset is None:
+        layers += [training, panel_layer(panel)]
     else:
-        kwargs = {**panel.make_kwargs, **found.make(shared)}
+        layers += [panel_layer(panel), Layer(name=f"preset {preset.name}", table=preset.table)]
+        layers.append(Layer(name="training", table=play_table(panel.env_id, shared)))
+    asked: dict[str, Any] = {
+        "preset": play.preset,
+        "play": {"seed": run.seed, "samples": play.eval_samples, "env": {}},
+        "agent": {"kind": "model", "temperature": play.eval_temperature},
+        "compute": {"slots": play.slots},
+    }
     if run.explicit_turns:
-        kwargs["max_turns"] = run.max_turns
-    return kwargs
+        asked["play"]["env"]["max_turns"] = run.max_turns
+    if play.eval_limit is not None:
+        asked["play"]["tasks"] = {"sampling": {"kind": "first", "limit": play.eval_limit}}
+    for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):
+        # as the preset says, or by default
+        if table[name] is None:
+            del table[name]
+    spoken = chat_table(chat)
+    player = {"kind": "model", "folder": "student", "engine": {"dtype": play.rollout_dtype or "float32"}}
+    student = Layer(name="student", table={"agent": {**player, "chat": spoken}})
+    return resolve(EvalSpec, [*layers, student, Layer(name="run", table=asked, asked=True)])

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from turngym.agents.models import hub_folder
-from turngym.agents.playing.env_maker import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
@@ -32,6 +31,7 @@ from turngym.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.core.provenance import FILE, write_config
 from turngym.core.settings import read_toml, to_table
 from turngym.core.user_files import library_path, user_path
+from turngym.envs.registration import default_arguments
 from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -410,7 +410,8 @@ def run_of(config: TrainConfig) -> RunConfig:
     turns, play = run.max_turns, config.rollouts.play
     if turns is None:
         preset = find_preset(play.preset, play.env_id)
-        turns = registered_turns(play.env_id) if preset is None else preset.max_turns
+        made = {} if preset is None else preset.make()
+        turns = {**default_arguments(play.env_id), **made}["max_turns"]
     return replace(run, max_turns=run.full_depth if turns is None else turns)
 
 

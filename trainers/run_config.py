@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.core.errors import TurngymError
 from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
+from turngym.envs.guard import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
@@ -136,8 +137,6 @@ class CriticConfig:
             raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
 
 
-DEPTH = 50
-"""Most turns of an episode, where neither the run nor a preset says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +213,7 @@ class RunConfig:
     @property
     def full_depth(self) -> int:
         """Most turns of an episode."""
-        return DEPTH if self.max_turns is None else self.max_turns
+        return MAX_TURNS if self.max_turns is None else self.max_turns
 
     def check_turns(self, given: Mapping[str, Any], *names: str) -> None:
         """Raises ConfigError for one of `names` in `given`, key -> value, of more turns than an episode has."""

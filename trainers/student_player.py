@@ -66,7 +66,7 @@ class RunInfo:
     seed: int = 0
     episodes: int = 0
     """Episodes that the whole run is to play; 0: unknown."""
-    max_turns: int = 50
+    max_turns: int
     explicit_turns: bool = False
     """Whether `max_turns` was asked for; otherwise a panel's own limit goes before it."""
     device: str = "auto"

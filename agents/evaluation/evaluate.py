@@ -4,133 +4,124 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
-from turngym.agents.agent_options import AgentSettings, check_call
-from turngym.agents.evaluation.evaluation_setup import Prepared, keep_settings, prepare
-from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, TaskEvaluation
-from turngym.agents.evaluation.published import published_tasks, workers_of
-from turngym.agents.evaluation.scores import SAMPLING, EvaluationError
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.evaluation.open_play import FILE, OpenPlay, keep_spec, open_play
+from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
+from turngym.agents.evaluation.published import published_tasks
+from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
+from turngym.agents.play_spec import EvalSpec, First, OnPanel, Published, episodes_of
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.env_maker import env_arguments, env_maker
-from turngym.agents.presets import Preset, preset_name
-from turngym.agents.servers.server_options import PolicyServer
+from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.presets import Preset
+from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
-from turngym.core.provenance import FILE
-from turngym.core.redaction import redacted
+from turngym.core.spec import Resolved
 from turngym.core.task import Task
-from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
+
+USUAL: Mapping[str, Any] = {"play": {"samples": 4}}
+"""What holds for an evaluation where nobody says otherwise."""
 
 
 def evaluate(
-    panel: str | Path | Panel,
-    agent: str | Agent | OpenedAgent = "expert",
+    panel: str | Path | Panel | EvalSpec,
+    agent: str | Agent | OpenedAgent | None = None,
     *,
     preset: str | Preset | None = None,
-    samples: int | None = None,
-    sampling: str = "panel",
-    seed: int = 0,
-    temperature: float | None = None,
-    slots: int = 64,
     out: str | Path | None = None,
-    limit: int | None = None,
-    data: str | None = None,
-    max_turns: int | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    workers: int | Literal["auto"] | WorkerOptions = "auto",
-    servers: PolicyServer | None = None,
     verify: bool = True,
     progress: bool = True,
     command: str | Sequence[str] = "turngym.agents.evaluate",
-    **settings: Unpack[AgentSettings],
+    **settings: Any,
 ) -> EvalResult:
     """Play every task of `panel` `samples` times with `agent` and score it, as `turngym eval` does.
 
+        evaluate("alfworld-quickstart", "model:models/student", samples=2, temperature=0.0, out="results/student")
+
     Args:
-        panel: name (newest version), full name, path of a manifest, or a `Panel`.
+        panel: name (newest version), full name, path of a manifest, or a `Panel`; or all settings, as a value.
         agent: a name as on the command line (`expert`, `random`, `replay:TRACE`, `model:FOLDER`,
-            `package.module:name`), or an agent object.
+            `package.module:name`), or an agent object; None: the expert.
         preset: name of a published set-up of the panel's environment (docs/presets.md). Explicit arguments override
             its values, and its values override the panel's.
-        samples: episodes per task; by default the preset's, else 4.
-        sampling: `panel` plays each task `samples` times. `published` plays the tasks of the first `samples`
-            validations of the published harness with 128 workers, `published:N` with N (`published_tasks`).
-        seed: the same seed gives the same episodes for any `slots` and `workers`.
-        temperature: at which a model samples; 0 is greedy. By default the preset's, else 0.85.
-        slots: episodes played, and requests generated, at a time.
-        out: folder for results.json, trace.jsonl and config.toml (the settings, which `turngym eval --config` reads);
-            an interrupted evaluation is resumed if it is called again with the same folder.
-        limit: play only the first `limit` tasks.
-        data: folder of the data; by default where the environment looks for it.
-        max_turns: turns before an episode is cut; by default the environment's own limit.
-        env_kwargs: further arguments for gym.make.
-        workers: processes that play; 0 is this one, auto takes several if they pay off.
-        servers: SGLang or vLLM servers that play with the weights of `model:FOLDER`.
+        out: folder for results.json, trace.jsonl and spec.toml (the settings, which `turngym eval --config` reads); an
+            interrupted evaluation is resumed if it is called again with the same folder.
         verify: check every task's hash against the panel before anything is played.
         progress: show a bar on standard error.
-        command: the caller, as recorded in config.toml.
-        settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
+        command: the caller, as recorded in spec.toml.
+        settings: what `turngym eval --help-all` lists, by the same names with underscores: samples, limit, seed,
+            temperature, max_turns, env_kwargs, slots, workers, ...
 
     Raises:
+        SpecError: a setting that does not exist, or that cannot have its value.
         TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder that holds another
             evaluation, or one that another process is writing to.
     """
-    check_call(evaluate, settings, temperature=temperature, samples=samples, slots=slots, limit=limit, seed=seed)
+    if isinstance(panel, EvalSpec):
+        if agent is not None or preset is not None or settings:
+            raise TurngymError("evaluate(SPEC): the settings are whole; leave out agent, preset and all others")
+        found = Resolved(spec=panel, origins={})
+        return play_evaluation(found, out=out, verify=verify, progress=progress, command=command)
+    given = {} if isinstance(panel, Panel) else {"panel": str(panel)}
+    asked = asked_of("evaluate()", {**given, **settings}, agent, preset)
+    own = panel if isinstance(panel, Panel) else None
+    found = resolve_play(
+        [("evaluate()", asked)], usual=USUAL, panel=own, preset=preset if isinstance(preset, Preset) else None
+    )
+    player = None if agent is None or isinstance(agent, str) else agent
+    return play_evaluation(
+        found, agent=player, panel=own, out=out, verify=verify, progress=progress, command=command
+    )
+
+
+def play_evaluation(
+    found: Resolved[EvalSpec],
+    *,
+    agent: Agent | OpenedAgent | None = None,
+    panel: Panel | None = None,
+    out: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    command: str | Sequence[str] = "",
+) -> EvalResult:
+    """Plays what was asked for; see `evaluate`.
+
+    Args:
+        found: the settings, with the origin of every value.
+        agent: who plays, where that is an object.
+        panel: the panel, where it is an object.
+        out: folder of the evaluation; None: nothing is written.
+        verify: as for `evaluate`.
+        progress: as for `evaluate`.
+        command: as for `evaluate`.
+    """
+    tasks = found.spec.play.tasks
+    if not isinstance(tasks, OnPanel):
+        raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
     with locked_folder(out):
-        # The panel, and the agent that plays it.
-        named = panel.full_name if isinstance(panel, Panel) else str(panel)
-        panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
-        ready = prepare(
-            panel.env_id,
-            agent,
-            {**settings, "temperature": temperature, "slots": slots},
-            preset=preset,
-            base=panel.make_kwargs,
-            given=env_arguments(env_kwargs or {}, {"data": data, "max_turns": max_turns}),
-            workers=workers,
-            servers=servers,
-        )
-        opened, samples = ready.opened, ready.samples(samples)
-
-        # Its tasks: all of the panel, or those that the published harness draws.
-        harness = _harness_workers(sampling, limit)
-        scoring, draws = _checked_tasks(panel, ready, verify, harness, samples, seed)
+        panel = panel or load_panel(tasks.panel)
+        ready = open_play(found.spec, agent)
+        chosen = _tasks(panel, ready, verify)
         # an evaluation that shows how its own tasks are done would measure copying
-        assert_disjoint(opened.examples.tasks, draws or panel.tasks)
-
-        # The settings on disk. A resumed evaluation keeps those with which it began.
+        assert_disjoint(ready.opened.examples.tasks, chosen)
         trace = None if out is None else Path(out) / "trace.jsonl"
+        # a resumed evaluation keeps the settings with which it began
         if trace is not None and not trace.exists():
-            call: dict[str, Any] = {"panel": named, **preset_name(ready.preset), "samples": samples, "out": str(out)}
-            call |= {"limit": limit, "seed": seed, "data": data, "sampling": sampling}
-            call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
-            keep_settings(
-                trace.with_name(FILE), call, ready.named or agent, ready.player, servers, ready.workers, command
-            )
-
-        # Play and score.
-        drawn = {} if harness is None else {SAMPLING: f"published:{harness}", DRAWS: len(draws)}
-        many = len(draws) or len(panel.tasks[:limit]) * samples
-        with open_workers(ready.workers, ready.workload(many)) as play:
+            keep_spec(trace.with_name(FILE), found, ready.spec, command)
+        compute = ready.spec.compute
+        with open_workers(compute.workers, ready.workload(episodes_of(ready.spec.play))) as play:
             result = TaskEvaluation(
-                panel,
-                ready.make_env,
-                opened.agent,
-                samples=samples,
-                limit=limit,
-                draws=draws,
-                temperature=opened.temperature,
-                seed=seed,
-                slots=slots,
+                spec=ready.spec,
+                tasks=chosen,
+                make_env=ready.make_env,
+                agent=ready.opened.agent,
                 trace=trace,
-                system=opened.system,
-                settings=identity(ready.overrides, opened) | ready.preset_note | scoring | drawn,
-                about=_about(panel, ready) | ready.departs(panel, samples, limit, scoring, harness),
+                system=ready.opened.system,
+                chat=ready.opened.chat,
                 progress=progress,
                 play=play,
             ).run()
@@ -139,72 +130,31 @@ def evaluate(
         return result
 
 
-def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
-    """Settings on which the episodes depend, besides panel, seed and the agent's name."""
-    # where the data lie is left out: the tasks' hashes say whether they are the same
-    made = redacted({name: overrides[name] for name in sorted(overrides) if name != "data"})
-    known = {"channel": opened.channel, "player": opened.player, "model": opened.fingerprint, "dtype": opened.dtype}
-    known["examples"] = opened.examples.identity
-    known["prompts"] = opened.prompts
-    known["origin"] = opened.origin
-    return {"make": made, **{name: value for name, value in known.items() if value is not None}}
+def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
+    """The tasks that are played, after a comparison of all with the panel's; drawn ones as often as they are drawn.
 
-
-def eval_overrides(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"panel_max_turns": the panel's own limit of turns}` if another limit is played, else {}."""
-    own = panel.make_kwargs.get("max_turns")
-    return {} if own is None or kwargs.get("max_turns") == own else {"panel_max_turns": own}
-
-
-def _harness_workers(sampling: str, limit: int | None) -> int | None:
-    """Workers of the published harness whose tasks are drawn; None where the panel's are played."""
-    workers = workers_of(sampling)
-    if workers is not None and limit is not None:
-        raise EvaluationError(
-            f"--limit {limit} takes the first tasks of a panel, --sampling {sampling} draws them: give one of both"
-        )
-    return workers
-
-
-def _checked_tasks(
-    panel: Panel, ready: Prepared, verify: bool, harness: int | None, samples: int, seed: int
-) -> tuple[dict[str, str], Sequence[Task]]:
-    """Compares the environment's tasks with the panel's, and draws those of the published harness.
-
-    Returns how the environment scores (`scoring`), and the drawn tasks, none without `harness`.
+    Raises TurngymError for tasks that are not the panel's.
 
     Args:
         panel: the tasks with their hashes.
         ready: makes the environment.
         verify: whether every hash is compared.
-        harness: workers of the published harness; None: nothing is drawn.
-        samples: validations of the harness that are drawn.
-        seed: of the evaluation; worker i of the harness has seed + 1000 + i.
-
-    Raises:
-        TurngymError: tasks that are not the panel's.
     """
-    env: Any = env_maker(panel.env_id, **ready.kwargs)()
+    play = ready.spec.play
+    assert isinstance(play.tasks, OnPanel)
+    sampling = play.tasks.sampling
+    env: Any = env_maker(panel.env_id, **ready.made)()
     try:
         problems = verify_panel(panel, env) if verify else []
-        scoring = guard_of(env).base.scoring
-        draws: Sequence[Task] = ()
-        if harness is not None and not problems:
-            draws = published_tasks(panel, env, workers=harness, validations=samples, seed=seed)
+        if problems:
+            raise TurngymError(
+                f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get "
+                "the data that the panel names (`turngym panel verify` lists every difference)"
+            )
+        if isinstance(sampling, Published):
+            return published_tasks(
+                panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed
+            )
     finally:
         env.close()
-    if problems:
-        raise TurngymError(
-            f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
-            "data that the panel names (`turngym panel verify` lists every difference)"
-        )
-    return scoring, draws
-
-
-def _about(panel: Panel, ready: Prepared) -> dict[str, Any]:
-    """What the results say beside the scores: how the agent was spoken to, the preset, another limit of turns."""
-    return {
-        **({"chat": ready.opened.chat} if ready.opened.chat else {}),
-        **({} if ready.preset is None else {"preset_values": ready.preset.values}),
-        **eval_overrides(panel, ready.kwargs),
-    }
+    return panel.tasks[: sampling.limit] if isinstance(sampling, First) else panel.tasks

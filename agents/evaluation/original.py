@@ -1,192 +1,217 @@
-"""Is this number the benchmark's? `departures` says in what an evaluation was played otherwise than the original.
+"""Is this number the benchmark's? `departures` says in what an evaluation is played otherwise than the original.
 
 The original is the preset's where one was named: a whole protocol, with prompts, memory and sampling. Without a preset
 it is the environment alone, as ALFWorld, WebShop and Search-R1 have it: an impossible action is played and answered as
-the environment answers it, nothing helps, and nothing lists what is possible.
+the environment answers it, nothing helps, and nothing lists what is possible. Either is a partial `EvalSpec`; what is
+otherwise is the difference of two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.evaluation.results import BESIDE, DEPARTS
-from turngym.agents.presets import ALFWORLD, DRAWN, SEARCH, WEBSHOP, WORDING, WORKERS, Preset
+from turngym.agents.play_spec import EvalSpec, First, OnPanel, Published, PlaySpec
+from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_preset
+from turngym.agents.resolve_play import environment_layer, panel_layer
+from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief, excerpt
+from turngym.core.spec import Layer, differing, merged, to_table
 from turngym.core.task import plain_id
-from turngym.envs.panels import Panel
+from turngym.envs.panels import Panel, PanelError, shipped_panel
 
-RULES: Mapping[str, Mapping[str, Any]] = {
-    ALFWORLD: {"words": "game", "domain_randomization": False},
-    WEBSHOP: {
-        "strict_admissible": False,
-        "backdoors": True,
-        "compat": "webshop",
-        "observation_mode": "text",
-        "num_prev_obs": 0,
-        "num_prev_actions": 0,
-        "show_attributes": False,
-    },
-    SEARCH: {"topk": 3, "max_searches": None, "reward": "em", "strict_compat": False},
-}
-"""The originals' own rules, as arguments of gym.make."""
 GUARD: Mapping[str, Any] = {"on_invalid": "noop", "show_admissible": False, "reading": "strict"}
 """The guard that none of the originals has."""
-DEFAULTS: Mapping[str, Any] = {
-    **GUARD,
-    "on_invalid": "reject",
-    **RULES[ALFWORLD],
-    **RULES[WEBSHOP],
-    **RULES[SEARCH],
-    "strict_admissible": True,
-    "backdoors": False,
-    "doc_format": "search_r1",
-    "doc_tokens": 256,
-    "search_turns": None,
+RULES: Mapping[str, Mapping[str, Any]] = {
+    ALFWORLD: {"words": "game", "domain_randomization": False},
+    WEBSHOP: {"strict_admissible": False, "backdoors": True},
+    SEARCH: {},
 }
-"""What gym.make does where nothing is given; `on_invalid` of Search is `noop`."""
-TASKS = ("split", "splits", "part", "profile", "source", "data", "corpus", "price_seed", "max_turns", "config")
-"""Arguments that say which tasks are played; `max_turns` is judged by itself."""
-SAME = (
-    *("engine", "tagger", "oracle_query", "render_mode", "channel", "tool_name", "tool_argument", "list_admissible"),
-    *("penalty", "invalid_cost", "held_out", "retriever", "rerank", "format_scores", "count", "shop"),
+"""The originals' own rules, where `gym.make` has others by default."""
+JUDGED_APART = frozenset(
+    {
+        # which tasks are played
+        *("split", "splits", "part", "profile", "source", "corpus", "price_seed", "config", "count", "held_out"),
+        # what changes no episode of an agent
+        *("engine", "tagger", "oracle_query", "penalty", "list_admissible", "tool_name", "tool_argument", "shop"),
+        # rewards, which are no scores; retrieval has lines of its own
+        *("invalid_cost", "format_scores", "retriever", "rerank"),
+    }
 )
-"""Arguments that change no episode of an agent, or are judged by themselves."""
-CHAT = ("system", "observation_role", "memory", "prompts", "thinking", "max_new_tokens", "max_context")
+"""Arguments of `gym.make` that are no departure by themselves."""
+SPOKEN = ("channel", "system", "observation_role", "thinking", "max_new_tokens")
+"""Settings of how a model is spoken to that presets set."""
 
 
-def departures(
-    env_id: str,
-    panel: Panel | None,
-    preset: Preset | None,
-    made: Mapping[str, Any],
-    *,
-    played: Mapping[str, Any],
-    channel: str | None,
-    temperature: float | None,
-    samples: int,
-    limit: int | None,
-    scoring: Mapping[str, str],
-    drawn: int | None = None,
-) -> dict[str, list[str]]:
-    """What an evaluation does otherwise than the original, each in a few words, as its records have it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What an evaluation does otherwise than the original, each in a few words."""
 
-    Returns `departs`, all of it ([] if nothing is otherwise), and with a preset `beside`, the part that was given
-    beside the preset. {} where no original is known.
+    preset: str | None
+    """The original's name; None: the environment alone."""
+    rules: tuple[str, ...]
+    """Rules of the game, and how the agent is spoken to."""
+    others: tuple[str, ...]
+    """Which tasks, retrieval, scores, and what the preset itself does otherwise."""
 
-    Args:
-        env_id: Gymnasium id of the environment.
-        panel: None where tasks of the environment are played and no panel.
-        preset: the published set-up that is played; None: the environment's original is what is compared with.
-        made: all arguments of gym.make.
-        played: fields of `AgentOptions`, those of the preset included; `memory` None for agents that read no prompt.
-        channel: how the agent writes actions; None for bare ones, of scripted agents.
-        temperature: None for agents that do not sample.
-        samples: episodes of each task; with `drawn`, validations.
-        limit: how many tasks of the panel are played, from the first; None: all.
-        scoring: `TextEnv.scoring`.
-        drawn: workers of `--sampling published`; None where the panel's tasks are played alike.
-    """
-    env_id = plain_id(env_id)
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What was given beside a preset."""
+        return () if self.preset is None else self.rules
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All of it; empty if nothing is otherwise."""
+        return (*self.rules, *self.others)
+
+    @property
+    def line(self) -> str:
+        """One line for people under a table."""
+        who = f"the original ({self.preset})" if self.preset else "the original"
+        return f"Not as {who}: {'; '.join(self.all)}" if self.all else f"As {who}"
+
+
+def departures(spec: EvalSpec) -> Departures | None:
+    """What an evaluation or rollout does otherwise than the original; None where no original is known."""
+    env_id = plain_id(spec.play.env.id)
     if env_id not in RULES:
-        return {}
-    found, rules = _tasks(env_id, panel, made, limit), _rules(env_id, panel, preset, made)
-    if env_id == SEARCH:
-        found += _retrieval(made)
-    if why := scoring.get("approximate"):
-        found.append(f"scores approximate ({why})")
+        return None
+    try:
+        preset = find_preset(spec.preset, env_id)
+    # of another version
+    except TurngymError:
+        return None
+    original, played = _original(spec, preset), to_table(spec)
+    rules = [*_rules(original, played), *_depth(spec.play)]
+    others = [*_tasks(spec.play, env_id), *(_retrieval(spec.play.env_kwargs) if env_id == SEARCH else ())]
+    if why := spec.play.scoring.get("approximate"):
+        others.append(f"scores approximate ({why})")
     if preset is None:
-        memory = played.get("memory")
-        rules += [f"memory {memory}"] if memory not in (None, "all") else []
-        rules += [f"tasks drawn as by {drawn} workers of verl-agent"] if drawn is not None else []
-        return {DEPARTS: [*rules, *found]}
-    # scripted agents read no prompt
-    speaks = channel is not None and played.get("memory") is not None
-    if speaks:
-        rules += _chat(preset, played, channel)
-    if temperature is not None and preset.temperature is not None and temperature != preset.temperature:
-        rules.append(f"temperature {temperature:g} ({preset.temperature:g})")
-    if preset.samples is not None and samples != preset.samples:
-        what = "samples a task" if drawn is None else "validations"
-        rules.append(f"{samples} {what} ({preset.samples})")
-    if drawn not in (None, WORKERS):
-        rules.append(f"{drawn} workers ({WORKERS})")
-    # a checkout's own texts do not differ by ours, nor does who reads no prompt
-    reads_own = speaks and played.get("prompts") in (None, preset.prompts)
-    own = [text for text in preset.differs if text != WORDING or reads_own]
-    if drawn is not None:
-        own = [text for text in own if text not in DRAWN]
-        own += ["games shuffled from the panel's order, there from the file system's"] if env_id == ALFWORLD else []
-    return {DEPARTS: [*rules, *found, *own], BESIDE: rules}
-
-
-def departs_line(departs: Sequence[str] | None, preset: str | None = None) -> str:
-    """One line for people under a table; "" where no original is known."""
-    if departs is None:
-        return ""
-    who = f"the original ({preset})" if preset else "the original"
-    return f"Not as {who}: {'; '.join(departs)}" if departs else f"As {who}"
-
-
-def _tasks(env_id: str, panel: Panel | None, made: Mapping[str, Any], limit: int | None) -> list[str]:
-    if env_id == ALFWORLD:
-        generated = str(made.get("split", "generated")).startswith("generated")
-    elif env_id == WEBSHOP:
-        generated = str(made.get("profile", "embedded")).startswith("embedded")
+        rules += _without_preset(spec)
     else:
-        generated = made.get("source", "world") == "world"
-    found = ["generated tasks"] if generated else []
-    if panel is None:
-        found.append("tasks of no panel")
-    elif limit is not None and limit < len(panel.tasks):
-        found.append(f"the first {limit} of {len(panel.tasks)} tasks")
-    return found
+        rules += _chat(original["agent"], played["agent"], preset)
+        rules += _amount(spec, preset)
+        others += [one.text for one in preset.differs if one.holds(played)]
+        if _harness(spec.play) is not None and env_id == ALFWORLD:
+            others.append("games shuffled from the panel's order, there from the file system's")
+    return Departures(preset=spec.preset, rules=tuple(rules), others=tuple(others))
 
 
-def _rules(env_id: str, panel: Panel | None, preset: Preset | None, made: Mapping[str, Any]) -> list[str]:
-    """Arguments of gym.make that are not the preset's, else not the original's; those that nobody knows, too."""
-    own = {} if preset is None else preset.make()
-    wanted: dict[str, Any] = {**GUARD, **RULES[env_id], **own}
-    defaults = {**DEFAULTS, **({"on_invalid": "noop"} if env_id == SEARCH else {})}
-    found = list[str]()
-    turns = wanted.pop("max_turns", None if panel is None else panel.make_kwargs.get("max_turns"))
-    if turns is not None and made.get("max_turns", 50) != turns:
-        found.append(f"{made.get('max_turns', 50)} turns ({turns})")
-    for name, value in wanted.items():
-        if name in SAME:
+def _original(spec: EvalSpec, preset: Preset | None) -> dict[str, Any]:
+    """The original of the same tasks, as a table."""
+    env_id = plain_id(spec.play.env.id)
+    layers = [environment_layer(env_id)]
+    if (panel := panel_of(spec.play)) is not None:
+        layers.append(panel_layer(panel))
+    layers.append(Layer(name="", table={"play": {"env": GUARD, "env_kwargs": RULES[env_id]}}))
+    if preset is not None:
+        named = {"play": {"env": {name: getattr(spec.play.env, name) for name in ("tool_name", "tool_argument")}}}
+        layers.append(Layer(name="", table=preset.beside(named)))
+    found = merged([layer.table for layer in layers if isinstance(layer.table, Mapping)])
+    return {"agent": {}, **found}
+
+
+def panel_of(play: PlaySpec) -> Panel | None:
+    """The panel that is played, if it comes with turngym and has the recorded hash."""
+    if not isinstance(play.tasks, OnPanel):
+        return None
+    try:
+        panel = shipped_panel(play.tasks.panel)
+    except PanelError:
+        return None
+    return panel if panel.sha256 == play.tasks.sha256 else None
+
+
+def _rules(original: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments of `gym.make` that are not the original's."""
+    for table in ("env", "env_kwargs"):
+        for name, (wanted, given) in differing(original["play"][table], played["play"][table]).items():
+            if name in JUDGED_APART or name == "id":
+                continue
+            if name == "max_turns":
+                yield f"{given} turns ({wanted})"
+            else:
+                yield f"{name} {brief(given, 40)}" + ("" if wanted is None else f" ({wanted})")
+
+
+def _depth(play: PlaySpec) -> Iterator[str]:
+    if play.depth is not None:
+        yield f"episodes end after {play.depth} turns"
+
+
+def _tasks(play: PlaySpec, env_id: str) -> Iterator[str]:
+    kwargs, split = play.env_kwargs, play.env.split
+    if env_id == ALFWORLD:
+        generated = str(split).startswith("generated")
+    elif env_id == WEBSHOP:
+        generated = str(kwargs.get("profile")).startswith("embedded")
+    else:
+        generated = kwargs.get("source") == "world"
+    if generated:
+        yield "generated tasks"
+    if not isinstance(play.tasks, OnPanel):
+        yield "tasks of no panel"
+    elif isinstance(play.tasks.sampling, First) and play.tasks.sampling.limit < play.tasks.size:
+        yield f"the first {play.tasks.sampling.limit} of {play.tasks.size} tasks"
+
+
+def _retrieval(made: Mapping[str, Any]) -> Iterator[str]:
+    if made.get("rerank") is not None:
+        yield "reranked passages"
+    if made.get("retriever") is None:
+        yield "BM25 over the questions' own passages (E5 over wiki-18)"
+    else:
+        shown = excerpt(str(made["retriever"]), 60)
+        yield f"retriever {shown}, of which it is not known whether it is E5 over wiki-18"
+
+
+def _harness(play: PlaySpec) -> int | None:
+    """Workers of the published harness; None where the panel's tasks are played alike."""
+    sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
+    return sampling.harness if isinstance(sampling, Published) else None
+
+
+def _without_preset(spec: EvalSpec) -> Iterator[str]:
+    memory = getattr(getattr(spec.agent, "chat", None), "memory", None)
+    if memory is not None and (shown := _memory(to_table(memory))) != "all":
+        yield f"memory {shown}"
+    if (workers := _harness(spec.play)) is not None:
+        yield f"tasks drawn as by {workers} workers of verl-agent"
+
+
+def _chat(original: Mapping[str, Any], played: Mapping[str, Any], preset: Preset) -> Iterator[str]:
+    """How a model is spoken to otherwise than the preset says; nothing of agents that read no prompt."""
+    wanted, given = original.get("chat", {}), played["chat"]
+    if "memory" not in given:
+        return
+    for name in SPOKEN:
+        own, is_ = wanted.get(name), given.get(name)
+        if name not in given or is_ == own or (name == "channel" and str(is_).startswith(f"{own}:")):
             continue
-        # None takes the default, as gym.make does
-        given = made.get(name, defaults.get(name))
-        given = defaults.get(name) if given is None and name == "on_invalid" else given
-        if given != value:
-            found.append(f"{name} {given} ({value})")
-    known = {*wanted, *SAME, *TASKS}
-    known |= {name for name, value in made.items() if name in defaults and value == defaults[name]}
-    return found + [f"{name} {brief(value, 40)}" for name, value in sorted(made.items()) if name not in known]
-
-
-def _retrieval(made: Mapping[str, Any]) -> list[str]:
-    retriever, rerank = made.get("retriever"), made.get("rerank")
-    found = ["reranked passages"] if rerank is not None else []
-    if retriever is None:
-        return [*found, "BM25 over the questions' own passages (E5 over wiki-18)"]
-    return [*found, f"retriever {excerpt(retriever, 60)}, of which it is not known whether it is E5 over wiki-18"]
-
-
-def _chat(preset: Preset, played: Mapping[str, Any], channel: str | None) -> list[str]:
-    """Settings of how a model is spoken to that are not the preset's."""
-    own = preset.chat({"tool_name": preset.tool, "tool_argument": preset.argument})
-    found = list[str]()
-    if channel is not None and channel != preset.channel and not channel.startswith(f"{preset.channel}:"):
-        found.append(f"channel {channel} ({preset.channel})")
-    for name in CHAT:
-        wanted, given = own.get(name), played.get(name)
-        if name == "prompts" or given is None or given == wanted or (given == "auto" and wanted is None):
+        if own is None and name != "channel":
             continue
-        if name == "system":
-            found.append("another system message")
-        else:
-            found.append(f"{name} {given}" + (f" ({wanted})" if wanted is not None else ""))
-    if played.get("examples") is not None and preset.name != "react":
-        found.append("examples in the prompt")
-    return found
+        yield "another system message" if name == "system" else f"{name} {is_} ({own})"
+    if (own := _memory(wanted["memory"])) != (is_ := _memory(given["memory"])):
+        yield f"memory {is_} ({own})"
+    if given.get("examples") is not None and preset.name != "react":
+        yield "examples in the prompt"
+
+
+def _memory(table: Mapping[str, Any]) -> str:
+    return f"{table['kind']}:{table['turns']}" if "turns" in table else str(table["kind"])
+
+
+def _amount(spec: EvalSpec, preset: Preset) -> Iterator[str]:
+    heat, wanted = getattr(spec.agent, "temperature", None), preset.table["agent"].get("temperature")
+    if heat is not None and wanted is not None and heat != wanted:
+        yield f"temperature {heat:g} ({wanted:g})"
+    samples, workers = preset.table["play"].get("samples"), _harness(spec.play)
+    if samples is not None and spec.play.samples != samples:
+        yield f"{spec.play.samples} {'samples a task' if workers is None else 'validations'} ({samples})"
+    if workers not in (None, HARNESS):
+        yield f"{workers} workers ({HARNESS})"
+
+
+HARNESS = Published().harness
+"""Workers of the published harness."""

@@ -17,23 +17,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replaced
+
+from turngym.agents.endpoint.client import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
-from turngym.agents.evaluation.rules import panel_of, played_with, stated
-from turngym.agents.evaluation.scores import APPROXIMATE, SAMPLING, EvaluationError, Scores, score
-from turngym.agents.named_agent import model_fingerprint
+from turngym.agents.evaluation.rules import played_with, stated
+from turngym.agents.evaluation.scores import EvaluationError, Scores, score
+from turngym.agents.named_agent import weights_of
+from turngym.agents.play_spec import (
+    Compute,
+    EvalSpec,
+    ExampleFile,
+    First,
+    Model,
+    OnPanel,
+    OpenAI,
+    Published,
+    Replay,
+    Servers,
+)
 from turngym.agents.playing.agent import reset_seed
-from turngym.agents.playing.env_maker import env_maker, probe
+from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.resolve_play import ENVIRONMENT
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
-from turngym.core.task import Verdict
-from turngym.core.user_files import json_file, json_of
+from turngym.core.spec import differing
+from turngym.core.task import Verdict, plain_id
+from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -49,12 +67,13 @@ def packed(run: str | Path) -> PackedResult:
     Raises EvaluationError if there is none, if episodes are missing, or if it was not played on a panel.
     """
     result = rescore(run)
-    if not result.settings.get("panel"):
+    tasks = result.spec.play.tasks
+    if not isinstance(tasks, OnPanel):
         raise EvaluationError(f"{run} was not played on a panel, so nobody else could know its tasks")
-    if sampling := result.settings.get(SAMPLING):
+    if isinstance(tasks.sampling, Published):
         raise EvaluationError(
-            f"{run} was played with --sampling {sampling}: its tasks are draws, not the panel's, and only results of a "
-            "whole panel are packed; play it again without --sampling"
+            f"{run} was played with --sampling published:{tasks.sampling.harness}: its tasks are draws, not the "
+            "panel's, and only results of a whole panel are packed; play it again without --sampling"
         )
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
@@ -63,9 +82,12 @@ def packed(run: str | Path) -> PackedResult:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
     except ValueError as error:
         raise EvaluationError(f"{written} is no JSON: {error}") from error
-    model = about.get("fingerprint")
+    spec = shared(result.spec)
+    if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
+        spec = replaced(spec, agent=replaced(spec.agent, weights=weights))
     return PackedResult(
-        settings={**result.settings, **({} if model is None else {"model": model})},
+        spec=spec,
+        agent=result.agent,
         versions=about.get("versions", loaded_versions()),
         date=about.get("date", ""),
         seconds=round(result.seconds, 3),
@@ -75,16 +97,35 @@ def packed(run: str | Path) -> PackedResult:
     )
 
 
+def shared(spec: EvalSpec) -> EvalSpec:
+    """`spec` without what is of one machine alone: who computed, addresses, and the folders of files, which are named
+    by their hashes."""
+    agent: Any = spec.agent
+    if isinstance(agent, Model):
+        local = agent.engine if isinstance(agent.engine, Servers) else replaced(agent.engine, device="auto", threads=0)
+        engine = replaced(local, policy_server=local.server) if isinstance(local, Servers) else local
+        folder = agent.folder if "@" in agent.folder else Path(agent.folder).name
+        agent = replaced(agent, folder=folder, engine=engine)
+    elif isinstance(agent, OpenAI):
+        agent = replaced(agent, endpoint=replace(agent.endpoint, base_url="", key_env=KEY))
+    elif isinstance(agent, Replay):
+        agent = replaced(agent, trace=Path(agent.trace).name)
+    examples = getattr(agent.chat, "examples", None)
+    if isinstance(examples, ExampleFile):
+        named = replaced(examples, file=Path(examples.file).name)
+        agent = replaced(agent, chat=replaced(agent.chat, examples=named))
+    return replaced(spec, agent=agent, compute=Compute())
+
+
 def _of_training(trace: Path) -> dict[str, Any]:
-    """Date, versions and the model's fingerprint of RUN/eval/step_000100.jsonl, as far as RUN knows them."""
+    """Date, versions and the hash of the weights of RUN/eval/step_000100.jsonl, as far as RUN knows them."""
     run = trace.absolute().parent.parent
     if trace.parent.name != "eval" or not (run / FILE).is_file():
         return {}
-    config = read_toml(run / FILE, provenance=True)
-    about, model = config["provenance"], run / "checkpoints" / trace.stem / "model"
+    about, model = read_toml(run / FILE, provenance=True)["provenance"], run / "checkpoints" / trace.stem / "model"
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
-        found["fingerprint"] = model_fingerprint(model, probe(config["env"], json_of(config["env_kwargs"])))
+        found["weights"] = weights_of(model)
     return found
 
 
@@ -131,7 +172,7 @@ def _stripped(episode: Episode) -> Episode:
     )
     turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in played}) for turn in episode.turns)
     own = {name: value for name, value in episode.meta.items() if name in EACH}
-    return replace(episode, segments=(), turns=turns, timings={}, meta=own)
+    return replace(episode, segments=(), turns=turns, timings={}, meta=own, spec="")
 
 
 def check_result(
@@ -175,15 +216,15 @@ def differences(
         other_rules: whether settings that change what scores may differ from the panel's.
     """
     found = _seal(result)
-    known = load_panel(panel) if panel is not None else shipped_panel(str(result.settings.get("panel")))
+    known = load_panel(panel) if panel is not None else shipped_panel(_named(result))
     found += _tasks(result, known)
     given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
-    deviating = stated(result.settings, known, given)
+    deviating = stated(result.spec.play, known, given)
     barred = replace(deviating, scored={} if other_rules else deviating.scored).differences()
     if barred:
         # in another game most turns would differ, and what it names is nothing to open
         return [*found, *barred, *_table(result)]
-    env = env_maker(known.env_id, **played_with(result.settings, known, given))()
+    env = env_maker(known.env_id, **played_with(result.spec, known, given))()
     try:
         found += _scoring(result, guard_of(env).base.scoring)
         for episode in result.episodes:
@@ -196,7 +237,7 @@ def differences(
 
 def inconsistencies(result: PackedResult) -> list[str]:
     """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
-    known = panel_of(result.settings)
+    known = panel_of(result.spec.play)
     return [*_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
 
 
@@ -213,18 +254,28 @@ def _seal(result: PackedResult) -> list[str]:
     return found
 
 
+def _named(result: PackedResult) -> str:
+    """The panel that a result names; "" where it names none."""
+    tasks = result.spec.play.tasks
+    return tasks.panel if isinstance(tasks, OnPanel) else ""
+
+
 def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     """Differences from the panel: every task as often as the settings say, with the panel's hash and the seed."""
-    settings = result.settings
-    for name, own in (("panel_sha256", panel.sha256), ("env_id", panel.env_id.rpartition(":")[2])):
-        if settings.get(name) != own:
-            yield f"settings: {name} is {settings.get(name)!r}, the panel {panel.full_name} has {own!r}"
-    chosen = {task.task_id: task for task in panel.tasks[: settings.get("limit")]}
-    samples = settings["samples"]
+    play, tasks = result.spec.play, result.spec.play.tasks
+    if not isinstance(tasks, OnPanel) or isinstance(tasks.sampling, Published):
+        yield "settings: its tasks are not a panel's"
+        return
+    own = {"sha256": (tasks.sha256, panel.sha256), "env.id": (plain_id(play.env.id), plain_id(panel.env_id))}
+    own["size"] = (tasks.size, len(panel.tasks))
+    for name, (said, known) in own.items():
+        if said != known:
+            yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
+    limit = tasks.sampling.limit if isinstance(tasks.sampling, First) else None
+    chosen = {task.task_id: task for task in panel.tasks[:limit]}
+    samples = play.samples
     played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
     wanted = {(task_id, sample) for task_id, sample in played if task_id in chosen and 0 <= sample < samples}
-    if settings["tasks"] != len(chosen):
-        yield f"settings: {settings['tasks']} tasks, of the panel these are {len(chosen)}"
     lacking = len(chosen) * samples - len(wanted)
     if lacking > MOST_NAMED:
         yield f"{lacking} episodes are missing"
@@ -239,15 +290,14 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
         # an episode that failed before its first observation knows only the id of its task
         if task is not None and task != episode.task and not (episode.status.is_error and not episode.turns):
             yield f"{where}: its task has sha256 {episode.task.sha256[:12]}, the panel says {task.sha256[:12]}"
-        if episode.seed != settings["seed"]:
-            yield f"{where}: played with seed {episode.seed}, the settings say {settings['seed']}"
+        if episode.seed != play.seed:
+            yield f"{where}: played with seed {episode.seed}, the settings say {play.seed}"
 
 
 def _scoring(result: PackedResult, here: Mapping[str, str]) -> Iterator[str]:
     """Differences in what the scores depend on besides the tasks."""
-    for name in ("scored_with", APPROXIMATE):
-        if result.settings.get(name) != here.get(name):
-            yield f"settings: {_said(name, result.settings.get(name), here.get(name))}"
+    for name, (said, now) in differing(result.spec.play.scoring, here).items():
+        yield f"settings: {_said(name, said, now)}"
 
 
 def _replayed(episode: Episode, env: Any) -> Iterator[str]:
@@ -312,12 +362,10 @@ def _said(name: str, recorded: object, now: object) -> str:
 def _table(result: PackedResult) -> Iterator[str]:
     """Differences between the table in the file and that of its episodes."""
     try:
-        scores: Scores = score(result.episodes)
+        scores: Scores = score(result.episodes, result.spec.play)
     except TurngymError as error:
         yield f"table: {error}"
         return
-    # what a setting says is not packed with every episode
-    scores = replace(scores, approximate=result.settings.get(APPROXIMATE))
     now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):
@@ -346,13 +394,14 @@ def play_again(
         env_kwargs: as for `check_result`.
         settings: those of `evaluate` that the file does not say, such as the device.
     """
-    own, given = result.settings, env_kwargs or {}
-    played = load_panel(panel) if panel is not None else shipped_panel(str(own.get("panel")))
-    make = {**stated(own, played, given).playable, **given}
-    again = evaluate_as(own, agent, played, make, tasks=tasks, verify=False, **settings)
+    given = env_kwargs or {}
+    played = load_panel(panel) if panel is not None else shipped_panel(_named(result))
+    make = {**stated(result.spec.play, played, given).playable, **given}
+    again = evaluate_as(result.spec, agent, played, make, tasks=tasks, verify=False, **settings)
     found = []
-    if (known := own.get("model")) and known != again.settings.get("model"):
-        found.append(f"model: its fingerprint is {again.settings.get('model')}, the file names {known}")
+    known, now = (getattr(spec.agent, "weights", "") for spec in (result.spec, again.spec))
+    if known and known != now:
+        found.append(f"model: its weights are {now}, the file names {known}")
     recorded = {(one.task.task_id, one.sample): one for one in result.episodes}
     for episode in again.episodes:
         key = episode.task.task_id, episode.sample
@@ -364,7 +413,7 @@ def play_again(
 
 
 def evaluate_as(
-    recorded: Mapping[str, Any],
+    recorded: EvalSpec,
     agent: str,
     panel: Panel,
     make: Mapping[str, Any],
@@ -372,8 +421,7 @@ def evaluate_as(
     tasks: int | None = None,
     **settings: Any,
 ) -> EvalResult:
-    """Lets `agent` play `panel` as another evaluation was played, by its `recorded` settings: preset, samples, seed,
-    temperature.
+    """Lets `agent` play `panel` as another evaluation was played: with its preset, samples, seed and temperature.
 
     Args:
         recorded: settings of the other evaluation.
@@ -383,17 +431,23 @@ def evaluate_as(
         tasks: number of tasks, from the first; None: as many as were recorded.
         settings: further ones of `evaluate`.
     """
-    counts = [count for count in (tasks, recorded.get("limit")) if count is not None]
-    heat = recorded.get("temperature")
+    play = recorded.play
+    limits = [tasks, play.tasks.sampling.limit if isinstance(play.tasks.sampling, First) else None]
+    counts = [count for count in limits if count is not None]
+    heat = getattr(recorded.agent, "temperature", None)
+    # arguments of every environment stand beside the others
+    own = {name: make[name] for name in make if name in ENVIRONMENT}
     return evaluate(
         panel,
         agent,
-        preset=recorded.get("preset"),
-        samples=recorded["samples"],
-        seed=recorded["seed"],
-        limit=min(counts, default=None),
-        env_kwargs=make,
-        **{} if heat is None else {"temperature": heat},
+        preset=recorded.preset,
+        samples=play.samples,
+        seed=play.seed,
+        env_kwargs={name: value for name, value in make.items() if name not in own and name != "data"},
+        **({"limit": min(counts)} if counts else {}),
+        **({} if heat is None else {"temperature": heat}),
+        **({"data": make["data"]} if "data" in make else {}),
+        **own,
         **settings,
     )
 

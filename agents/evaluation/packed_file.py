@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from turngym.agents.evaluation.results import check_kind, check_settings
+from turngym.agents.evaluation.results import check_kind
 from turngym.agents.evaluation.scores import EvaluationError
+from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
 from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import brief, excerpt
+from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
 
-FORMAT, VERSION = "turngym-packed-result", 2
-FACTS = ("settings", "versions", "date", "seconds", "tokens", "scores")
+FORMAT, VERSION = "turngym-packed-result", 3
+FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")
 """What the head says of the episodes."""
 SUFFIX = ".result.xz"
 MOST_BYTES = 2**28
@@ -34,8 +36,10 @@ MOST_LINE, MOST_VALUES = 2**25, 2_000_000
 class PackedResult:
     """The content of a packed result."""
 
-    settings: Mapping[str, Any]
-    """How the episodes were played, as in results.json; panel, agent, model fingerprint and seed among them."""
+    spec: EvalSpec
+    """What was played and by whom, without addresses and folders."""
+    agent: str
+    """Name of who played, for people."""
     versions: Mapping[str, str]
     """Versions of the packages that played."""
     date: str
@@ -54,7 +58,7 @@ class PackedResult:
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
-        facts = {name: getattr(self, name) for name in FACTS}
+        facts = {name: getattr(self, name) for name in FACTS} | {"spec": to_table(self.spec)}
         rows, sums = list[str](), {"table": _checksum(facts["scores"])}
         sums |= {name: _checksum(value) for name, value in flat("", facts) if not name.startswith("scores.")}
         for episode in self.episodes:
@@ -91,8 +95,7 @@ def _checksum(value: Any) -> str:
 
 def _check_head(head: Mapping[str, Any]) -> None:
     """Raises ValueError where the head of a file from anyone holds what no evaluation has recorded."""
-    check_settings(head["settings"])
-    kinds = {"versions": dict, "date": str, "seconds": float | int, "tokens": dict | None, "scores": dict}
+    kinds = {"spec": dict, "agent": str, "versions": dict, "date": str, "seconds": float | int, "tokens": dict | None, "scores": dict}
     for name, kind in {**kinds, "checksums": dict, "sha256": str}.items():
         check_kind(name, head[name], kind)
     for name in ("versions", "checksums"):
@@ -135,7 +138,7 @@ def read_result(path: str | Path) -> PackedResult:
         if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
             raise ValueError(f"its seal is {brief(head['sha256'], 80)}; a SHA-256 has 64 hex digits")
         return PackedResult(
-            **{name: head[name] for name in FACTS},
+            **{**{name: head[name] for name in FACTS}, "spec": read(EvalSpec, head["spec"], "its spec")},
             episodes=tuple(episode_from_json(row) for row in rows),
             seal=head["sha256"],
             checksums=dict(head["checksums"]),

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
 import numpy as np
 
-from turngym.agents.agent_options import AgentSettings, check_call
 from turngym.agents.endpoint.messages import usage_table
-from turngym.agents.evaluation.evaluation_setup import keep_settings, prepare
-from turngym.agents.evaluation.original import departs_line
-from turngym.agents.evaluation.results import DEPARTS
+from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
+from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
-from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
+from turngym.agents.play_spec import EvalSpec, Listed, OnPanel, meaning
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import FailureWatch, Job
-from turngym.agents.presets import Preset, preset_name
-from turngym.agents.servers.server_options import PolicyServer
+from turngym.agents.presets import Preset
+from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_file
 from turngym.core.progress import progress_bar
+from turngym.core.redaction import brief
+from turngym.core.spec import Resolved, differing
 from turngym.core.tables import Table, columns, table_text
-from turngym.core.trace import TraceWriter, iter_episodes
+from turngym.core.trace import TraceWriter, iter_episodes, read_specs
+
+
+USUAL: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
+"""What holds for a rollout where nobody says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +44,12 @@ class PlayedEpisodes:
     """Sample by sample, tasks in order; episodes that the trace already held are not included."""
     agent: str
     """Name of the agent."""
+    spec: EvalSpec
+    """What was asked for."""
     out: Path | None = None
     """The trace."""
     chat: str = ""
     """The chat settings of a model in one line; empty for other agents."""
-    channel: str | None = None
-    """How the agent writes actions; None for bare ones."""
-    made: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the environment."""
-    departs: str = ""
-    """One line that says in what this is not the original's protocol; empty where no original is known."""
 
     @property
     def errors(self) -> int:
@@ -60,7 +60,7 @@ class PlayedEpisodes:
         """Success and behavior; None if every episode ended in an error."""
         if self.errors == len(self.episodes):
             return None
-        scores = {self.agent: score(self.episodes)}
+        scores = {self.agent: score(self.episodes, self.spec.play)}
         return columns(success_table(scores), behavior_table(scores), *usage_table(scores, self.episodes))
 
     @property
@@ -68,10 +68,10 @@ class PlayedEpisodes:
         """Number of episodes and their trace; then what may help where answers were cut or could not be read."""
         where = "" if self.out is None else f" in {self.out}"
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
-        chat = f"\n{self.chat}" if self.chat else ""
-        chat = (f"\n{self.departs}" if self.departs else "") + chat
+        departs, chat = departures(self.spec), f"\n{self.chat}" if self.chat else ""
+        chat = ("" if departs is None else f"\n{departs.line}") + chat
         played = [episode for episode in self.episodes if not episode.status.is_error]
-        said = hints(score(played), played, self.channel, self.made) if played else []
+        said = hints(score(played), played, self.spec) if played else []
         return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *said))
 
     def __str__(self) -> str:
@@ -80,84 +80,87 @@ class PlayedEpisodes:
 
 
 def play_episodes(
-    env: str = "turngym/ALFWorld-v0",
-    agent: str | Agent | OpenedAgent = "expert",
+    env: str | EvalSpec | None = None,
+    agent: str | Agent | OpenedAgent | None = None,
     *,
     preset: str | Preset | None = None,
-    tasks: int | Sequence[str] = 10,
-    draw: bool = False,
-    samples: int = 1,
-    seed: int = 0,
-    depth: int | None = None,
-    temperature: float | None = None,
-    slots: int = 64,
     out: str | Path | None = None,
     append: bool = False,
-    env_kwargs: Mapping[str, Any] | None = None,
-    workers: int | Literal["auto"] | WorkerOptions = "auto",
-    servers: PolicyServer | None = None,
     progress: bool = True,
     command: str | Sequence[str] = "turngym.agents.play_episodes",
-    **settings: Unpack[AgentSettings],
+    **settings: Any,
 ) -> PlayedEpisodes:
     """Play tasks of `env` with `agent`, as `turngym rollout` does.
 
+        play_episodes("turngym/Search-v0", "expert", tasks=20, samples=2, out="demonstrations.jsonl")
+
     Args:
-        env: Gymnasium id; `package:namespace/Name-v0` imports `package` first.
-        agent: a name as on the command line, or an agent object; see `evaluate`.
+        env: Gymnasium id; `package:namespace/Name-v0` imports `package` first; or all settings, as a value. None: the
+            households.
+        agent: a name as on the command line, or an agent object; None: the expert. See `evaluate`.
         preset: a published set-up of `env`, by name; see `evaluate`.
-        tasks: the number of tasks, or task ids.
-        draw: draw the tasks with `seed` instead of taking the first ones.
-        samples: episodes per task.
-        seed: the same seed gives the same episodes for any `slots` and `workers`.
-        depth: end every episode after this many turns as `truncated_depth`.
-        temperature: at which a model samples; 0 is greedy. By default the preset's, else 0.85.
-        slots: episodes played, and requests generated, at a time.
-        out: trace file (JSON lines), with the settings beside it in NAME.config.toml (which `turngym rollout --config`
+        out: trace file (JSON lines), with the settings beside it in NAME.spec.toml (which `turngym rollout --config`
             reads); an existing file is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
-        env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
-        workers: processes that play; 0 is this one, auto takes several if they pay off.
-        servers: SGLang or vLLM servers that play with the weights of `model:FOLDER`.
         progress: show a bar on standard error.
-        command: the caller, as recorded in the configuration.
-        settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
+        command: the caller, as recorded in the settings.
+        settings: what `turngym rollout --help-all` lists, by the same names with underscores: tasks, task, draw,
+            samples, seed, depth, temperature, max_turns, split, env_kwargs, slots, workers, ...
 
-    Raises TurngymError for an unknown environment, task or agent, or a trace that exists or is being written to.
+    Raises TurngymError for an unknown environment, task or agent, settings that cannot be meant, or a trace that exists
+    or is being written to.
     """
-    check_call(play_episodes, settings, temperature=temperature, samples=samples, slots=slots, depth=depth, seed=seed)
-    if isinstance(tasks, bool | float):
-        raise TurngymError(f"tasks is {tasks!r}; it must be a whole number, or a list of task ids")
-    out, given = None if out is None else Path(out), dict(env_kwargs or {})
+    if isinstance(env, EvalSpec):
+        if agent is not None or preset is not None or settings:
+            raise TurngymError("play_episodes(SPEC): the settings are whole; leave out agent, preset and all others")
+        return play_rollout(Resolved(spec=env, origins={}), out=out, append=append, progress=progress, command=command)
+    asked = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
+    found = resolve_play(
+        [("play_episodes()", asked)], usual=USUAL, preset=preset if isinstance(preset, Preset) else None
+    )
+    player = None if agent is None or isinstance(agent, str) else agent
+    return play_rollout(found, agent=player, out=out, append=append, progress=progress, command=command)
+
+
+def play_rollout(
+    found: Resolved[EvalSpec],
+    *,
+    agent: Agent | OpenedAgent | None = None,
+    out: str | Path | None = None,
+    append: bool = False,
+    progress: bool = True,
+    command: str | Sequence[str] = "",
+) -> PlayedEpisodes:
+    """Plays what was asked for; see `play_episodes`.
+
+    Args:
+        found: the settings, with the origin of every value.
+        agent: who plays, where that is an object.
+        out: as for `play_episodes`.
+        append: as for `play_episodes`.
+        progress: as for `play_episodes`.
+        command: as for `play_episodes`.
+    """
+    out = None if out is None else Path(out)
     with locked_file(out):
         done = _recorded(out, append)
-        ready = prepare(
-            env,
-            agent,
-            {**settings, "temperature": temperature, "slots": slots},
-            preset=preset,
-            base={},
-            given=given,
-            workers=workers,
-            servers=servers,
-        )
-        opened, make_env = ready.opened, env_maker(env, **ready.kwargs)
-        chosen, scoring = _choose(make_env, tasks, seed if draw else None), probe(env, ready.kwargs).scoring
-        # a trace that is added to keeps the configuration of its first episodes
-        if out is not None and not out.exists():
-            many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
-            call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
-            call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
-            keep_settings(config_beside(out), call, ready.named or agent, ready.player, servers, ready.workers, command)
+        ready = open_play(found.spec, agent)
+        opened, spec, play_spec = ready.opened, ready.spec, ready.spec.play
+        chosen = _choose(ready)
+        if out is not None:
+            _check_same(out, spec)
+            # a trace that is added to keeps the settings of its first episodes
+            if not out.exists():
+                keep_spec(spec_beside(out), found, spec, command)
         jobs = [
-            Job(task_id=task_id, sample=sample, group=group, seed=seed)
-            for sample in range(samples)
+            Job(task_id=task_id, sample=sample, group=group, seed=play_spec.seed)
+            for sample in range(play_spec.samples)
             for group, task_id in enumerate(chosen)
-            if (task_id, sample, seed) not in done
+            if (task_id, sample, play_spec.seed) not in done
         ]
         with ExitStack() as stack:
-            play = stack.enter_context(open_workers(ready.workers, ready.workload(len(jobs))))
-            writer = None if out is None else stack.enter_context(TraceWriter(out))
+            play = stack.enter_context(open_workers(spec.compute.workers, ready.workload(len(jobs))))
+            writer = None if out is None else stack.enter_context(TraceWriter(out, record_of(spec)))
             report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
 
             def keep(episode: Episode) -> None:
@@ -170,25 +173,27 @@ def play_episodes(
                 jobs,
                 ready.make_env,
                 opened.agent,
-                slots=slots,
-                max_turns=depth,
+                slots=spec.compute.slots,
+                max_turns=play_spec.depth,
                 on_episode=watch,
                 system=opened.system,
-                meta={"temperature": opened.temperature, **ready.preset_note, **scoring},
+                meta={"temperature": opened.temperature},
             )
             watch.check()
-        departs = ready.departs(None, samples, None, scoring).get(DEPARTS)
-        if departs is not None and depth is not None:
-            departs = [f"episodes end after {depth} turns", *departs]
         return PlayedEpisodes(
-            episodes=tuple(episodes),
-            agent=opened.agent.name,
-            out=out,
-            chat=opened.chat,
-            channel=opened.channel,
-            made=ready.kwargs,
-            departs=departs_line(departs, None if ready.preset is None else ready.preset.name),
+            episodes=tuple(episodes), agent=opened.agent.name, spec=spec, out=out, chat=opened.chat
         )
+
+
+def _check_same(out: Path, spec: EvalSpec) -> None:
+    """Raises TurngymError if another player has played into the trace: more tasks, samples and seeds may be added."""
+    for theirs in read_specs(out).values():
+        for path, (was, now) in differing(theirs, record_of(spec)).items():
+            if meaning(path) in ("game", "player") and path != "play.seed":
+                raise TurngymError(
+                    f"{out} was played with {path} {brief(was, 60)}, and this would be {brief(now, 60)}: name another "
+                    "file; a trace holds one player in one game"
+                )
 
 
 def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
@@ -203,23 +208,30 @@ def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
     return {(e.task.task_id, e.sample, e.seed) for e in iter_episodes(out) if not e.status.is_error}
 
 
-def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:
-    """Task ids: those named, or the first `tasks`, or `tasks` of them drawn with `seed`."""
-    if not isinstance(tasks, int):
-        return [tasks] if isinstance(tasks, str) else list(tasks)
-    env = make_env()
+def _choose(ready: OpenPlay) -> list[str]:
+    """Task ids: those named, or the first ones of the environment, or some of them drawn with the seed."""
+    play = ready.spec.play
+    if isinstance(play.tasks, Listed):
+        twice = [task for task, count in Counter(play.tasks.task).items() if count > 1]
+        if twice:
+            raise TurngymError(f"the task {twice[0]!r} is named twice; valid: once, and --samples for more episodes")
+        return list(play.tasks.task)
+    if isinstance(play.tasks, OnPanel):
+        raise TurngymError("a rollout plays an environment's own tasks; `turngym eval` plays a panel")
+    env: Any = ready.make_env()
     try:
         ids = env.unwrapped.task_ids()
     finally:
         env.close()
-    if not 1 <= tasks <= len(ids):
-        raise TurngymError(f"{tasks} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    if seed is None:
-        return [ids[place] for place in range(tasks)]
-    places = np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
+    count = play.tasks.count
+    if count > len(ids):
+        raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
+    if not play.tasks.draw:
+        return [ids[place] for place in range(count)]
+    places = np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
     return [ids[int(place)] for place in places]
 
 
-def config_beside(trace: Path) -> Path:
-    """Where the settings of a rollout are kept: `r.config.toml` beside `r.jsonl`, `lr.1.config.toml` beside `lr.1`."""
-    return trace.with_name(f"{trace.name.removesuffix('.jsonl')}.config.toml")
+def spec_beside(trace: Path) -> Path:
+    """Where the settings of a rollout are kept: `r.spec.toml` beside `r.jsonl`, `lr.1.spec.toml` beside `lr.1`."""
+    return trace.with_name(f"{trace.name.removesuffix('.jsonl')}.spec.toml")

@@ -10,16 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.messages import usage_of, usage_table
-from turngym.agents.evaluation.original import departs_line
-from turngym.agents.evaluation.results import BESIDE, DEPARTS, PER_EPISODE, episode_row, results_json, write_results
+from turngym.agents.evaluation.open_play import record_of
+from turngym.agents.evaluation.original import Departures, departures
+from turngym.agents.evaluation.results import episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
-    APPROXIMATE,
-    SAMPLING,
     EpisodeOutcome,
     EvaluationError,
     Scores,
@@ -28,18 +27,18 @@ from turngym.agents.evaluation.scores import (
     score,
     success_table,
 )
+from turngym.agents.play_spec import EvalSpec, OnPanel, Published, drawn, episodes_of, meaning
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.core.episode import Episode
 from turngym.core.files import locked_file
 from turngym.core.progress import progress_bar
+from turngym.core.redaction import brief
+from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.task import Task
-from turngym.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
-from turngym.envs.panels import Panel
+from turngym.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace, read_specs
 
-DRAWS = "draws"
-"""Setting: number of drawn tasks, those that were drawn again included; missing where nothing was drawn."""
 ELAPSED = "elapsed"
 """Name of a timing of each episode: seconds from the start of its evaluation, summed over all calls, to its end."""
 
@@ -85,11 +84,7 @@ class RecordedEpisodes:
 
 
 def read_recorded(
-    trace: Path | None,
-    tasks: Sequence[Task],
-    samples: Mapping[str, int],
-    settings: Mapping[str, Any],
-    errors_again: bool,
+    trace: Path | None, tasks: Sequence[Task], samples: Mapping[str, int], spec: EvalSpec, errors_again: bool
 ) -> RecordedEpisodes:
     """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation.
 
@@ -97,27 +92,32 @@ def read_recorded(
         trace: the file; None or missing: nothing is recorded.
         tasks: those of this evaluation.
         samples: how many episodes of each task, by its id.
-        settings: of this evaluation, which the trace must share.
+        spec: settings of this evaluation, which the trace must share.
         errors_again: whether episodes that ended in an error are played again.
     """
     recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
+    if trace is None or not trace.exists():
+        return recorded
+    mine, specs = record_of(spec), read_specs(trace)
+    for theirs in specs.values():
+        for path, (was, now) in differing(theirs, mine).items():
+            if meaning(path) != "cost":
+                raise EvaluationError(
+                    f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(now, 60)}; continue "
+                    "with the old setting or write to another folder"
+                )
     problems = list[TraceProblem]()
-    for number, (place, episode) in enumerate(iter_places(trace) if trace is not None and trace.exists() else ()):
+    for number, (place, episode) in enumerate(iter_places(trace)):
         if isinstance(episode, TraceProblem):
             problems.append(episode)
             continue
         where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
-        said = {name: value for name, value in episode.meta.items() if name not in PER_EPISODE} | {"seed": episode.seed}
-        # both ways: what only the trace has is another evaluation's, too
-        for name in {**settings, **said}:
-            if said.get(name) != (value := settings.get(name)):
-                raise EvaluationError(
-                    f"{where}: played with {name} {said.get(name)!r}, this evaluation has {value!r}; continue "
-                    "with the old setting or write to another folder"
-                )
+        known = recorded.tasks.get(episode.task.task_id)
+        if episode.spec not in specs or known is None or episode.sample >= samples[episode.task.task_id]:
+            raise EvaluationError(f"{where}: it is no episode of this evaluation; write to another folder")
         recorded.seconds = max(recorded.seconds, seconds_played(episode))
-        failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
-        if known is None or episode.sample >= samples[episode.task.task_id] or (failed and errors_again):
+        failed = episode.status.is_error
+        if failed and errors_again:
             continue
         # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
@@ -148,7 +148,9 @@ def gather_shares(trace: Path | None) -> None:
         return
     # (task, sample) to whether it ended in an error; a good episode replaces a failed one, never the other way round
     failed: dict[tuple[str, int], bool] = {}
-    with TraceWriter(trace) as writer:
+    specs = {digits: spec for source in (trace, *shares) for digits, spec in read_specs(source).items()}
+    with ExitStack() as opened:
+        writers = {digits: opened.enter_context(TraceWriter(trace, spec)) for digits, spec in specs.items()}
         for source in (trace, *shares):
             for episode in iter_trace(source) if source.exists() else ():
                 if isinstance(episode, TraceProblem):
@@ -157,7 +159,7 @@ def gather_shares(trace: Path | None) -> None:
                 if source == trace:
                     failed[key] = is_error
                 elif failed.get(key, True) and failed.get(key) != is_error:
-                    writer.write(episode)
+                    writers[episode.spec].write(episode)
                     failed[key] = is_error
     for share in shares:
         share.unlink()
@@ -165,29 +167,39 @@ def gather_shares(trace: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """A finished evaluation."""
+    """An evaluation, finished or not."""
 
+    spec: EvalSpec
+    """What was asked for."""
+    agent: str
+    """Name of who played, for people."""
     episodes: Sequence[Episode]
     """Episodes sample by sample, tasks in panel order. With a trace they are read from it when they are accessed."""
     outcomes: Sequence[EpisodeOutcome]
     """How the episodes ended."""
     scores: Scores
-    settings: Mapping[str, Any]
     seconds: float
     """Wall clock of all calls that played into the trace; a call that was killed counts up to its last episode."""
     resumed: int = 0
     """Number of episodes that were in the trace already."""
+    chat: str = ""
+    """How a model was spoken to, in a line for people."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
 
     @property
+    def asked(self) -> int:
+        """Number of episodes that were asked for."""
+        return episodes_of(self.spec.play)
+
+    @property
     def missing(self) -> int:
-        """Number of episodes that a trace of an interrupted evaluation lacks."""
-        return self.settings.get(DRAWS, self.settings["tasks"] * self.settings["samples"]) - len(self.outcomes)
+        """Number of them that were not played."""
+        return self.asked - len(self.outcomes)
 
     def table(self) -> Table:
         """Success by category and behavior, one column."""
-        runs = {str(self.settings["agent"]): self.scores}
+        runs = {self.agent: self.scores}
         return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self._users))
 
     @property
@@ -196,41 +208,40 @@ class EvalResult:
         return self.episodes if any(one.used for one in self.outcomes) else ()
 
     @property
-    def title(self) -> str:
-        """What was measured, in one line."""
-        named, limit, heat = self.settings.get("panel"), self.settings.get("limit"), self.settings["temperature"]
-        what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
-        what += "" if limit is None else f", first {limit} tasks" if limit > 1 else ", first task"
-        what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
-        what += f" but {', '.join(beside)}" if (beside := self.settings.get(BESIDE)) else ""
-        own, made = self.settings.get("panel_max_turns"), self.settings.get("make", {})
-        what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
-        what += f", reading {made['reading']}" if "reading" in made else ""
-        what += ", admissible actions shown" if made.get("show_admissible") and "preset" not in self.settings else ""
-        what += f", examples {self.settings['examples']}" if "examples" in self.settings else ""
-        what += f", scores approximate ({why})" if (why := self.settings.get(APPROXIMATE)) else ""
-        samples = self.settings["samples"]
-        if sampling := self.settings.get(SAMPLING):
-            drawn, tasks = self.settings.get(DRAWS), self.settings["tasks"]
-            return f"{what}: {drawn} draws of {tasks} tasks, {sampling}" + (
-                "" if heat is None else f", temperature {heat:g}"
-            )
-        return f"{what}: {samples} sample{'s' if samples > 1 else ''}" + (
-            "" if heat is None else f", temperature {heat:g}"
-        )
+    def departs(self) -> Departures | None:
+        """In what this is not the original's protocol; None where no original is known."""
+        return departures(self.spec)
 
     @property
-    def departs(self) -> str:
-        """One line that says in what this is not the original's protocol; "" where no original is known."""
-        return departs_line(self.settings.get(DEPARTS), self.settings.get("preset"))
+    def title(self) -> str:
+        """What was measured, in one line."""
+        play, agent, departs = self.spec.play, self.spec.agent, self.departs
+        what = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
+        if self.spec.preset is not None:
+            what += f", preset {self.spec.preset}"
+            what += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""
+        elif departs is not None and departs.rules:
+            what += f", {', '.join(departs.rules)}"
+        examples = getattr(getattr(agent, "chat", None), "examples", None)
+        what += f", examples {examples.content}" if examples is not None else ""
+        what += f", scores approximate ({self.scores.approximate})" if self.scores.approximate else ""
+        if drawn(play):
+            assert isinstance(play.tasks, OnPanel) and isinstance(play.tasks.sampling, Published)
+            what += f": {self.asked} draws, published:{play.tasks.sampling.harness}"
+        else:
+            what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
+        heat = getattr(agent, "temperature", None)
+        what += "" if heat is None else f", temperature {heat:g}"
+        return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def hints(self) -> list[str]:
         """What may help where answers were cut or could not be read."""
         ended = (item for item in self.episodes if not item.status.is_error)
-        return hints(self.scores, ended, self.settings.get("channel"), self.settings.get("make"))
+        return hints(self.scores, ended, self.spec)
 
     def __str__(self) -> str:
-        said = [*([self.departs] if self.departs else []), *self.hints()]
+        departs = self.departs
+        said = [*([] if departs is None else [departs.line]), *self.hints()]
         return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in said)
 
     def to_json(self) -> dict[str, Any]:
@@ -243,62 +254,40 @@ class EvalResult:
 
     def _head(self) -> dict[str, Any]:
         used = usage_of(self._users)
-        head = results_json(self.settings, self.scores, self.seconds, self.outcomes)
+        head = results_json(record_of(self.spec), self.agent, self.scores, self.seconds, self.outcomes)
         return head if used is None else {**head, "usage": used.to_json()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEvaluation:
-    """An evaluation that is played by one process (`run`), or in shares by several (`run_share`, then `run`).
+    """An evaluation that is played by one process (`run`), or in shares by several (`run_share`, then `run`)."""
 
-    Raises EvaluationError for `samples` below 1, or no tasks.
-    """
-
-    tasks: Panel | Sequence[Task]
+    spec: EvalSpec
+    """What is played and by whom, with nothing left open. A trace with other settings is refused."""
+    tasks: Sequence[Task]
+    """The tasks that are played; one that is drawn twice is there twice."""
     make_env: MakeEnv
     agent: Agent
-    _: KW_ONLY
-    samples: int = 4
-    limit: int | None = None
-    """Play only the first `limit` tasks."""
-    draws: Sequence[Task] = ()
-    """Tasks to be played instead of each task `samples` times; one that is there twice is played twice."""
-    temperature: float | None = 0.85
-    """Recorded only: the agent samples."""
-    seed: int = 0
-    slots: int = 64
     trace: Path | None = None
     """Every episode is appended to it as it finishes."""
     system: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Recorded in every episode: environment arguments, the model's fingerprint, ... A trace with other values is
-    refused."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """Recorded in every episode too, but may differ."""
+    chat: str = ""
+    """How a model is spoken to, in a line for people."""
     progress: bool = False
     play: PlayJobs = rollout
     """Plays the episodes, in this process or in others."""
 
-    def __post_init__(self) -> None:
-        if self.samples < 1 or not self.chosen:
-            raise EvaluationError(f"{len(self.chosen)} tasks with {self.samples} samples each: both must be at least 1")
-
     @property
     def chosen(self) -> tuple[Task, ...]:
         """The tasks that are played, each once."""
-        if self.draws:
-            return tuple({task.task_id: task for task in self.draws}.values())
-        return tuple(self.tasks.tasks if isinstance(self.tasks, Panel) else self.tasks)[: self.limit]
+        return tuple({task.task_id: task for task in self.tasks}.values())
 
     @property
     def times(self) -> Mapping[str, int]:
         """How often each task is played, by its id."""
-        return Counter(task.task_id for task in self.draws) or {task.task_id: self.samples for task in self.chosen}
-
-    @property
-    def played(self) -> dict[str, Any]:
-        """Settings recorded in every episode; a trace with other values is of another evaluation."""
-        return {"agent": self.agent.name, "temperature": self.temperature, **self.settings}
+        if drawn(self.spec.play):
+            return Counter(task.task_id for task in self.tasks)
+        return {task.task_id: self.spec.play.samples for task in self.tasks}
 
     def run(self, *, errors_again: bool = True) -> EvalResult:
         """Play what is missing in the trace and the shares beside it, and score everything.
@@ -316,14 +305,15 @@ class TaskEvaluation:
             recorded = self._recorded(errors_again)
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
         outcomes = recorded.outcomes()
-        settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
         return EvalResult(
+            spec=self.spec,
+            agent=self.agent.name,
             episodes=recorded.episodes(),
             outcomes=outcomes,
-            scores=score(outcomes),
-            settings={**settings, "samples": self.samples, "seed": self.seed},
+            scores=score(outcomes, self.spec.play),
             seconds=seconds,
             resumed=resumed,
+            chat=self.chat,
             problems=recorded.problems,
         )
 
@@ -338,12 +328,12 @@ class TaskEvaluation:
         self._play(self._jobs(recorded)[rank::size], recorded, share_trace(self.trace, rank))
 
     def _recorded(self, errors_again: bool) -> RecordedEpisodes:
-        return read_recorded(self.trace, self.chosen, self.times, {**self.played, "seed": self.seed}, errors_again)
+        return read_recorded(self.trace, self.chosen, self.times, self.spec, errors_again)
 
     def _jobs(self, recorded: RecordedEpisodes) -> list[Job]:
-        times = self.times
+        times, seed = self.times, self.spec.play.seed
         return [
-            Job(task_id=task.task_id, sample=sample, group=place, seed=self.seed, sha256=task.sha256)
+            Job(task_id=task.task_id, sample=sample, group=place, seed=seed, sha256=task.sha256)
             for sample in range(max(times.values()))
             for place, task in enumerate(self.chosen)
             if sample < times[task.task_id] and not recorded.has(task.task_id, sample)
@@ -353,7 +343,7 @@ class TaskEvaluation:
         """Play `jobs` into the trace `into` and `recorded`; returns the evaluation's wall clock so far."""
         start = time.perf_counter()
         with ExitStack() as stack:
-            writer = None if into is None else stack.enter_context(TraceWriter(into))
+            writer = None if into is None else stack.enter_context(TraceWriter(into, record_of(self.spec)))
             report = stack.enter_context(progress_bar("evaluate", len(jobs), enabled=self.progress))
 
             def keep(episode: Episode) -> None:
@@ -362,29 +352,15 @@ class TaskEvaluation:
                 recorded.add(episode, None if writer is None else writer.write(episode))
                 report(episode)
 
-            # for readers of the trace alone; it is not compared, so another panel with the same tasks can resume it
-            panel = {"panel": panel_note(self.tasks)} if isinstance(self.tasks, Panel) else {}
-            meta = {**self.played, **self.about, **panel}
             watch = FailureWatch(keep, succeeded=len(recorded) > 0)
             self.play(
-                jobs, self.make_env, self.agent, slots=self.slots, on_episode=watch, system=self.system, meta=meta
+                jobs,
+                self.make_env,
+                self.agent,
+                slots=self.spec.compute.slots,
+                on_episode=watch,
+                system=self.system,
+                meta={"agent": self.agent.name, "temperature": getattr(self.spec.agent, "temperature", None)},
             )
             watch.check()
         return recorded.seconds + time.perf_counter() - start
-
-
-def panel_settings(tasks: Panel | Sequence[Task], chosen: Sequence[Task], limit: int | None) -> dict[str, Any]:
-    """The tasks of an evaluation as its settings name them."""
-    name, sha256 = (tasks.full_name, tasks.sha256) if isinstance(tasks, Panel) else (None, None)
-    return {
-        "panel": name,
-        "panel_sha256": sha256,
-        "env_id": chosen[0].env_id,
-        "tasks": len(chosen),
-        "limit": None if limit is None or limit >= len(tasks.tasks if isinstance(tasks, Panel) else tasks) else limit,
-    }
-
-
-def panel_note(panel: Panel) -> dict[str, Any]:
-    """The panel, as episodes name it in their `meta`."""
-    return {"name": panel.full_name, "sha256": panel.sha256, "tasks": len(panel.tasks)}

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, WORKERS
-from turngym.core.errors import did_you_mean
-from turngym.core.redaction import brief
+from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP
 from turngym.core.task import Task, plain_id
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, collect_tasks
@@ -25,24 +23,6 @@ from turngym.envs.webshop.goals import PAPERS
 
 FIRST_SEED = 1000
 """Worker i of a validation is seeded with the run's seed + 1000 + i."""
-MOST_WORKERS = 10_000
-
-
-def workers_of(sampling: str) -> int | None:
-    """Number of workers of `published` or `published:N`; None for `panel`. Raises EvaluationError for anything else."""
-    name, colon, number = sampling.partition(":")
-    if name == "published" and not colon:
-        return WORKERS
-    if name == "published" and number.isascii() and number.isdigit() and 1 <= int(number[:6]) <= MOST_WORKERS:
-        return int(number[:6])
-    if sampling == "panel":
-        return None
-    raise EvaluationError(
-        f"--sampling is {brief(sampling, 80)}; valid are panel, published ({WORKERS} workers) and published:N (1 to "
-        f"{MOST_WORKERS:,} workers).{did_you_mean(name, ['panel', 'published'])}"
-    )
-
-
 def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, seed: int) -> list[Task]:
     """The tasks of the first `validations` validations, one after another, `workers` each; a task may be there twice.
 

@@ -6,51 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from turngym.agents.evaluation.scores import EpisodeOutcome, Scores
-from turngym.core.episode import LENIENT, SHORT
+import msgspec
+
+from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
+from turngym.agents.play_spec import EvalSpec
+from turngym.core.episode import LENIENT, SHORT, Status
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
+from turngym.core.task import Task, plain_id
 
-FORMAT, VERSION = "turngym-results", 2
-DEPARTS = "departs"
-"""Setting that lists what an evaluation does otherwise than the original (`original.departures`)."""
-BESIDE = "beside"
-"""Setting that lists the part of it that was given beside a preset."""
+FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
-IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
-"""Settings at the top level of every results file; the others are under `settings`."""
-ABOUT = ("chat", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
-"""Names in `Episode.meta` that are recorded, but may differ between calls that play into one trace."""
 EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
-PER_EPISODE = (*EACH, "panel", *ABOUT)
-"""Names in `Episode.meta` that are not settings of the evaluation."""
-
-
-def check_settings(settings: Any) -> None:
-    """Raises ValueError for settings, of a file from anyone, that no evaluation has recorded."""
-    if not isinstance(settings, Mapping):
-        raise ValueError(f"its settings are {brief(settings, 80)}")
-    kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
-    kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None, "temperature": float | int | None}
-    kinds |= dict.fromkeys(("agent", "model", "player", "preset", "chat", "env_id", "panel_sha256"), str | None)
-    kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
-    for name, kind in kinds.items():
-        check_kind(f"setting {name}", settings.get(name), kind)
-    for name in (DEPARTS, BESIDE):
-        said = settings.get(name, [])
-        if not isinstance(said, list) or len(said) > 100 or not all(isinstance(text, str) for text in said):
-            raise ValueError(f"its setting {name} is {brief(said, 80)}")
-    # panel.tasks[:-5] would leave out the last ones
-    for name in ("tasks", "samples", "limit", "max_turns"):
-        if (value := settings.get(name)) is not None and value < 1:
-            raise ValueError(f"its setting {name} is {brief(value, 80)}; it must be at least 1")
-
-
 LARGE = 1e18
 
 
@@ -83,6 +55,71 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     }
 
 
+class _Row(msgspec.Struct):
+    task_id: str
+    sha256: str
+    category: str
+    status: Status
+    sample: int
+    seed: int
+    success: bool
+    score: float
+    episode_return: float
+    turns: int
+    invalid: int
+    cluster: str = ""
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+
+
+class _Results(msgspec.Struct):
+    format: Literal["turngym-results"]
+    version: Literal[3]
+    spec: EvalSpec
+    episodes: list[_Row]
+
+
+def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
+    """What was asked for, and how the episodes ended, of a results file. Raises EvaluationError for another file.
+
+    Of the verdicts it knows the valid and the invalid ones alone.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Results)
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
+    env_id = plain_id(found.spec.play.env.id)
+    outcomes = [
+        EpisodeOutcome(
+            task=Task(
+                env_id=env_id,
+                task_id=row.task_id,
+                sha256=row.sha256,
+                split="",
+                category=row.category,
+                cluster=row.cluster,
+            ),
+            seed=row.seed,
+            sample=row.sample,
+            group=0,
+            status=row.status,
+            success=row.success,
+            score=row.score,
+            episode_return=row.episode_return,
+            verdicts=(row.turns - row.invalid, row.invalid),
+            goal_rate=None,
+            prompt_tokens=row.prompt_tokens,
+            response_tokens=row.response_tokens,
+            cut=0,
+            used=False,
+        )
+        for row in found.episodes
+    ]
+    return found.spec, outcomes
+
+
 def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
     """Number of `prompt` and `response` ids of all episodes; None if no episode has ids."""
     known = [(one.prompt_tokens, one.response_tokens or 0) for one in outcomes if one.prompt_tokens is not None]
@@ -90,12 +127,13 @@ def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
 
 
 def results_json(
-    settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Sequence[EpisodeOutcome]
+    spec: Mapping[str, Any], agent: str, scores: Scores, seconds: float, outcomes: Sequence[EpisodeOutcome]
 ) -> dict[str, Any]:
     """The content of a results file without the rows of its episodes.
 
     Args:
-        settings: of the evaluation.
+        spec: table of what was asked for.
+        agent: name of who played, for people.
         scores: of all episodes.
         seconds: wall clock of the evaluation.
         outcomes: of the episodes, whose tokens are counted.
@@ -103,8 +141,8 @@ def results_json(
     return {
         "format": FORMAT,
         "version": VERSION,
-        **{name: settings.get(name) for name in IDENTITY},
-        "settings": {name: value for name, value in settings.items() if name not in IDENTITY},
+        "agent": agent,
+        "spec": spec,
         "versions": loaded_versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 3),

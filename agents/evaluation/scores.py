@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from sys import intern
 from typing import Any
 
 from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
+from turngym.agents.play_spec import EvalSpec, PlaySpec, drawn
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
@@ -51,10 +51,6 @@ class EpisodeOutcome:
     """Number of answers that ended at the limit on new tokens."""
     used: bool
     """Whether the episode recorded the tokens that an endpoint charges for."""
-    approximate: str | None = None
-    """Why its score only approximates the benchmark's; None where it is exact."""
-    drawn: bool = False
-    """Whether its task was drawn (`--sampling published`): every draw counts alike, however often a task was drawn."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -77,8 +73,6 @@ class EpisodeOutcome:
             response_tokens=response if episode.segments else None,
             cut=sum(turn.finish == "length" for turn in episode.turns),
             used="usage" in episode.meta,
-            approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else intern(str(why)),
-            drawn=SAMPLING in episode.meta,
         )
 
     @property
@@ -91,10 +85,8 @@ class EpisodeOutcome:
         return sum(count for verdict, count in zip(Verdict, self.verdicts, strict=True) if not verdict.valid)
 
 
-SAMPLING = "sampling"
-"""Key in `Episode.meta` and in the settings of results: how tasks were drawn; missing where each was played alike."""
 APPROXIMATE = "approximate"
-"""Key in `Episode.meta` and in the settings of results: see `TextEnv.scoring`."""
+"""Key of `PlaySpec.scoring`: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]
 
 
@@ -179,8 +171,14 @@ class Scores:
         return {name: value for name, value in asdict(self).items() if value is not None or name not in some}
 
 
-def score(episodes: Played) -> Scores:
-    """Score one evaluation. Raises ScoreError if no episode ended without an error."""
+def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
+    """Score one evaluation. Raises ScoreError if no episode ended without an error.
+
+    Args:
+        episodes: all of them.
+        play: what was played; None: each task alike, and scores are the benchmark's.
+    """
+    apart = play is not None and drawn(play)
     every = as_outcomes(episodes)
     counted = [one for one in every if not one.status.is_error]
     if not counted:
@@ -192,16 +190,15 @@ def score(episodes: Played) -> Scores:
     rows: dict[str, list[EpisodeOutcome]] = {}
     for one in counted:
         rows.setdefault(one.task.category, []).append(one)
-    graded = score_means(counted)
-    if graded and any(one.drawn for one in counted):
-        graded = {f"draw {number}": one.score for number, one in enumerate(counted)}
-    means = task_means(counted)
-    shared = {one.task.task_id: one.task.cluster or one.task.task_id for one in counted}
+    units = units_of(counted, play)
+    graded, means = score_means(units), task_means(units)
+    shared = {one.task.task_id: one.task.cluster or one.task.task_id for one in units}
     clusters = [shared[task_id] for task_id in means]
-    together = 1 < len(set(clusters)) < len(clusters)
+    together = not apart and 1 < len(set(clusters)) < len(clusters)
+    tasks = {unit.task.task_id: one.task.task_id for unit, one in zip(units, counted, strict=True)}
     return Scores(
-        overall=_row("all", counted),
-        categories=tuple(_row(name, rows[name]) for name in sorted(rows, key=category_rank)),
+        overall=_row("all", counted, apart),
+        categories=tuple(_row(name, rows[name], apart) for name in sorted(rows, key=category_rank)),
         errors=len(every) - len(counted),
         score=fmean(one.score for one in counted),
         turns=fmean(one.turns for one in counted),
@@ -213,12 +210,30 @@ def score(episodes: Played) -> Scores:
         cut_rate=sum(one.cut for one in counted) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
         goal_rate=fmean(goals) if goals else None,
-        approximate=next((one.approximate for one in counted if one.approximate), None),
-        graded=clustered(list(graded.values())) if graded else None,
-        bounds=_bounds(every) if len(counted) < len(every) else None,
+        approximate=None if play is None else play.scoring.get(APPROXIMATE),
+        graded=_graded(graded, tasks if apart else None),
+        bounds=_bounds(every, apart) if len(counted) < len(every) else None,
         new_clusters=clustered(list(means.values()), clusters=clusters) if together else None,
         clusters=len(set(clusters)) if together else None,
     )
+
+
+def _graded(means: Mapping[str, float], tasks: Mapping[str, str] | None) -> Interval | None:
+    if not means:
+        return None
+    return clustered(list(means.values()), clusters=None if tasks is None else [tasks[name] for name in means])
+
+
+def units_of(outcomes: Sequence[EpisodeOutcome], play: PlaySpec | None) -> list[EpisodeOutcome]:
+    """The outcomes without errors, each of the task that it counts for: a score is the mean over these of the means
+    over their samples, wherever it is shown."""
+    apart = play is not None and drawn(play)
+    return [replace(one, task=_unit(one, apart)) for one in outcomes if not one.status.is_error]
+
+
+def _unit(one: EpisodeOutcome, apart: bool) -> Task:
+    """What counts alike: a task with all of its samples; where tasks are drawn each draw (`apart`)."""
+    return replace(one.task, task_id=f"{one.task.task_id}, draw {one.sample}") if apart else one.task
 
 
 def score_seeds(runs: Sequence[Played]) -> Scores:
@@ -278,12 +293,12 @@ def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
     return {task_id: fmean(found[task_id]) for task_id in sorted(found)} if graded else {}
 
 
-def _bounds(every: Sequence[EpisodeOutcome]) -> tuple[float, float]:
+def _bounds(every: Sequence[EpisodeOutcome], apart: bool) -> tuple[float, float]:
     """Avg@n where every episode that ended in an error was lost, and where each was won."""
     found: dict[str, list[tuple[bool, bool]]] = {}
     for one in every:
         error = one.status.is_error
-        found.setdefault(one.task.task_id, []).append((one.success and not error, one.success or error))
+        found.setdefault(_unit(one, apart).task_id, []).append((one.success and not error, one.success or error))
     lost, won = (fmean(fmean(pair[side] for pair in pairs) for pairs in found.values()) for side in (0, 1))
     return lost, won
 
@@ -329,10 +344,10 @@ def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
             )
 
 
-def _row(name: str, counted: Sequence[EpisodeOutcome]) -> ScoreRow:
+def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> ScoreRow:
     tasks = list(_by_task(counted).values())
     least = min(samples for _, samples in tasks)
-    if any(one.drawn for one in counted):
+    if apart:
         # the published number is a mean over draws; those of one task do not say more than one task can
         draws = clustered([float(one.success) for one in counted], clusters=[one.task.task_id for one in counted])
         return ScoreRow(
@@ -431,17 +446,15 @@ EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} a
 """How a system message shows an action: whole, or by its tags. Thoughts and search results stand in tags, too."""
 
 
-def hints(
-    scores: Scores, episodes: Iterable[Episode], channel: str | None, made: Mapping[str, Any] | None = None
-) -> list[str]:
+def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[str]:
     """Paragraphs about the answers of these episodes; [] where there is nothing to say.
 
     Args:
         scores: of these episodes.
         episodes: those that were scored; an answer of theirs may be quoted.
-        channel: how the agent writes actions; None for bare ones.
-        made: arguments of the environment; what they have already is not recommended. None: none.
+        spec: with which they were played; what it has already is not recommended.
     """
+    channel, env = getattr(spec.agent, "chat").channel, spec.play.env
     said = []
     if scores.cut_rate:
         said.append(
@@ -452,20 +465,19 @@ def hints(
     if malformed >= MOST_MALFORMED:
         found = ((episode, turn) for episode in episodes for turn in episode.turns)
         episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
-        called = channel is not None and channel.startswith("tool")
+        called = channel.startswith("tool")
         whole, tags = (form.search(episode.system or "") for form in EXAMPLES)
         example = whole[0] if whole else f"<{tags[1]}>...</{tags[1]}>" if tags else ""
         expected = "a call of the environment's tool" if called else "an action in tags"
         expected += f", as in {example}" if example and not called else ""
         answer = excerpt(" ".join(printable(turn.response).split()), 200) or "(nothing)"
-        made = made or {}
-        lists = turn.admissible is not None and not made.get("show_admissible")
+        lists = turn.admissible is not None and not env.show_admissible
         helps = [
             *(["--show-admissible on, or a preset that has it (--preset list)"] if lists else []),
             f"--channel {'text' if called else 'tool'}",
-            *([] if made.get("reading") == "lenient" else ["--reading lenient"]),
+            *([] if env.reading == "lenient" else ["--reading lenient"]),
             "--examples FILE",
-            *([] if made.get("on_invalid") == "reject" else ["--on-invalid reject"]),
+            *([] if env.on_invalid == "reject" else ["--on-invalid reject"]),
         ]
         said.append(
             f"{100 * malformed:.0f} % of the answers could not be read as an action. Expected is {expected}. Instead, "

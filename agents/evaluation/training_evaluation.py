@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,18 +10,14 @@ from typing import Any
 
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gather_shares
 from turngym.agents.playing.env_maker import probe
-from turngym.agents.presets import find_preset
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import EvalPoint
 from turngym.core.task import ToolSpec
 from turngym.envs.panels import Panel
-from turngym.envs.registration import make_env
 
 AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
 """Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
 what is trained on; a panel brings its own."""
-TURNS = inspect.signature(make_env).parameters["max_turns"].default
-"""Limit of turns where neither a panel nor anybody else says one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +55,6 @@ def _point(result: EvalResult) -> EvalPoint:
     extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
     average = scores.overall.avg
     return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
-
-
-def eval_note(panel: Panel, preset: str | None, made: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the panel in an evaluation, for its records; another limit of turns is also printed."""
-    named, own = find_preset(preset, panel.env_id), panel.make_kwargs.get("max_turns")
-    note: dict[str, Any] = {} if named is None else {**named.identity}
-    if own is not None and made["max_turns"] != own:
-        print(f"evaluations: max_turns {made['max_turns']} instead of {panel.full_name}'s {own}", file=sys.stderr)
-    # without a limit of its own a panel is played with the environment's, with a preset by the preset's
-    if named is not None or made["max_turns"] != (TURNS if own is None else own):
-        note["max_turns"] = made["max_turns"]
-    made = {name: value for name, value in made.items() if name not in ("max_turns", "data")}
-    if other := {name: value for name, value in made.items() if panel.make_kwargs.get(name) != value}:
-        note["make"] = other
-    return note
 
 
 def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: ToolSpec) -> None:

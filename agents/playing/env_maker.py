@@ -94,13 +94,6 @@ def env_maker(env_id: str, /, **kwargs: Any) -> EnvSpec:
     return spec
 
 
-def registered_turns(env_id: str) -> int | None:
-    """The limit of turns that `register` was given for an environment; None where it was given none."""
-    require_env(env_id)
-    found = gym.spec(env_id.rpartition(":")[2]).kwargs.get("max_turns")
-    return None if found is None else int(found)
-
-
 def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     """An environment that is already closed, to read its tool and players from."""
     env = env_maker(env_id, **kwargs)()

@@ -1,0 +1,98 @@
+"""What an evaluation or a rollout plays with: the environment and the agent of an `EvalSpec`, opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from turngym.agents.executor.worker_count import Workload
+from turngym.agents.named_agent import OpenedAgent, open_agent, opened_object
+from turngym.agents.play_spec import EvalSpec, Own
+from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.env_maker import env_maker, probe
+from turngym.agents.playing.rollout import MakeEnv
+from turngym.agents.resolve_play import make_arguments
+from turngym.core.errors import TurngymError
+from turngym.core.provenance import provenance
+from turngym.core.redaction import redacted
+from turngym.core.settings import PROVENANCE
+from turngym.core.spec import Resolved, differing, to_table, to_toml
+from turngym.core.tables import atomic_write
+
+FILE = "spec.toml"
+"""The settings of an evaluation in its folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPlay:
+    """An environment and the agent that plays it."""
+
+    spec: EvalSpec
+    """What was asked for, with what opening has found out: hashes of files, what the chat template decides, how the
+    environment scores."""
+    opened: OpenedAgent
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """All arguments of `gym.make` but the channel."""
+        return make_arguments(self.spec.play, self.spec.compute.data)
+
+    @property
+    def make_env(self) -> MakeEnv:
+        """Makes the environment with the agent's channel."""
+        return env_maker(self.spec.play.env.id, **self.made, channel=self.opened.channel)
+
+    def workload(self, episodes: int) -> Workload:
+        """What `--workers auto` decides by."""
+        return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
+
+
+def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenPlay:
+    """Opens what `spec` says.
+
+    Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
+
+    Args:
+        spec: what is played and by whom.
+        agent: who plays, where that is an object; None: whom `spec` names.
+    """
+    env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
+    env = probe(env_id, made)
+    if agent is None:
+        opened = open_agent(spec.agent, lambda: env, spec.compute.slots)
+    else:
+        assert isinstance(spec.agent, Own)
+        opened = opened_object(agent, spec.agent)
+    scoring = env.scoring
+    if spec.play.scoring not in ({}, scoring):
+        raise TurngymError(f"{env_id} scores with {scoring}; the settings say {spec.play.scoring}: other data or tools")
+    play = msgspec.structs.replace(spec.play, scoring=scoring)
+    return OpenPlay(spec=msgspec.structs.replace(spec, play=play, agent=opened.spec), opened=opened)
+
+
+def record_of(spec: EvalSpec) -> dict[str, Any]:
+    """`spec` as records hold it: what may be a key is written as ***."""
+    found: dict[str, Any] = redacted(to_table(spec))
+    return found
+
+
+def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: str | Sequence[str]) -> None:
+    """Writes the settings of an evaluation or rollout in the form that `--config` reads.
+
+    Args:
+        path: the file.
+        found: what was asked for, with the origin of every value.
+        spec: the same with what opening has found out.
+        command: the caller, for readers.
+    """
+    about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
+    record = record_of(spec)
+    origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}
+    text = to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(text)
