@@ -1,6 +1,5 @@
 """The public names of `turngym.agents`; `__init__.py` imports them when they are first used."""
 
-from .agent_options import AgentOptions as AgentOptions
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.play_episodes import PlayedEpisodes as PlayedEpisodes
 from .evaluation.play_episodes import play_episodes as play_episodes
@@ -17,6 +16,8 @@ from .models import load_policy as load_policy
 from .named_agent import AgentError as AgentError
 from .named_agent import OpenedAgent as OpenedAgent
 from .named_agent import open_agent as open_agent
+from .play_spec import EvalSpec as EvalSpec
+from .play_spec import PlaySpec as PlaySpec
 from .playing.agent import Agent as Agent
 from .playing.agent import Conversation as Conversation
 from .playing.agent import Reply as Reply
@@ -32,6 +33,8 @@ from .presets import Preset as Preset
 from .presets import find_preset as find_preset
 from .rendering.chat_settings import ChatSettings as ChatSettings
 from .rendering.renderer import ChatRenderer as ChatRenderer
+from .resolve_play import resolve_agent as resolve_agent
+from .resolve_play import resolve_play as resolve_play
 from .rollout_sources import ExpertSource as ExpertSource
 from .rollout_sources import LiveSource as LiveSource
 from .worlds import load_world as load_world

@@ -2,190 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
-from turngym.core.errors import AgentError, checked_int, did_you_mean, finite
-from turngym.core.plugins import installed
+from turngym.agents.endpoint.client import EndpointOptions
 from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import (
-    FLAT,
-    IN_FILE,
-    Above0,
-    Count,
-    Length,
-    Needs,
-    Processes,
-    SettingsError,
-    Share,
-    Signed,
-    Threads,
-)
-
-TEMPERATURE = 0.85
-"""Temperature at which a model samples where nobody says otherwise."""
-AGENTS = "turngym.agents"
-"""Entry points of other packages' agents."""
-
-# Options of agents that have a name: which one plays, and how it speaks.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOptions:
-    """Which agent plays, and how it speaks."""
-
-    agent: str = "expert"
-    """`expert` (sees the hidden state), one of the environment's own players (ALFWorld: `searching`; WebShop:
-    `first-hit`; Search: `single-shot`), `random`, `replay:TRACE`, `model:FOLDER` (a Hugging Face causal model;
-    `model:ORG/NAME[@REVISION]` is one of the hub), `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or
-    an agent of yours as `package.module:name`."""
-    temperature: float | None = None
-    """Sampling temperature of a model; 0 is greedy. By default the preset's, else 0.85."""
-    noise: Share = 0.0
-    """Share of random actions among an expert's."""
-    channel: str = "auto"
-    """How actions are written: `text` in tags, `text:verl-agent` in tags that are read as there, `tool` as a tool call
-    in the words of the model's family (`tool:DIALECT` names them), `none` as bare actions; auto: as the model was
-    trained, else text, and bare actions for scripted agents."""
-    thinking: Literal["auto", "on", "off"] = "auto"
-    """Thinking switch of the chat template; auto: as the model was trained, else the template's default."""
-    observation_role: Literal["auto", "user", "tool"] = "auto"
-    """Role of observations after the first; auto: as the model was trained, else what its chat template keeps more of
-    the past for."""
-    system: str | None = None
-    """System message; by default as the model was trained, else the environment's instructions."""
-    memory: str | None = None
-    """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
-    transcript), `verl-agent:N` (the templates of --prompts with the last N turns); by default as the model was
-    trained, else all."""
-    prompts: str | None = None
-    """Templates of --memory verl-agent:N: `own` (our words), or the folder of a checkout of verl-agent or of a fork of
-    it, whose texts are read and never run."""
-    examples: str | None = None
-    """File with examples (few-shots) for a model's prompt: a trace, whose successful episodes are shown, or a text; or
-    `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told)."""
-    examples_as: Literal["auto", "text", "turns"] = "auto"
-    """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
-    auto: a trace as turns."""
-    examples_for: Literal["all", "category"] = "all"
-    """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
-    max_new_tokens: Length | None = None
-    """Most tokens of one response; by default as the model was trained, else 512, at an endpoint 4096."""
-    max_context: Length | None = None
-    """Most tokens of an episode's history and response; by default what the model allows."""
-    device: str = "auto"
-    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of a model."""
-    slots: Count = 64
-    """Episodes played, and requests generated, at a time."""
-    threads: Processes = 0
-    """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
-    endpoint: EndpointOptions = field(default_factory=EndpointOptions, metadata=FLAT)
-    needs: ClassVar[Needs] = (
-        (("examples_as", "examples_for"), "--examples", lambda agent: agent.examples is not None),
-        (
-            ("temperature", "thinking", "observation_role", "memory", "prompts", "examples", "max_*"),
-            "a model as --agent (model:FOLDER, openai:MODEL)",
-            lambda agent: agent.kind in ("model", "openai", "own"),
-        ),
-        (
-            ("device", "dtype", "threads"),
-            "a model that plays here as --agent (model:FOLDER)",
-            lambda agent: agent.kind in ("model", "own"),
-        ),
-        (
-            ("noise",),
-            "an expert or another player of the environment as --agent",
-            lambda a: a.kind in ("player", "own"),
-        ),
-        (
-            tuple(item.name for item in fields(EndpointOptions)),
-            "an endpoint as --agent (openai:MODEL)",
-            lambda agent: agent.kind in ("openai", "own"),
-        ),
-    )
-
-    @property
-    def kind(self) -> Literal["model", "openai", "replay", "random", "player", "own"]:
-        """What sort of agent plays: `own` is one of another package, which is given all of these options."""
-        kind, colon, rest = self.agent.partition(":")
-        if kind in ("model", "openai", "replay") and rest:
-            return kind  # type: ignore[return-value]
-        if colon or self.agent in installed(AGENTS):
-            return "own"
-        return "random" if self.agent == "random" else "player"
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> AgentOptions:
-        """Makes options from keywords: those of `EndpointOptions` stand beside the others. Raises AgentError for an
-        unknown one."""
-        check_keywords(cls.__name__, cls, settings)
-        inner = {field.name for field in fields(EndpointOptions)}
-        endpoint = EndpointOptions(**{name: value for name, value in settings.items() if name in inner})
-        return cls(**{name: value for name, value in settings.items() if name not in inner}, endpoint=endpoint)
-
-    @property
-    def heat(self) -> float:
-        """The temperature, the default one where none is given."""
-        return TEMPERATURE if self.temperature is None else self.temperature
-
-    def flat(self) -> dict[str, Any]:
-        """All settings as the keywords that `of` takes."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "endpoint"}
-        return own | asdict(self.endpoint)
-
-
-class AgentSettings(EndpointSettings, total=False):
-    """Fields of `AgentOptions` that functions take as further keywords."""
-
-    noise: float
-    channel: str
-    thinking: Literal["auto", "on", "off"]
-    observation_role: Literal["auto", "user", "tool"]
-    system: str | None
-    memory: str | None
-    prompts: str | None
-    examples: str | None
-    examples_as: Literal["auto", "text", "turns"]
-    examples_for: Literal["all", "category"]
-    max_new_tokens: int | None
-    max_context: int | None
-    device: str
-    dtype: Literal["float32", "bfloat16", "float16"]
-    threads: int
-
-
-def check_keywords(call: str, own: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Raises AgentError for a keyword that is neither an argument of the function `own` nor a setting of an agent."""
-    known = [name for name in inspect.signature(own).parameters if name not in ("settings", "endpoint")]
-    known += [field.name for field in (*fields(AgentOptions), *fields(EndpointOptions)) if field.name not in known]
-    known.remove("endpoint")
-    for name in settings:
-        if name not in known:
-            hint = did_you_mean(name, known) or f" It takes {', '.join(known)}."
-            raise AgentError(f"{call}() has no argument {name!r}.{hint}")
-
-
-def check_call(own: Callable[..., Any], settings: Mapping[str, Any], *, temperature: Any, **counts: Any) -> None:
-    """Raises TurngymError for arguments that the function `own` cannot take; of the `counts` each may be None."""
-    check_keywords(own.__name__, own, settings)
-    refuse_credentials("", dict(settings))
-    if temperature is not None:
-        finite("temperature", temperature)
-    for name, value in counts.items():
-        if value is not None:
-            checked_int(name, value, 0 if name == "seed" else 1)
-
-
-def settings_of(options: AgentOptions) -> AgentSettings:
-    """`options` as keywords, without the agent's name, the temperature and the slots."""
-    given = options.flat()
-    settings: AgentSettings = {name: given[name] for name in AgentSettings.__annotations__}  # type: ignore[assignment]
-    return settings
+from turngym.core.settings import IN_FILE, Above0, Count, Length, Needs, SettingsError, Share, Signed, Threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +46,13 @@ class DemonstratorOptions(EndpointOptions):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of its weights."""
 
-    def agent(self, name: str, *, device: str, slots: int) -> AgentOptions:
-        """The options of the agent that `name` stands for."""
+    @property
+    def table(self) -> dict[str, Any]:
+        """The settings of the agent, by their short names."""
         given = asdict(self)
-        endpoint = EndpointOptions(**{item.name: given.pop(item.name) for item in fields(EndpointOptions)})
-        return AgentOptions(agent=name, endpoint=endpoint, device=device, slots=slots, **given)
+        spoken = {f"chat.{name}": given.pop(name) for name in ("channel", "system")}
+        least = {name: given.pop(name) for name in ("max_new_tokens", "max_context")}
+        return {**given, **spoken, **{name: value for name, value in least.items() if value is not None}}
 
     @property
     def identity(self) -> dict[str, Any]:

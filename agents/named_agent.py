@@ -332,9 +332,9 @@ def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tup
             server_parallel=asked.server_parallel,
             server_deadline=asked.server_deadline,
         )
-        engine = eval_policy(options, Path(folder), tokenizer, settings.max_context)
-        made = msgspec.structs.replace(asked, server=engine.fleet.dialect.name.lower())
-        return engine, model, tokenizer, made
+        served = eval_policy(options, Path(folder), tokenizer, settings.max_context)
+        made = msgspec.structs.replace(asked, server=served.fleet.dialect.name.lower())
+        return served, model, tokenizer, made
     # first: it says what is missing where torch is
     model, tokenizer = load_policy(folder, asked.device, asked.dtype)
     from turngym.agents.local_engine.engine import LocalEngine

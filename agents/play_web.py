@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.agent_options import AgentOptions
 from turngym.agents.named_agent import OpenedAgent, open_agent
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin
@@ -163,7 +162,7 @@ class Games(Visitors[Game]):
         with self._models:
             opened = self._agents.get((world, agent))
             if opened is None:
-                opened = open_agent(AgentOptions(agent=agent), lambda: probe(env_id, kwargs))
+                opened = open_agent(resolve_agent({"agent": agent}), lambda: probe(env_id, kwargs))
                 self._agents[world, agent] = opened
         env: Any = env_maker(env_id, **kwargs, channel=opened.channel)()
         try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -107,11 +107,12 @@ class Preset:
         return {"preset": self.name, "preset_sha256": content_hash({**self.table, **self.training})[:16]}
 
 
-def require_named(preset: Preset | None, agent: Any) -> None:
+def require_named(preset: Preset | str, agent: Any) -> None:
     """Raise AgentError where a preset would have to change how an agent object is spoken to."""
-    if preset is not None and not isinstance(agent, str):
+    if agent is not None and not isinstance(agent, str):
+        name = preset.name if isinstance(preset, Preset) else preset
         raise AgentError(
-            f"preset {preset.name!r} says how an agent is spoken to, which an agent object has decided: name the agent "
+            f"preset {name!r} says how an agent is spoken to, which an agent object has decided: name the agent "
             "(`model:FOLDER`), or take the preset's environment alone: env_kwargs=find_preset(...).make()"
         )
 
@@ -165,7 +166,7 @@ def preset_table() -> Table:
     return header, [_row(preset) for preset in presets()]
 
 
-def _row(preset: Preset) -> Sequence[str]:
+def _row(preset: Preset) -> list[str]:
     env, chat = preset.table["play"]["env"], preset.table["agent"]["chat"]
     memory, thinking = chat["memory"], chat.get("thinking", "-")
     shown = f"{memory['kind']}:{memory['turns']}" if "turns" in memory else memory["kind"]

@@ -15,11 +15,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import Environment, EvalSpec, Memory, OnPanel, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, OnPanel, Player, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.core.errors import AgentError
-from turngym.core.spec import KIND, Layer, Resolved, at, expand, flat, merged, resolve, short_name
+from turngym.core.spec import (
+    KIND,
+    Layer,
+    Resolved,
+    Spec,
+    SpecError,
+    at,
+    expand,
+    flat,
+    merged,
+    put,
+    resolve,
+    short_name,
+)
 from turngym.core.task import plain_id
 from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel
@@ -48,7 +61,7 @@ def resolve_play(
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
-    tables = [Layer(name=where, table=expand(EvalSpec, table, where), asked=True) for where, table in asked]
+    tables = [Layer(name=where, table=play_asked(table, where), asked=True) for where, table in asked]
     given = merged([layer.table for layer in tables if not callable(layer.table)])
     if panel is None and (named := at(given, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
@@ -74,10 +87,50 @@ def resolve_play(
     return found
 
 
+def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What people ask for as a partial table of whole paths. Arguments of gym.make that every environment has may stand
+    among `env_kwargs`, as in a call of `gym.make`.
+
+    Raises SpecError for settings that do not exist, and for one that is given twice.
+    """
+    found = expand(EvalSpec, table, where)
+    play = found.get("play", {})
+    kwargs = play.get("env_kwargs", {})
+    if "channel" in kwargs:
+        raise SpecError(f"{where}: env_kwargs has channel, which is the agent's: how actions are written (--channel)")
+    homes = {**{name: f"play.env.{name}" for name in ENVIRONMENT}, "data": "compute.data"}
+    for name in [name for name in kwargs if name in homes]:
+        if at(found, homes[name]) is not None:
+            raise SpecError(f"{where}: {name} is given by itself and among env_kwargs; valid: once")
+        put(found, homes[name], kwargs.pop(name))
+    return found
+
+
 def _whole_name(panel: Panel, given: Mapping[str, Any]) -> str:
     named = str(at(given, "play.tasks.panel") or "")
     package, colon, _ = named.rpartition(":")
     return named if named.endswith(".json") else f"{package}{colon}{panel.full_name}"
+
+
+class _Alone(Spec):
+    agent: AnyAgent = Player()
+
+
+def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool = True) -> AnyAgent:
+    """An agent by itself: `{"agent": "model:FOLDER", "temperature": 0.5}`.
+
+    Raises TurngymError for settings that do not exist or cannot be meant.
+
+    Args:
+        table: settings with short names.
+        where: who gives them, for errors.
+        asked: whether people asked for them; what another kind of agent has alone is left out otherwise.
+    """
+    given = expand(_Alone, table, where)
+    layers = [Layer(name=where, table=given, asked=asked)]
+    if at(given, "agent.kind") == "model":
+        layers.insert(0, folder_layer(str(at(given, "agent.folder"))))
+    return resolve(_Alone, layers).spec.agent
 
 
 def environment_layer(env_id: str) -> Layer:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct
@@ -57,7 +57,8 @@ class SpecError(TurngymError, ValueError):
     """A setting that does not exist, or that cannot have its value."""
 
 
-class _KeywordsOnly(type(Struct)):  # type: ignore[misc]
+@dataclass_transform(field_specifiers=(msgspec.field,), kw_only_default=True, frozen_default=True)
+class _KeywordsOnly(msgspec.StructMeta):
     """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -296,7 +297,17 @@ def _named(
                     put(inner, one.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
         else:
-            yield name, setting, value
+            yield name, setting, _free(value, f"{where}: {name}") if setting.free else value
+
+
+def _free(value: Any, where: str) -> Any:
+    """A table of any keys, which may be written as JSON."""
+    if not isinstance(value, str):
+        return dict(value) if isinstance(value, Mapping) else value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
 
 
 def _table_of(setting: Setting, value: Any, where: str) -> Any:
@@ -365,10 +376,7 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
         return None
     value: Any = list(words) if many else words[0]
     if setting.free:
-        try:
-            return msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"{where} is {brief(value, 80)}; valid: a JSON object ({error})") from None
+        return _free(value, where)
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:

@@ -25,34 +25,16 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from turngym.agents.agent_options import AgentOptions
-from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.needed import check_needed
-from turngym.core.settings import Needs, Port, Setting, check_numbers, from_table, read_toml, settings_of
-from turngym.core.tables import table_text
+from turngym.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
 from turngym.core.user_files import user_path
 
 T = TypeVar("T")
 CONFIG = "--config"
 HELP = (tyro.conf.HelptextFromCommentsOff,)
 """For tyro: help is in docstrings, and to look for it in comments too would read every class's source at each call."""
-
-
-SERVED: Needs = (
-    (
-        ("policy_server",),
-        "a model that it has as --agent (model:FOLDER)",
-        lambda options: options.player.kind == "model",
-    ),
-    (
-        ("device", "dtype", "threads"),
-        "a model that plays here (no --policy-server)",
-        lambda options: not options.servers.policy_server,
-    ),
-)
-"""What a verb needs whose agent may play on servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,24 +296,6 @@ def docs_of(cls: type[Any]) -> Mapping[str, str]:
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 found[field.target.id] = " ".join(str(following.value.value).split())
     return found
-
-
-def say_channel(player: AgentOptions) -> None:
-    """Says on standard error how an endpoint's actions are written, if no `--channel` was given."""
-    if player.agent.startswith("openai:") and player.channel == "auto":
-        print(
-            f"turngym: {player.agent} writes actions as text, which every endpoint can (--channel text); "
-            "--channel tool offers it the environment's tool",
-            file=sys.stderr,
-        )
-
-
-def list_presets(argv: Sequence[str]) -> bool:
-    """Prints the table of presets if `argv` contains `--preset list`, and returns whether it did."""
-    if pop_option(argv, "--preset")[1] != "list":
-        return False
-    print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
-    return True
 
 
 def train_argv(world: EmbeddedWorld, split: str | None = None, max_turns: int | None = None) -> list[str]:

@@ -23,9 +23,10 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.packed import evaluate_as
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import AVERAGE
-from turngym.agents.evaluation.rules import made
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
+from turngym.agents.play_spec import OnPanel
+from turngym.agents.resolve_play import make_arguments
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.provenance import FILE as CONFIG
@@ -190,9 +191,11 @@ def evaluate_average(run: Path) -> EvalResult:
     own = named if isinstance(named, str) and (named.endswith(".json") or ":" in named) else None
     shown = ("examples", "examples_as", "examples_for") if known.get("examples") is not None else ()
     places = {name: known[name] for name in ("data", *shown) if known.get(name) is not None}
-    settings = rescore(traces[-1]).settings
-    panel = shipped_panel(str(settings.get("panel"))) if own is None else load_panel(own)
-    return evaluate_as(settings, f"model:{out / MODEL}", panel, made(settings), out=out, **places)
+    spec = rescore(traces[-1]).spec
+    tasks = spec.play.tasks
+    assert isinstance(tasks, OnPanel)
+    panel = shipped_panel(tasks.panel) if own is None else load_panel(own)
+    return evaluate_as(spec, f"model:{out / MODEL}", panel, make_arguments(spec.play), out=out, **places)
 
 
 def _verify(folder: Path) -> int:

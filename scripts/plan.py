@@ -15,10 +15,11 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from turngym.agents.evaluation.evaluation_setup import SAMPLES
+from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.models import base_model
 from turngym.agents.presets import find_preset
 from turngym.core.settings import Count, Needs, Range, read_toml, settings_of
+from turngym.core.spec import at
 from turngym.core.tables import Table, print_table
 from turngym.core.user_files import library_path
 from turngym.envs.panels import Panel, load_panel
@@ -210,7 +211,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     work: dict[str, Any] = {}
     # what a preset sets holds unless it was given beside it
     if (preset := find_preset(play.preset, play.env_id)) is not None:
-        work = {"turns": preset.max_turns, "response": preset.max_new_tokens}
+        work = {"turns": preset.make()["max_turns"], "response": at(preset.table, "agent.chat.max_new_tokens")}
     for ours, theirs in named.items():
         value = next(getattr(group, theirs) for group in groups if hasattr(group, theirs))
         if theirs in table and value is not None:
@@ -233,7 +234,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
 def _evaluated(panel: Panel, play: PlayConfig) -> int:
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
-    samples = play.eval_samples or (None if preset is None else preset.samples) or SAMPLES
+    samples = play.eval_samples or at({} if preset is None else preset.table, "play.samples") or at(USUAL, "play.samples")
     return len(panel.tasks[: play.eval_limit]) * samples
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from turngym.agents.evaluation.compare import decisive, describe, differing, scripted
+from turngym.agents.evaluation.compare import decisive, describe, differences_of, scripted
 from turngym.agents.evaluation.scores import (
     Scores,
     behavior_table,
@@ -73,7 +73,7 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
     found, wider, refused = dict[str, Difference](), dict[str, Difference](), dict[str, str]()
     for base, method in pairs(methods):
         name = f"{method.name} minus {base.name}"
-        other = decisive(differing(base.first.settings, method.first.settings))
+        other = _otherwise(base.first, method.first)
         if other and not different_settings:
             refused[name] = (
                 f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
@@ -94,6 +94,13 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
     return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
 
 
+def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
+    """The settings of the game in which two evaluations differ, as far as their traces say them."""
+    if first.spec is None or second.spec is None:
+        return {}
+    return decisive(differences_of(first.spec, second.spec))
+
+
 def _differences(name: str, base: Method, method: Method, *, in_new_clusters: bool = False) -> dict[str, Difference]:
     """Differences of success, and of the graded score where it says more; `in_new_clusters` with their intervals for
     new scenes, worlds or products, and none where no two tasks share one. Raises ScoreError if tasks differ."""
@@ -101,7 +108,7 @@ def _differences(name: str, base: Method, method: Method, *, in_new_clusters: bo
     for played in sides[1]:
         check_hashes(*({one.task.task_id: one.task.sha256 for one in each} for each in (sides[0][0], played)))
     players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
-    fixed = any(scripted({"agent": "model", **run.settings}) for run in players)
+    fixed = any(run.spec is not None and scripted(run.spec) for run in players)
     pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
     clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in sides[0][0]}
     if in_new_clusters and len(set(clusters.values())) == len(clusters):

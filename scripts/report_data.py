@@ -13,16 +13,18 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.evaluation.compare import note_settings, recorded
-from turngym.agents.evaluation.original import departs_line
-from turngym.agents.evaluation.results import DEPARTS
+from turngym.agents.evaluation.compare import spec_of
+from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
+from turngym.agents.play_spec import EvalSpec, OnPanel, meaning
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE
-from turngym.core.settings import flat, read_toml
+from turngym.core.settings import read_toml
+from turngym.core.spec import flat, short_name, to_table
+from turngym.core.spec import settings_of as paths
 from turngym.core.task import Task
-from turngym.core.trace import iter_trace
+from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, make_record, read_record
 
@@ -49,16 +51,24 @@ class Run:
     """Folder with metrics.jsonl."""
     trace: Path | None = None
     """File with the episodes."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """How the episodes were played, as `recorded` gives it."""
+    spec: EvalSpec | None = None
+    """How the episodes were played; None where the trace does not say it."""
     skipped: tuple[str, ...] = ()
     """Lines that could not be read."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What the run was asked for: its config.toml; empty without one."""
-    departs: str = ""
-    """What differs between the last evaluation and the original, in a line; empty if it is not known."""
-    panel: str | None = None
-    """What the episodes were played on; None for a bare trace."""
+    """What a training run was asked for: its config.toml; empty without one."""
+
+    @property
+    def departs(self) -> str:
+        """What differs between the last evaluation and the original, in a line; empty if it is not known."""
+        found = None if self.spec is None else departures(self.spec)
+        return "" if found is None else found.line
+
+    @property
+    def panel(self) -> str | None:
+        """What the episodes were played on; None for a bare trace."""
+        tasks = None if self.spec is None else self.spec.play.tasks
+        return tasks.panel if isinstance(tasks, OnPanel) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,7 @@ def _load(name: str, path: Path, place: int) -> Run:
 
 
 def _seeded(run: Run) -> Run:
-    seed = run.config.get("seed", None if run.training else run.settings.get("seed"))
+    seed = run.config.get("seed", None if run.training or run.spec is None else run.spec.play.seed)
     return replace(run, seed=seed if isinstance(seed, int) else None)
 
 
@@ -165,21 +175,15 @@ def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 def _evaluation(path: Path) -> dict[str, Any]:
     every, skipped = list[EpisodeOutcome](), []
-    noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
     tasks: dict[Task, Task] = {}
     for item in iter_trace(path):
         if isinstance(item, Episode):
-            note_settings(noted, item, len(every))
             every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         else:
             skipped.append(f"{path}: {item}")
-    metas = [meta for _, meta in noted.values()]
-    panels = [meta["panel"] for meta in metas if "panel" in meta]
     return {
         "episodes": [every[place] for place in latest(every)],
-        "settings": recorded(metas),
-        "panel": str(panels[-1]["name"]) if panels else None,
-        "departs": departs_line(metas[-1].get(DEPARTS), metas[-1].get("preset")) if metas else "",
+        "spec": spec_of(path) if read_specs(path) else None,
         "skipped": tuple(skipped),
         "trace": path,
     }
@@ -214,22 +218,20 @@ IDLE += ("judge_parallel", "engine_python", "engine_memory", "weight_address", "
 """Settings of how a run is computed and what is kept of it: seeds of a method may differ in them."""
 MODELS = ("student", "teacher", "agent", "model", "panel")
 """Settings with a path, which lies elsewhere on another machine: its last two names count."""
-PLAYED = ("env_kwargs", "max_turns", "split", "temperature")
-"""Settings of an evaluation whose own record says what became of them (`make.max_turns`)."""
 MATTER = ("algorithm", "optimizer", "student", "teacher", "agent", "model", "steps", "episodes", "env", "panel")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Everything that was set in a run but its seed, flat (`optimizer.lr`): its config.toml, and how its evaluation was
     played; a name that both have is, of training, `NAME (training)`."""
-    played = {name: value for name, value in run.settings.items() if name not in OUTSIDE}
-    asked = {name: value for name, value in run.config.items() if name not in OUTSIDE}
-    if run.training is None:
-        # the episodes say it
-        asked = {name: value for name, value in asked.items() if name not in (*PLAYED, *played)}
+    played = {} if run.spec is None else flat(to_table(run.spec))
     # who was trained is who plays
-    played = {name: value for name, value in played.items() if run.training is None or name not in ("agent", "model")}
-    found = {f"{name} (training)" if name in played else name: value for name, value in flat(asked).items()} | played
+    of_player = () if run.training is None else ("agent.folder", "agent.weights")
+    kept = {path: value for path, value in played.items() if meaning(path) != "cost" and path not in of_player}
+    kept.pop("play.seed", None)
+    named = {short_name(EvalSpec, path) if path in paths(EvalSpec) else path: value for path, value in kept.items()}
+    asked = {name: value for name, value in run.config.items() if name not in OUTSIDE}
+    found = {f"{name} (training)" if name in named else name: value for name, value in flat(asked).items()} | named
     return {name: short(value) if name in MODELS and value else value for name, value in found.items()}
 
 
@@ -266,7 +268,7 @@ def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
     """The first setting in which two runs differ that are no seeds of one method, with both values."""
     for name, (one, other) in unlike([first, run]).items():
         # the model that a seed was trained to is its own
-        seeds = name in ("agent", "model") and first.training is None and "model:" in f"{one}{other}"
+        seeds = name in ("weights", "folder") and first.training is None
         if not seeds and name.removesuffix(" (training)") not in IDLE:
             return name, one, other
     return None
@@ -296,7 +298,7 @@ def methods_of(specs: Sequence[str]) -> list[Method]:
                     f"{group[0].path} and {found[2]!r} in {run.path}; give them different names"
                 )
         # evaluations of two models may have been sampled with one seed
-        known = Counter((run.seed, None if run.training else run.settings.get("agent")) for run in group)
+        known = Counter((run.seed, None if run.training else _weights(run)) for run in group)
         if ((seed := known.most_common(1)[0])[1] > 1 and seed[0][0] is not None) or len(
             {run.path for run in group}
         ) < len(group):
@@ -453,3 +455,8 @@ def trace_curves_of(method: Method) -> TraceCurves | None:
     if not paths:
         return None
     return trace_curves(item for item in chain(*map(iter_trace, paths)) if isinstance(item, Episode))
+
+
+def _weights(run: Run) -> str:
+    """Which model played; "" where none is known."""
+    return "" if run.spec is None else str(getattr(run.spec.agent, "weights", ""))

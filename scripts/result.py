@@ -122,7 +122,7 @@ def check(options: Check) -> int:
 
 def _otherwise(result: PackedResult) -> str:
     """What a table will say besides the numbers."""
-    apart, others = deviations(result.settings)
+    apart, others = deviations(result.spec)
     errors = sum(episode.status.is_error for episode in result.episodes)
     said = [*(f"no result of its panel: {text}" for text in apart), *others]
     said += [f"{errors} episodes ended in an error and count as lost in tables"] if errors else []

@@ -22,15 +22,15 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-from turngym.agents.evaluation.compare import decisive, describe, differing, flat_settings, no_seeds, scripted
-from turngym.agents.evaluation.original import departs_line
+from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, scripted
+from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
-from turngym.agents.evaluation.results import DEPARTS
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
+from turngym.agents.play_spec import EvalSpec, OnPanel, Own
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.tables import Table, atomic_write, markdown, markup, visible
@@ -63,7 +63,7 @@ class Group:
                 for row, result in zip(rows, self.results.values(), strict=True):
                     found = result.scores.get(key)
                     row.insert(place, "-" if found is None else str(Interval(**found)))
-        if any(own := ["; ".join(deviations(result.settings)[1]) for result in self.results.values()]):
+        if any(own := ["; ".join(deviations(result.spec)[1]) for result in self.results.values()]):
             header.insert(header.index(PLAYED_BY), "otherwise than the panel")
             for row, text in zip(rows, own, strict=True):
                 row.insert(header.index(PLAYED_BY) - 1, text or "-")
@@ -73,12 +73,8 @@ class Group:
         """A line for results that differ from the original in the same way: in what, and which results they are."""
         found: dict[str, list[str]] = {}
         for name, result in self.results.items():
-            departs = result.settings.get(DEPARTS)
-            # a file that calls itself the original is believed as far as its other settings say so, too
-            if departs == []:
-                departs = [text for part in deviations(result.settings) for text in part]
-            if line := departs_line(departs, result.settings.get("preset")):
-                found.setdefault(line, []).append(name)
+            if (departs := departures(result.spec)) is not None:
+                found.setdefault(departs.line, []).append(name)
         every = len(found) == 1 and len(next(iter(found.values()))) == len(self.results)
         return [line if every else f"{', '.join(names)}: {line}" for line, names in found.items()]
 
@@ -101,7 +97,7 @@ class Group:
             return f"{found[None]} has no training seed in its name, and {other} has one"
         if not set.intersection(*({one.task.task_id for one in self.results[name].episodes} for name in names)):
             return f"{', '.join(names)} have no task in common"
-        return no_seeds({name: (self.results[name].settings, self.results[name].seal) for name in names})
+        return no_seeds({name: (self.results[name].spec, self.results[name].seal) for name in names})
 
     def lines(self) -> list[str]:
         """What is said below the table of all results."""
@@ -169,14 +165,14 @@ class Group:
         """
         first, second = self.methods[before], self.methods[after]
         pair = False
-        fixed = any(len(side) == 1 and scripted(next(iter(side.values())).settings) for side in (first, second))
+        fixed = any(len(side) == 1 and scripted(next(iter(side.values())).spec) for side in (first, second))
         if 1 not in (len(first), len(second)):
             both = sorted(first.keys() & second.keys())
             if pair := len(both) > 1:
                 first, second = ({seed: side[seed] for seed in both} for side in (first, second))
         runs = [*first.values(), *second.values()]
         for run in runs[1:]:
-            if theirs := decisive(differing(flat_settings(runs[0].settings), flat_settings(run.settings))):
+            if theirs := decisive(differences_of(runs[0].spec, run.spec)):
                 raise ScoreError(f"played otherwise: {describe(theirs)}")
             check_hashes(*({one.task.task_id: one.task.sha256 for one in each.episodes} for each in (runs[0], run)))
         means = [task_means(run.episodes) for run in runs]
@@ -282,7 +278,7 @@ def _read(path: Path) -> PackedResult:
         replace(one, success=False, score=0.0, status=Status.TRUNCATED_DEPTH) if one.status.is_error else one
         for one in result.episodes
     )
-    counted = replace(score(episodes), approximate=result.scores.get("approximate"), errors=result.scores["errors"])
+    counted = replace(score(episodes, result.spec.play), errors=result.scores["errors"])
     return replace(result, episodes=episodes, scores=json.loads(json.dumps(counted.to_json())))
 
 
@@ -290,14 +286,14 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
     """The results by panel, preset and what the scores depend on besides."""
     found: dict[str, dict[str, PackedResult]] = {}
     for name, result in results.items():
-        preset = result.settings.get("preset")
-        title = str(result.settings["panel"]) + (f", preset {preset}" if preset else "")
-        if why := result.settings.get(APPROXIMATE):
+        preset, scoring = result.spec.preset, result.spec.play.scoring
+        title = panel_name(result.spec) + (f", preset {preset}" if preset else "")
+        if why := scoring.get(APPROXIMATE):
             title += f", scores approximate ({why})"
-        elif (tagger := result.settings.get("scored_with")) is not None:
+        elif (tagger := scoring.get("scored_with")) is not None:
             title += f", scored with {tagger}"
         # what scores otherwise is another game: its own table, never a row among the panel's
-        title += "".join(f", {text}" for text in deviations(result.settings)[0])
+        title += "".join(f", {text}" for text in deviations(result.spec)[0])
         found.setdefault(title, {})[name] = result
     return [
         Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -_success(row[1]))))
@@ -305,25 +301,30 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
     ]
 
 
+def panel_name(spec: EvalSpec) -> str:
+    """The panel of a result."""
+    return spec.play.tasks.panel if isinstance(spec.play.tasks, OnPanel) else "no panel"
+
+
 def _row(name: str, result: PackedResult) -> list[str]:
-    settings, scores = result.settings, result.scores
+    play, scores = result.spec.play, result.scores
     overall = scores["overall"]
     best = max(overall["pass_intervals"], key=int)
     cut = sum(scores["truncated"].values())
-    mark = "~" if APPROXIMATE in settings else ""
+    mark = "~" if APPROXIMATE in play.scoring else ""
     cells = [name, *(f"{mark}{Interval(**row)}" for row in (overall["avg"], overall["pass_intervals"][best]))]
     cells += [str(overall["samples"]), str(overall["avg"]["tasks"]), f"{scores['turns']:.1f}"]
-    cells += [f"{100 * scores['invalid_rate']:.1f}", f"{100 * cut:.1f}", str(scores["errors"]), str(settings["seed"])]
-    return [*cells, _agent(settings), result.versions.get("turngym", "-"), result.date[:10] or "-", result.seal[:12]]
+    cells += [f"{100 * scores['invalid_rate']:.1f}", f"{100 * cut:.1f}", str(scores["errors"]), str(play.seed)]
+    return [*cells, _agent(result), result.versions.get("turngym", "-"), result.date[:10] or "-", result.seal[:12]]
 
 
-def _agent(settings: Mapping[str, Any]) -> str:
-    model, heat = settings.get("model"), settings.get("temperature")
-    unknown = not model and str(settings.get("agent")).startswith(("model", "openai"))
-    about = [f"files {model}"] if model else ["no fingerprint"] if unknown else []
-    about += [f"opened as {settings['player']}"] if settings.get("player") else []
+def _agent(result: PackedResult) -> str:
+    agent = result.spec.agent
+    weights, heat = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
+    about = [f"files {weights}"] if weights else [] if scripted(result.spec) else ["no fingerprint"]
+    about += [f"opened as {agent.name}"] if isinstance(agent, Own) else []
     about += [] if heat is None else [f"temperature {heat:g}"]
-    return f"{settings.get('agent') or '-'}" + (f" ({', '.join(about)})" if about else "")
+    return f"{result.agent or '-'}" + (f" ({', '.join(about)})" if about else "")
 
 
 # --- The page: tables as HTML, episodes as compressed JSON that the page unpacks when one is opened
@@ -431,11 +432,15 @@ def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     rows = [header]
     for group in groups:
         for name, result in group.results.items():
-            own, scores = result.settings, result.scores
-            average = scores["overall"]["avg"]
-            said = {**own, "deviations": "; ".join(text for part in deviations(own) for text in part)}
-            named = [said.get(key) for key in header[1:12]]
-            numbers = [own["samples"], average["tasks"], average["mean"], average["low"], average["high"]]
+            spec, scores = result.spec, result.scores
+            play, agent, average = spec.play, spec.agent, scores["overall"]["avg"]
+            panel = play.tasks if isinstance(play.tasks, OnPanel) else None
+            named: list[Any] = [None, None] if panel is None else [panel.panel, panel.sha256]
+            named += [spec.preset, play.scoring.get("scored_with"), play.scoring.get(APPROXIMATE), result.agent]
+            named += [getattr(agent, "weights", None), agent.name if isinstance(agent, Own) else None]
+            named += [getattr(agent, "temperature", None), play.seed]
+            named.append("; ".join(text for part in deviations(spec) for text in part))
+            numbers = [play.samples, average["tasks"], average["mean"], average["low"], average["high"]]
             numbers += [scores["turns"], scores["invalid_rate"], scores["errors"]]
             about = [result.versions.get("turngym"), result.date, result.seal]
             rows.append([name, *("" if value is None else str(value) for value in (*named, *numbers, *about))])

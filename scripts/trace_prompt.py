@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from turngym.agents.evaluation.play_episodes import config_beside
 from turngym.agents.models import load_tokenizer
-from turngym.agents.presets import find_preset
+from turngym.agents.named_agent import chat_settings
+from turngym.agents.play_spec import EvalSpec, Model, ModelChat, OpenAI
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import PastTurn, chat_messages, without
+from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages, without
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
+from turngym.core.spec import read
+from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 from turngym.envs.channels import split_thought
 from turngym.envs.guard import listed
@@ -36,41 +37,28 @@ def load_decoder(folder: str | Path) -> Decode:
     return lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
-def settings_beside(trace: Path) -> dict[str, Any]:
-    """The settings of the rollout, evaluation or training run that wrote a trace; {} where none are beside it."""
-    run = trace.absolute().parents
-    for path in (config_beside(trace), *(folder / FILE for folder in run[:2])):
-        if path.is_file():
-            try:
-                return read_toml(path)
-            except SettingsError:
-                return {}
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
     """Finds the prompts of the episodes of one trace."""
 
     decode: Decode | None
     """None where no tokenizer is known."""
-    memory: str | None = None
-    """What an agent without token ids was shown of past turns (`Memory`); None: as `preset` says, else all."""
-    preset: str | None = None
-    prompts: str | None = None
-    """The templates of the memory `verl-agent:N`; None: as `preset` says."""
+    memory: Memory = ALL
+    """What an agent without token ids was shown of past turns."""
 
     @classmethod
     def of(cls, trace: Path, tokenizer: str | None = None) -> Prompts:
-        """Uses `tokenizer`, else that of the model that the configuration beside the trace names, if it is there."""
-        settings = settings_beside(trace)
-        kind, _, folder = str(settings.get("agent", "")).partition(":")
-        folder = folder if kind == "model" else str(settings.get("student", ""))
+        """Uses `tokenizer`, else that of the model that the trace names, if it is there."""
+        specs = [read(EvalSpec, table, str(trace)) for table in read_specs(trace).values()]
+        agent = specs[0].agent if specs else None
+        folder = agent.folder if isinstance(agent, Model) else _student_beside(trace)
         if tokenizer is None and folder and (user_path(folder) / "tokenizer_config.json").is_file():
             tokenizer = str(user_path(folder))
-        decode = None if tokenizer is None else load_decoder(tokenizer)
-        named = {name: settings.get(name) for name in ("memory", "preset", "prompts")}
-        return cls(decode=decode, **named)
+        memory = ALL
+        if isinstance(agent, OpenAI):
+            asked = ModelChat(memory=agent.chat.memory)
+            memory = chat_settings(asked, ChatSettings(), specs[0].play.env.id).remembers
+        return cls(decode=None if tokenizer is None else load_decoder(tokenizer), memory=memory)
 
     def whole(self, episode: Episode, turn: Turn) -> str:
         """The prompt of a turn. Raises TurngymError where its ids are recorded and no tokenizer is known."""
@@ -106,9 +94,16 @@ class Prompts:
         ]
         first = episode.turns[0]
         task = without(first.observation, listed(first.admissible or ()))
-        preset = find_preset(self.preset, episode.task.env_id)
-        named = self.memory or (preset.memory if preset else "all")
-        prompts = self.prompts or (preset.prompts if preset and named.startswith("verl-agent:") else None)
-        memory = ChatSettings(**ChatSettings().memory_of(named, prompts, episode.task.env_id)).remembers
-        said = chat_messages(memory, episode.system or "", task, past, turn.observation, turn.admissible)
+        said = chat_messages(self.memory, episode.system or "", task, past, turn.observation, turn.admissible)
         return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in said)
+
+
+def _student_beside(trace: Path) -> str:
+    """The student of the training run in whose folder a trace lies; "" where there is none."""
+    for folder in trace.absolute().parents[:2]:
+        if (folder / FILE).is_file():
+            try:
+                return str(read_toml(folder / FILE).get("student", ""))
+            except SettingsError:
+                return ""
+    return ""

@@ -18,6 +18,7 @@ from turngym.agents.demonstrations import (
 )
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
+from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.task import Task
@@ -66,7 +67,8 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
         source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        opened = open_agent(config.demonstrator.agent(name, device=run.device, slots=slots), lambda: base)
+        asked = {"agent": name, "device": run.device, **config.demonstrator.table}
+        opened = open_agent(resolve_agent(asked, "demonstrations", asked=False), lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
             make_env=student.made_in(opened.channel),
@@ -76,7 +78,8 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
             play=play,
         )
         # a model by its content, since folders move; others by name
-        known = name if opened.fingerprint is None else f"{name.partition(':')[0]}:{opened.fingerprint}"
+        weights = getattr(opened.spec, "weights", "")
+        known = f"model:{weights}" if weights else name
         identity |= {"collect.demonstrations": known, **config.demonstrator.identity}
     title = f"demonstrations of {name or config.play.expert}"
     return Demonstrations(source=source, keep=keep, writer=writer, name=title), identity

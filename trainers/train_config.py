@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from turngym.agents.agent_options import (
     NO_MODELS,
-    AgentOptions,
     DemonstrationOptions,
     DemonstratorOptions,
     EndpointOptions,
     JudgeOptions,
 )
 from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.play_spec import Agent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import RunServers
 from turngym.core.needed import check_needed, unread
@@ -218,8 +218,8 @@ BY_FORM: Needs = (
 
 
 def demonstrator_kind(config: Any) -> str:
-    """What sort of agent demonstrates (`AgentOptions.kind`)."""
-    return AgentOptions(agent=config.rollouts.demonstrations.demonstrations or "expert").kind
+    """What kind of agent demonstrates."""
+    return str(Agent.table_of(config.rollouts.demonstrations.demonstrations or "expert")["kind"])
 
 
 ENDPOINT = tuple(f"demonstrator.{item.name}" for item in fields(EndpointOptions))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import replace as replaced
+
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.evaluate import eval_overrides
-from turngym.agents.evaluation.play_panel import ELAPSED, panel_note, seconds_played
+from turngym.agents.evaluation.open_play import record_of
+from turngym.agents.evaluation.play_panel import ELAPSED, seconds_played
 from turngym.agents.evaluation.scores import EpisodeOutcome
+from turngym.agents.play_spec import EvalSpec
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.resolve_play import make_arguments, resolve_play
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.tables import write_json
 from turngym.core.task import Task
@@ -41,10 +44,9 @@ class PanelSessions:
     tasks: tuple[Task, ...]
     """The tasks that are played: the panel's first."""
     pool: SessionPool
-    seed: int = 0
+    spec: EvalSpec
+    """What is played; who plays is said when an episode is kept (`keep`)."""
     trace: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the episodes depend on, for the record."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _samples: Counter[str] = field(default_factory=Counter)
     _start: float = field(default_factory=time.perf_counter)
@@ -75,17 +77,18 @@ class PanelSessions:
         Raises TurngymError for an unknown panel or environment, missing data, a limit below 1.
         """
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
-        if limit is not None and limit < 1:
-            raise TurngymError(f"limit is {limit}: at least 1 task must be played")
-        changed = {} if max_turns is None else {"max_turns": max_turns}
+        asked = {"limit": limit, "max_turns": max_turns, "data": data, "seed": seed}
+        given = {name: value for name, value in asked.items() if value is not None}
+        player = {"agent": {"kind": "own", "name": "evaluator", "chat": {"channel": channel or "none"}}}
+        layers = [("evaluator", {**given, **player})]
+        # evaluators play every task as often as they like: what is missing is theirs to say
+        spec = resolve_play(layers, usual={"play": {"samples": 1}}, panel=panel).spec
         if pool is None:
-            make = {**panel.make_kwargs, **changed, **({} if data is None else {"data": data})}
             settings = ChatSettings(channel=cast(Any, channel))
-            pool = SessionPool.of(require_env(panel.env_id), None, settings, **make)
-        known = {"make": changed} | ({} if channel is None else {"channel": channel})
-        known |= eval_overrides(panel, {**panel.make_kwargs, **changed}) | pool.scoring
+            pool = SessionPool.of(require_env(panel.env_id), None, settings, **make_arguments(spec.play, data))
+        spec = replaced(spec, play=replaced(spec.play, scoring=pool.scoring))
         path = None if trace is None else user_path(trace)
-        found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, seed=seed, trace=path, settings=known)
+        found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, spec=spec, trace=path)
         if path is not None and path.exists():
             elapsed, held = 0.0, set()
             for episode in iter_episodes(path):
@@ -99,8 +102,8 @@ class PanelSessions:
     @property
     def channel(self) -> str | None:
         """How the model writes actions."""
-        found: str | None = self.settings.get("channel")
-        return found
+        named: str = self.spec.agent.chat.channel
+        return None if named == "none" else named
 
     def next_sample(self, task_id: str) -> int:
         """The next attempt at a task, for evaluators that do not number them."""
@@ -128,7 +131,7 @@ class PanelSessions:
             known = [task.task_id for task in self.tasks]
             raise TurngymError(f"{task_id!r} is no task of {self.panel.full_name}.{did_you_mean(task_id, known)}")
         sha256 = self.tasks[place].sha256
-        session = self.pool.open(task_id, seed=self.seed, sample=sample, group=place, sha256=sha256)
+        session = self.pool.open(task_id, seed=self.spec.play.seed, sample=sample, group=place, sha256=sha256)
         if session.done:
             session.close()
             raise SessionFailed(f"{task_id} sample {sample}: {session.episode().meta.get('error')}")
@@ -141,12 +144,12 @@ class PanelSessions:
         """
         episode = session.episode()
         session.close()
-        about = {"agent": agent, "temperature": temperature, **self.settings, "panel": panel_note(self.panel)}
-        meta = {**episode.meta, **about}
+        meta = {**episode.meta, "agent": agent, "temperature": temperature}
+        player = replaced(self.spec.agent, name=agent, temperature=temperature)  # type: ignore[arg-type]
         timings = {**episode.timings, ELAPSED: time.perf_counter() - self._start}
         episode = replace(episode, meta=meta, timings=timings)
         if self.trace is not None:
-            with self._lock, TraceWriter(self.trace) as writer:
+            with self._lock, TraceWriter(self.trace, record_of(replaced(self.spec, agent=player))) as writer:
                 writer.write(episode)
         if episode.status.is_error:
             raise SessionFailed(f"{episode.task.task_id} sample {episode.sample}: {episode.meta.get('error')}")

@@ -43,7 +43,6 @@ from turngym.agents.play_spec import (
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
-from turngym.agents.resolve_play import ENVIRONMENT
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE, loaded_versions
@@ -266,7 +265,7 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     if not isinstance(tasks, OnPanel) or isinstance(tasks.sampling, Published):
         yield "settings: its tasks are not a panel's"
         return
-    own = {"sha256": (tasks.sha256, panel.sha256), "env.id": (plain_id(play.env.id), plain_id(panel.env_id))}
+    own: dict[str, tuple[Any, Any]] = {"sha256": (tasks.sha256, panel.sha256), "env.id": (plain_id(play.env.id), plain_id(panel.env_id))}
     own["size"] = (tasks.size, len(panel.tasks))
     for name, (said, known) in own.items():
         if said != known:
@@ -432,22 +431,20 @@ def evaluate_as(
         settings: further ones of `evaluate`.
     """
     play = recorded.play
-    limits = [tasks, play.tasks.sampling.limit if isinstance(play.tasks.sampling, First) else None]
+    sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
+    limits = [tasks, sampling.limit if isinstance(sampling, First) else None]
     counts = [count for count in limits if count is not None]
     heat = getattr(recorded.agent, "temperature", None)
-    # arguments of every environment stand beside the others
-    own = {name: make[name] for name in make if name in ENVIRONMENT}
+    more: dict[str, Any] = {"limit": min(counts)} if counts else {}
+    more |= {} if heat is None else {"temperature": heat}
     return evaluate(
         panel,
         agent,
         preset=recorded.preset,
         samples=play.samples,
         seed=play.seed,
-        env_kwargs={name: value for name, value in make.items() if name not in own and name != "data"},
-        **({"limit": min(counts)} if counts else {}),
-        **({} if heat is None else {"temperature": heat}),
-        **({"data": make["data"]} if "data" in make else {}),
-        **own,
+        env_kwargs=dict(make),
+        **more,
         **settings,
     )
 

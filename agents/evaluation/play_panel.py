@@ -27,7 +27,7 @@ from turngym.agents.evaluation.scores import (
     score,
     success_table,
 )
-from turngym.agents.play_spec import EvalSpec, OnPanel, Published, drawn, episodes_of, meaning
+from turngym.agents.play_spec import EvalSpec, First, OnPanel, Published, drawn, episodes_of, meaning
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.core.episode import Episode
@@ -217,6 +217,9 @@ class EvalResult:
         """What was measured, in one line."""
         play, agent, departs = self.spec.play, self.spec.agent, self.departs
         what = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
+        sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
+        if isinstance(sampling, First):
+            what += ", first task" if sampling.limit == 1 else f", first {sampling.limit} tasks"
         if self.spec.preset is not None:
             what += f", preset {self.spec.preset}"
             what += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""
@@ -225,9 +228,8 @@ class EvalResult:
         examples = getattr(getattr(agent, "chat", None), "examples", None)
         what += f", examples {examples.content}" if examples is not None else ""
         what += f", scores approximate ({self.scores.approximate})" if self.scores.approximate else ""
-        if drawn(play):
-            assert isinstance(play.tasks, OnPanel) and isinstance(play.tasks.sampling, Published)
-            what += f": {self.asked} draws, published:{play.tasks.sampling.harness}"
+        if isinstance(sampling, Published):
+            what += f": {self.asked} draws, published:{sampling.harness}"
         else:
             what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
         heat = getattr(agent, "temperature", None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,8 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from turngym.agents.evaluation.compare import (
     decisive,
     describe,
-    differing,
-    flat_settings,
+    differences_of,
     no_seeds,
     rescore,
     trace_of,
@@ -43,6 +42,7 @@ from turngym.agents.evaluation.seeds import (
     rise,
     spread_of,
 )
+from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.settings import Count, Needs, Range, Share
 from turngym.core.tables import Table, print_table
@@ -157,17 +157,17 @@ def _of_evaluations(options: StudyPlanOptions) -> Pilot:
     runs = {str(path): _evaluation(path) for path in paths}
     first, second = ({str(path): runs[str(path)] for path in side} for side in (options.first, options.second))
     for option, side in (("--first", first), ("--second", second)):
-        if why := no_seeds({name: (run.settings, run.hash) for name, run in side.items()}):
+        if why := no_seeds({name: (run.spec, run.hash) for name, run in side.items()}):
             raise TurngymError(f"{option} needs evaluations of several training seeds: {why}")
     for (one, mine), (other, theirs) in product(first.items(), second.items()):
         if mine.hash == theirs.hash:
             raise TurngymError(f"--first {one} and --second {other} are the same evaluation")
-        if differ := decisive(differing(flat_settings(mine.settings), flat_settings(theirs.settings))):
+        if differ := decisive(differences_of(mine.spec, theirs.spec)):
             raise TurngymError(f"--first {one} and --second {other} were played otherwise: {describe(differ)}")
     return Pilot(
         first=[run.means for run in first.values()],
         second=[run.means for run in second.values()],
-        samples=min(run.settings["samples"] for run in runs.values()),
+        samples=min(run.spec.play.samples for run in runs.values()),
         train_hours=None,
         episode_seconds=fmean(run.episode_seconds for run in runs.values()),
     )
@@ -178,7 +178,7 @@ class _Run:
     """One evaluation of a pilot."""
 
     means: TaskMeans
-    settings: Mapping[str, Any]
+    spec: EvalSpec
     episode_seconds: float
     hash: str
     """Hash of the file, by which an evaluation that is named twice is known."""
@@ -191,7 +191,7 @@ def _evaluation(path: Path) -> _Run:
     with (path if packed else trace_of(path)).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     seconds = played.seconds / len(outcomes)
-    return _Run(means=task_means(outcomes), settings=played.settings, episode_seconds=seconds, hash=digest)
+    return _Run(means=task_means(outcomes), spec=played.spec, episode_seconds=seconds, hash=digest)
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:

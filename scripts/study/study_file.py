@@ -28,14 +28,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.agent_options import AGENTS, TEMPERATURE
+from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.play_spec import AGENTS, Model
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
+from turngym.agents.resolve_play import resolve_play
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.needed import check_needed
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.settings import SettingsError, flat, from_table, read_toml
@@ -43,7 +44,6 @@ from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel
-from turngym.scripts.eval import EvalOptions
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN
@@ -332,7 +332,7 @@ def _game(cell: Cell) -> dict[str, Any]:
     found["env_kwargs"] = _facing(settings, own, cell.name)
     if cell.verb == "train" or not _scripted(str(settings["agent"])):
         heat = settings.get("eval_temperature" if cell.verb == "train" else "temperature")
-        found["temperature"] = TEMPERATURE if heat is None and found["preset"] is None else heat
+        found["temperature"] = Model(folder="").temperature if heat is None and found["preset"] is None else heat
     return found
 
 
@@ -755,7 +755,7 @@ def _agent_cell(
     settings |= {"agent": method.agent, "samples": study.evaluate.samples, "seed": seed}
     settings |= {} if study.evaluate.tasks is None else {"limit": study.evaluate.tasks}
     try:
-        check_needed(from_table(EvalOptions, settings, where))
+        resolve_play([(where, settings)], usual=USUAL)
     except TurngymError as error:
         raise error if str(error).startswith(where) else SettingsError(f"{where}: {error}") from error
     folder = out / "cells" / place.name / f"{method.name}-seed{seed}"
