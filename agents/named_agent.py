@@ -138,9 +138,7 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
     else:
         opened = OpenedAgent(agent=agent, channel=_plain_channel(spec.chat), system=spec.chat.system)
     chat = msgspec.structs.replace(spec.chat, channel=opened.channel or "none", system=opened.system)
-    return replace(
-        opened, spec=msgspec.structs.replace(spec, name=name, temperature=opened.temperature, chat=chat)
-    )
+    return replace(opened, spec=msgspec.structs.replace(spec, name=name, temperature=opened.temperature, chat=chat))
 
 
 def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
@@ -240,9 +238,7 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     )
 
 
-def _completed(
-    chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None
-) -> AnyChat:
+def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:
     """`chat` with what the chat template decides, and the hashes of the files that it names."""
     more: dict[str, Any] = {}
     if isinstance(chat.memory, VerlAgent) and memory.templates is not None:

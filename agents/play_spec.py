@@ -32,8 +32,6 @@ class Environment(Spec):
 
     id: str
     """Gymnasium id; `package:namespace/Name-v0` imports `package` first, which registers it."""
-    split: str | None = None
-    """Split of the environment."""
     max_turns: Count | None
     """Turns before an episode is cut."""
     on_invalid: OnInvalid
@@ -54,6 +52,8 @@ class Environment(Spec):
     """Name of the tool that agents see; none: the environment's own."""
     tool_argument: str | None
     """Name of the tool's argument that agents see; none: the environment's own."""
+    split: str | None = None
+    """Split of the environment."""
 
 
 # Which tasks.
@@ -125,13 +125,13 @@ class PlaySpec(Spec):
 
     env: Environment
     """Which environment is played."""
-    env_kwargs: dict[str, Any] = {}
-    """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
-    '{"engine": "textworld"}'."""
     tasks: OnPanel | FirstTasks | Listed
     """Which tasks are played."""
     samples: Count
     """Episodes per task."""
+    env_kwargs: dict[str, Any] = {}
+    """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
+    '{"engine": "textworld"}'."""
     seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""
     depth: Count | None = None
@@ -410,9 +410,6 @@ class Compute(Spec):
 class EvalSpec(Spec):
     """An evaluation, or a rollout."""
 
-    preset: str | None = None
-    """A published set-up by name (turnopd, verl-agent, react, search-r1); `--preset list` shows what they set. What is
-    given beside it takes the place of its values."""
     play: PlaySpec
     """What is played."""
     agent: AnyAgent = Player()
@@ -421,6 +418,9 @@ class EvalSpec(Spec):
     OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
     compute: Compute = Compute()
     """Who computes."""
+    preset: str | None = None
+    """A published set-up by name (turnopd, verl-agent, react, search-r1); `--preset list` shows what they set. What is
+    given beside it takes the place of its values."""
 
 
 Meaning = Literal["game", "amount", "player", "cost"]

@@ -21,6 +21,7 @@ from turngym.agents.named_agent import OpenedAgent, open_agent
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import EpisodeRunner, Job, begin
 from turngym.agents.playing.timed_calls import attempt
+from turngym.agents.resolve_play import resolve_agent
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import excerpt

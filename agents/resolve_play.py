@@ -1,12 +1,12 @@
 """From what people write to an `EvalSpec`: the one order in which its layers stand on top of each other.
 
-    default         samples and tasks, where nobody says otherwise
-    environment     what gym.make does where nothing is given
-    panel           its environment's arguments, its hash
-    model folder    how the model was trained to be spoken to (turngym.json)
-    preset          a published set-up
-    a file          --config
-    command line    or the keywords of a Python call
+default         samples and tasks, where nobody says otherwise
+environment     what gym.make does where nothing is given
+panel           its environment's arguments, its hash
+model folder    how the model was trained to be spoken to (turngym.json)
+preset          a published set-up
+a file          --config
+command line    or the keywords of a Python call
 """
 
 from __future__ import annotations

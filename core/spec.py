@@ -29,7 +29,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct
@@ -57,7 +68,7 @@ class SpecError(TurngymError, ValueError):
     """A setting that does not exist, or that cannot have its value."""
 
 
-@dataclass_transform(field_specifiers=(msgspec.field,), kw_only_default=True, frozen_default=True)
+@dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)
 class _KeywordsOnly(msgspec.StructMeta):
     """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
 
@@ -122,12 +133,18 @@ class _Field:
     default: Any
 
 
-@cache
-def fields_of(cls: type[Any]) -> tuple[_Field, ...]:
+def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table: a `Spec`, or a dataclass."""
+    return _fields_of(cls)
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if issubclass(cls, Struct):
         return tuple(
-            _Field(field.name, field.type, field.default if field.default_factory is NODEFAULT else field.default_factory())
+            _Field(
+                field.name, field.type, field.default if field.default_factory is NODEFAULT else field.default_factory()
+            )
             for field in msgspec.structs.fields(cls)
         )
     kinds = get_type_hints(cls, include_extras=True)
@@ -147,7 +164,7 @@ def _tables_in(kind: Any) -> tuple[type[Any], ...]:
 
 
 @cache
-def settings_of(cls: type[Spec]) -> Mapping[str, Setting]:
+def settings_of(cls: Any) -> Mapping[str, Setting]:
     """All settings and tables of a type by path, in the order of its fields."""
     found: dict[str, Setting] = {}
     for setting in _walk(cls, ""):
@@ -276,9 +293,7 @@ def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, A
     return _with_kinds(cls, found)
 
 
-def _named(
-    cls: type[Spec], table: Mapping[str, Any], where: str, above: str
-) -> Iterator[tuple[str, Setting, Any]]:
+def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) -> Iterator[tuple[str, Setting, Any]]:
     for key, value in table.items():
         name = f"{above}{key}"
         # the kind of a union, beside the settings of that kind
@@ -410,7 +425,7 @@ class Resolved(Generic[T]):
 
     def to_toml(self) -> str:
         """The value as TOML, with the origin of each line as a comment."""
-        return to_toml(self.spec, self.origins)
+        return to_toml(to_table(self.spec), self.origins)  # type: ignore[arg-type]
 
 
 def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -532,7 +547,9 @@ def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
             if fitting:
                 found[name] = _without_none(fitting[0], value)
             else:
-                found[name] = {key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()}
+                found[name] = {
+                    key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()
+                }
     return found
 
 

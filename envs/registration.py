@@ -205,7 +205,9 @@ def default_arguments(env_id: str) -> dict[str, Any]:
     for function in (*_constructors(found), make_env):
         parameters = inspect.signature(function).parameters.values()
         known |= {one.name: one.default for one in parameters if one.default is not one.empty}
-    known |= {"on_invalid": found.on_invalid} | {name: value for name, value in registered.items() if name != "env_class"}
+    known |= {"on_invalid": found.on_invalid} | {
+        name: value for name, value in registered.items() if name != "env_class"
+    }
     plain = {name: value for name, value in known.items() if name not in ("channel", "data", "render_mode")}
     return {name: value for name, value in plain.items() if _is_plain(value)}
 

@@ -12,7 +12,6 @@ import inspect
 import json
 import re
 import shutil
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -154,4 +154,3 @@ def say_channel(found: Resolved[EvalSpec]) -> None:
             "--channel tool offers it the environment's tool",
             file=sys.stderr,
         )
-

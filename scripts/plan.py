@@ -234,7 +234,9 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
 def _evaluated(panel: Panel, play: PlayConfig) -> int:
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
-    samples = play.eval_samples or at({} if preset is None else preset.table, "play.samples") or at(USUAL, "play.samples")
+    samples = (
+        play.eval_samples or at({} if preset is None else preset.table, "play.samples") or at(USUAL, "play.samples")
+    )
     return len(panel.tasks[: play.eval_limit]) * samples
 
 

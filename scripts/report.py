@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -41,6 +41,7 @@ from turngym.scripts.report_data import (
     TRAINING,
     Diagnosed,
     Method,
+    Run,
     diagnosed,
     methods_of,
     records_of,

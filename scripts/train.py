@@ -27,7 +27,7 @@ try:
     from turngym.agents.agent_options import DemonstrationOptions, JudgeOptions
     from turngym.agents.executor.worker_count import WorkerOptions
     from turngym.agents.servers.server_options import RunServers
-    from turngym.scripts.command_line import list_presets
+    from turngym.scripts.options import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
     from turngym.trainers.distributed import open_ranks
     from turngym.trainers.lora import LoraConfig

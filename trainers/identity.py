@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
-from turngym.core.files import weights_hash
 from turngym.core import settings
+from turngym.core.files import weights_hash
 from turngym.core.spec import flat, to_table
 from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, find_algorithm

@@ -137,8 +137,6 @@ class CriticConfig:
             raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """What the loop does, whichever algorithm it runs."""

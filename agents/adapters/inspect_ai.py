@@ -20,6 +20,7 @@ from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
 from inspect_ai.util import LimitExceededError
 
 from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions
+from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError, did_you_mean
@@ -61,8 +62,7 @@ def panel_task(panel: str, samples: int = 4, temperature: float | None = 0.85, *
         raise TurngymError(
             f"unknown -T {unknown[0]}; there are panel, samples, temperature, {', '.join(OPTIONS)}.{hint}"
         )
-    sessions = PanelSessions.of(panel, **options)
-    named = {"panel": sessions.panel.full_name, "panel_sha256": sessions.panel.sha256, "seed": sessions.seed}
+    sessions = PanelSessions.of(panel, samples=samples, **options)
     rows = [
         Sample(id=one.task_id, input=one.task_id, metadata={"task": one.task_id, "category": one.category})
         for one in sessions.tasks
@@ -74,7 +74,7 @@ def panel_task(panel: str, samples: int = 4, temperature: float | None = 0.85, *
         epochs=Epochs(samples, ["mean", f"pass_at_{samples}"]),
         config=im.GenerateConfig(temperature=temperature),
         version=sessions.panel.version,
-        metadata=named | dict(sessions.settings),
+        metadata={"spec": record_of(sessions.spec)},
     )
 
 

@@ -58,6 +58,7 @@ class PanelSessions:
         panel: str | Path | Panel,
         *,
         channel: str | None = "text",
+        samples: int = 1,
         limit: int | None = None,
         seed: int = 0,
         max_turns: int | None = None,
@@ -70,6 +71,7 @@ class PanelSessions:
         Args:
             panel: a name, the path of a manifest, or a panel.
             channel: how the model writes actions: `text` (tags), `tool` (function calls), None (bare actions).
+            samples: episodes of each task that the evaluator means to ask for; it may ask for more.
             limit, seed, max_turns, data: as those of `turngym eval`.
             trace: where finished episodes are added; samples that it has are numbered on from.
             pool: where sessions come from; by default one on the panel's environment, without token ids.
@@ -81,8 +83,7 @@ class PanelSessions:
         given = {name: value for name, value in asked.items() if value is not None}
         player = {"agent": {"kind": "own", "name": "evaluator", "chat": {"channel": channel or "none"}}}
         layers = [("evaluator", {**given, **player})]
-        # evaluators play every task as often as they like: what is missing is theirs to say
-        spec = resolve_play(layers, usual={"play": {"samples": 1}}, panel=panel).spec
+        spec = resolve_play(layers, usual={"play": {"samples": samples}}, panel=panel).spec
         if pool is None:
             settings = ChatSettings(channel=cast(Any, channel))
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make_arguments(spec.play, data))

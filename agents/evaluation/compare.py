@@ -181,7 +181,7 @@ class RecordedEvaluation:
     @property
     def missing(self) -> int:
         """Episodes that were asked for and not played."""
-        return episodes_of(self.spec.play) - len(self.outcomes)
+        return max(0, episodes_of(self.spec.play) - len(self.outcomes))
 
     @property
     def lost(self) -> str:
@@ -192,8 +192,10 @@ class RecordedEvaluation:
         if not said:
             return ""
         bounds = score(self.outcomes, self.spec.play).bounds
-        shown = "" if bounds is None else " (success {:.1f} to {:.1f} % with those lost or won)".format(
-            *(100 * bound for bound in bounds)
+        shown = (
+            ""
+            if bounds is None
+            else " (success {:.1f} to {:.1f} % with those lost or won)".format(*(100 * bound for bound in bounds))
         )
         return f"of {episodes_of(self.spec.play)} episodes {' and '.join(said)}, which no number counts{shown}"
 

@@ -73,9 +73,7 @@ def evaluate(
         [("evaluate()", asked)], usual=USUAL, panel=own, preset=preset if isinstance(preset, Preset) else None
     )
     player = None if agent is None or isinstance(agent, str) else agent
-    return play_evaluation(
-        found, agent=player, panel=own, out=out, verify=verify, progress=progress, command=command
-    )
+    return play_evaluation(found, agent=player, panel=own, out=out, verify=verify, progress=progress, command=command)
 
 
 def play_evaluation(
@@ -152,9 +150,7 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
                 "the data that the panel names (`turngym panel verify` lists every difference)"
             )
         if isinstance(sampling, Published):
-            return published_tasks(
-                panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed
-            )
+            return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
     finally:
         env.close()
     return panel.tasks[: sampling.limit] if isinstance(sampling, First) else panel.tasks

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.play_spec import EvalSpec, First, OnPanel, Published, PlaySpec
+from turngym.agents.play_spec import EvalSpec, First, OnPanel, PlaySpec, Published
 from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_preset
 from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError

@@ -265,7 +265,10 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     if not isinstance(tasks, OnPanel) or isinstance(tasks.sampling, Published):
         yield "settings: its tasks are not a panel's"
         return
-    own: dict[str, tuple[Any, Any]] = {"sha256": (tasks.sha256, panel.sha256), "env.id": (plain_id(play.env.id), plain_id(panel.env_id))}
+    own: dict[str, tuple[Any, Any]] = {
+        "sha256": (tasks.sha256, panel.sha256),
+        "env.id": (plain_id(play.env.id), plain_id(panel.env_id)),
+    }
     own["size"] = (tasks.size, len(panel.tasks))
     for name, (said, known) in own.items():
         if said != known:

@@ -95,7 +95,15 @@ def _checksum(value: Any) -> str:
 
 def _check_head(head: Mapping[str, Any]) -> None:
     """Raises ValueError where the head of a file from anyone holds what no evaluation has recorded."""
-    kinds = {"spec": dict, "agent": str, "versions": dict, "date": str, "seconds": float | int, "tokens": dict | None, "scores": dict}
+    kinds = {
+        "spec": dict,
+        "agent": str,
+        "versions": dict,
+        "date": str,
+        "seconds": float | int,
+        "tokens": dict | None,
+        "scores": dict,
+    }
     for name, kind in {**kinds, "checksums": dict, "sha256": str}.items():
         check_kind(name, head[name], kind)
     for name in ("versions", "checksums"):

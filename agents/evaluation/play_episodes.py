@@ -31,7 +31,6 @@ from turngym.core.spec import Resolved, differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
 
-
 USUAL: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
 """What holds for a rollout where nobody says otherwise."""
 
@@ -180,9 +179,7 @@ def play_rollout(
                 meta={"temperature": opened.temperature},
             )
             watch.check()
-        return PlayedEpisodes(
-            episodes=tuple(episodes), agent=opened.agent.name, spec=spec, out=out, chat=opened.chat
-        )
+        return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, spec=spec, out=out, chat=opened.chat)
 
 
 def _check_same(out: Path, spec: EvalSpec) -> None:

@@ -23,6 +23,8 @@ from turngym.envs.webshop.goals import PAPERS
 
 FIRST_SEED = 1000
 """Worker i of a validation is seeded with the run's seed + 1000 + i."""
+
+
 def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, seed: int) -> list[Task]:
     """The tasks of the first `validations` validations, one after another, `workers` each; a task may be there twice.
 

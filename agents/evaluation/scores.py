@@ -454,7 +454,7 @@ def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[s
         episodes: those that were scored; an answer of theirs may be quoted.
         spec: with which they were played; what it has already is not recommended.
     """
-    channel, env = getattr(spec.agent, "chat").channel, spec.play.env
+    channel, env = spec.agent.chat.channel, spec.play.env
     said = []
     if scores.cut_rate:
         said.append(

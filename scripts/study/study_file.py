@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.evaluate import USUAL
-from turngym.agents.play_spec import AGENTS, Model
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING
+from turngym.agents.play_spec import AGENTS, Model
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.resolve_play import resolve_play
