@@ -72,7 +72,7 @@ class OpenedAgent:
     """How a model is spoken to, in a line for people."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
-    spec: AnyAgent = Player()
+    spec: AnyAgent = field(default_factory=Player)
     """The player as it was opened, with nothing left open. `open_agent` sets it."""
 
 

@@ -129,14 +129,14 @@ class PlaySpec(Spec):
     """Which tasks are played."""
     samples: Count
     """Episodes per task."""
-    env_kwargs: dict[str, Any] = {}
+    env_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
     '{"engine": "textworld"}'."""
     seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""
     depth: Count | None = None
     """End every episode after so many turns as `truncated_depth`."""
-    scoring: dict[str, str] = {}
+    scoring: dict[str, str] = msgspec.field(default_factory=dict)
     """What scores depend on besides the tasks, as the environment says it (`TextEnv.scoring`)."""
 
 

@@ -9,8 +9,8 @@
         steps: Count = 100
         judge: Rules | Model = Rules()
 
-A setting that needs another one lives inside it: `votes` exists for a model alone. `settings_of` lists the settings of a
-type by path (`judge.votes`). People may write the end of a path instead of all of it, and a table as the text of its
+A setting that needs another one lives inside it: `votes` exists for a model alone. `settings_of` lists the settings of
+a type by path (`judge.votes`). People may write the end of a path instead of all of it, and a table as the text of its
 kind: `judge = "model:FOLDER"`. `expand` turns what they write into a partial table of whole paths, `resolve` puts
 partial tables on top of each other and keeps who gave each value, and `diff` is the only comparison of two values.
 """
@@ -230,7 +230,7 @@ def _main_table(cls: type[Any], text: str) -> dict[str, Any]:
 
 
 @cache
-def _by_ending(cls: type[Spec]) -> Mapping[str, tuple[str, ...]]:
+def _by_ending(cls: Any) -> Mapping[str, tuple[str, ...]]:
     """Every ending of a path to the paths that end so: those with the fewest parts."""
     found: dict[str, list[str]] = {}
     for path in settings_of(cls):

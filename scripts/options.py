@@ -3,8 +3,8 @@
     turngym eval --panel NAME --max-turns 30 --agent model:FOLDER --agent.engine.dtype bfloat16 --print
 
 An option is the end of a setting's path, with dashes (`--max-turns` for `play.env.max_turns`). What only the verb has
-(`--out`) is a type of its own. `--config FILE` reads a file of settings; options stand on top of it. `--print` shows the
-whole settings with the origin of every line, which `--config` reads again.
+(`--out`) is a type of its own. `--config FILE` reads a file of settings; options stand on top of it. `--print` shows
+the whole settings with the origin of every line, which `--config` reads again.
 """
 
 from __future__ import annotations

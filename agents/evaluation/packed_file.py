@@ -58,7 +58,7 @@ class PackedResult:
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
-        facts = {name: getattr(self, name) for name in FACTS} | {"spec": to_table(self.spec)}
+        facts = {name: getattr(self, name) for name in FACTS} | {"spec": json.loads(json.dumps(to_table(self.spec)))}
         rows, sums = list[str](), {"table": _checksum(facts["scores"])}
         sums |= {name: _checksum(value) for name, value in flat("", facts) if not name.startswith("scores.")}
         for episode in self.episodes:
