@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.core.errors import TurngymError
-from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
+from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
+from turngym.core.spec import flat
 from turngym.envs.guard import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
