@@ -127,6 +127,10 @@ def _show(result: EvalResult, most: int) -> int:
     errors = result.scores.errors
     if errors:
         print(f"{errors} episodes ended in errors and are not counted; run again to play them again")
+    if result.twice:
+        print(
+            f"{result.twice} episodes are in the trace more than once, none of them after an error: the last ones count"
+        )
     if result.missing:
         print(f"{result.missing} of {result.asked} episodes are missing: the evaluation was interrupted")
     return int(errors + result.missing > most)

@@ -71,11 +71,10 @@ def describe(differ: Differing) -> str:
 
 
 def no_seeds(runs: Mapping[str, tuple[EvalSpec, str]]) -> str:
-    """Why evaluations (by name: settings, and a hash of the whole) cannot be training seeds of one method; "" where
+    """Why evaluations (by name: settings, and a hash of the episodes) cannot be training seeds of one method; "" where
     they can."""
     for (one, (mine, hash_)), (other, (theirs, other_hash)) in combinations(runs.items(), 2):
-        # a result that was not read from a file has no seal
-        if hash_ and hash_ == other_hash:
+        if hash_ == other_hash:
             return f"{one} and {other} are the same evaluation"
         weights = getattr(mine.agent, "weights", "")
         if weights and weights == getattr(theirs.agent, "weights", ""):
@@ -125,6 +124,7 @@ def rescore(path: str | Path) -> EvalResult:
         seconds=elapsed,
         resumed=len(outcomes),
         problems=tuple(problems),
+        twice=sum(not one.status.is_error for one in every) - sum(not one.status.is_error for one in outcomes),
     )
 
 
@@ -288,6 +288,16 @@ def _recorded(
     # a packed result has no token ids: it is compared with another one to the letter
     said = {(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error}
     return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, said=said)
+
+
+def episodes_hash(episodes: Iterable[Episode]) -> str:
+    """A hash of everything that was said in an evaluation: runs that say the same to the letter are one run."""
+    digest = sha256()
+    for episode in sorted(episodes, key=lambda one: (one.task.task_id, one.sample)):
+        digest.update(f"{episode.task.task_id} {episode.sample}\0".encode("utf-8", "surrogatepass"))
+        for turn in episode.turns:
+            digest.update(turn.response.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
 
 
 def _said(episode: Episode) -> bytes:
