@@ -30,7 +30,7 @@ from turngym.agents.evaluation.scores import (
     task_means,
     units_of,
 )
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of, meaning
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, read, settings_of, short_name
@@ -209,6 +209,8 @@ class ComparedRow:
     second: Interval
     difference: Interval
     """The second minus the first, paired by task."""
+    p: float
+    """Smallest level at which the difference is clear of zero."""
 
     @property
     def tasks(self) -> int:
@@ -234,6 +236,12 @@ class Comparison:
     most_lost: int = 0
     """The larger number of episodes that one of them leaves out."""
 
+    def worse_by(self, points: float) -> bool:
+        """Whether the second is clearly worse by more than so many points of success: the whole interval of the
+        difference lies below."""
+        overall = next(row for row in self.rows if row.name == "all")
+        return 100 * overall.difference.high < -points
+
     @property
     def alike(self) -> bool:
         """Whether the episodes are known and all the same."""
@@ -241,10 +249,14 @@ class Comparison:
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
-        header = ["", "first %", "second %", "second minus first [95 %]", "tasks"]
-        first, second = self.approximate
+        header = ["", "first %", "second %", "second minus first [95 %]", "p", "tasks"]
+        marks = self.approximate
         return header, [
-            [row.name, _percent(row.first, first), _percent(row.second, second), str(row.difference), str(row.tasks)]
+            [
+                row.name,
+                *(_percent(side, mark) for side, mark in zip((row.first, row.second), marks, strict=True)),
+                *(str(row.difference), f"{row.p:.2g}", str(row.tasks)),
+            ]
             for row in self.rows
         ]
 
@@ -360,6 +372,7 @@ def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]
     return ComparedRow(
         name=name,
         difference=paired_difference(first, second),
+        p=p_value(lambda tail: paired_difference(first, second, tail=tail)),
         first=clustered(list(first.values())),
         second=clustered(list(second.values())),
     )
