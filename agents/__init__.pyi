@@ -32,6 +32,7 @@ from .presets import Preset as Preset
 from .presets import find_preset as find_preset
 from .rendering.chat_settings import ChatSettings as ChatSettings
 from .rendering.renderer import ChatRenderer as ChatRenderer
+from .rendering.renderer import TextEpisodes as TextEpisodes
 from .rollout_sources import ExpertSource as ExpertSource
 from .rollout_sources import LiveSource as LiveSource
 from .worlds import load_world as load_world
