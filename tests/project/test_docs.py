@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_proxy
 import faults
 import pytest
 import words as word_counts
@@ -398,8 +399,9 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
         said = capsys.readouterr().out
         assert (ended.value.code, "usage" in said) == (0, True), words
         text += said
-    with contextlib.suppress(SystemExit):
-        faults.main(["--help"])
+    for program in (faults, bench_proxy):
+        with contextlib.suppress(SystemExit):
+            program.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*\w", text + capsys.readouterr().out)) | OF_OTHERS
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
     lost = []
