@@ -222,7 +222,7 @@ def _main(cls: type[Any]) -> str:
     return next((field.name for field in fields_of(cls)), "")
 
 
-def _main_table(cls: type[Any], text: str) -> dict[str, Any]:
+def _main_table(cls: Any, text: str) -> dict[str, Any]:
     if not _main(cls):
         raise SpecError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
     name = _main(cls)

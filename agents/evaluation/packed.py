@@ -10,6 +10,7 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +77,11 @@ def packed(run: str | Path) -> PackedResult:
         )
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
+    if result.twice:
+        raise EvaluationError(
+            f"{run} holds {result.twice} episodes more than once although none ended in an error, as if traces of "
+            "several evaluations were joined: pack the trace of one"
+        )
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
@@ -243,13 +249,16 @@ def inconsistencies(result: PackedResult) -> list[str]:
 def _seal(result: PackedResult) -> list[str]:
     """What was changed since the file was sealed; [] also for a result that was not read from a file."""
     found: list[str] = []
-    now = json.loads(result.lines()[0])
+    lines = result.lines()
+    now = json.loads(lines[0])
     if result.seal and now["sha256"] != result.seal:
         before, sums = result.checksums, now["checksums"]
         changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
         found += [f"seal: {name} was changed after the file was packed" for name in changed]
         if not changed:
             found.append("seal: the content has another SHA-256 than the file states")
+    elif result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
+        found.append("seal: the file holds more than is read of it, which no seal covers")
     return found
 
 

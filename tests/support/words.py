@@ -52,9 +52,9 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def totals() -> tuple[int, int]:
-    """Words of the pages for users (written by hand, without Evidence and the changelog), and of Evidence."""
+    """Words of the pages for users (written by hand, without Evidence, Contrib and the changelog), and of these two."""
     by_section = {name: sum(inside.values()) for name, inside in counts().items()}
-    evidence = by_section["Evidence"]
+    evidence = by_section["Evidence"] + by_section["Contrib"]
     return sum(by_section.values()) - evidence - by_section["made"], evidence
 
 
@@ -64,4 +64,4 @@ if __name__ == "__main__":
         for page, number in sorted(inside.items(), key=lambda item: -item[1]):
             if "--pages" in sys.argv[1:]:
                 print(f"         {number:7,}  {page}")
-    print(f"{totals()[0]:7,}  pages for users, written by hand\n{totals()[1]:7,}  evidence")
+    print(f"{totals()[0]:7,}  pages for users, written by hand\n{totals()[1]:7,}  evidence, contrib")

@@ -24,7 +24,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.settings import flat
+from turngym.core.spec import flat
 from turngym.core.tables import write_json
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import json_file
