@@ -209,7 +209,8 @@ def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | 
         asked["preset"] = preset.name if isinstance(preset, Preset) else preset
     if agent is None or isinstance(agent, str):
         return asked if agent is None else {**asked, "agent": agent}
-    given = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    found = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    given = dict.fromkeys(path.removesuffix(f".{KIND}") for path in found)
     own = () if hasattr(agent, "examples") else ("agent.chat.channel", "agent.chat.system")
     if idle := [short_name(EvalSpec, path) for path in given if path not in own]:
         raise AgentError(f"{where}: {', '.join(idle)}: settings of agents that are named; an agent object has its own")
