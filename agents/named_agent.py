@@ -142,6 +142,8 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
 
 
 def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
+    if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
+        raise AgentError(f"unknown agent {spec.name!r}. {hint}")
     make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
     made = make(env, spec)
     opened = opened_object(made, spec)

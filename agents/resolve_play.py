@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, OnPanel, Player, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, Player, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.core.errors import AgentError
@@ -79,12 +79,9 @@ def resolve_play(
         layers.append(Layer(name=f"preset {preset.name}", table=preset.beside))
     if panel is not None:
         # the version that a name without one stands for
-        tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": _whole_name(panel, given)}}}))
-    found = resolve(EvalSpec, [*layers, *tables])
-    tasks = found.spec.play.tasks
-    if panel is not None and isinstance(tasks, OnPanel) and tasks.sha256 != panel.sha256:
-        raise PanelError(f"{panel.full_name} has sha256 {panel.sha256[:12]}, the settings say {tasks.sha256[:12]}")
-    return found
+        named = panel_name(panel, str(at(given, "play.tasks.panel") or ""))
+        tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": named}}}))
+    return resolve(EvalSpec, [*layers, *tables])
 
 
 def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -106,8 +103,8 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _whole_name(panel: Panel, given: Mapping[str, Any]) -> str:
-    named = str(at(given, "play.tasks.panel") or "")
+def panel_name(panel: Panel, named: str) -> str:
+    """By which name a panel that was `named` is found again: its full name, or the path of its manifest."""
     package, colon, _ = named.rpartition(":")
     return named if named.endswith(".json") else f"{package}{colon}{panel.full_name}"
 
@@ -209,7 +206,8 @@ def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | 
         asked["preset"] = preset.name if isinstance(preset, Preset) else preset
     if agent is None or isinstance(agent, str):
         return asked if agent is None else {**asked, "agent": agent}
-    given = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    found = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    given = dict.fromkeys(path.removesuffix(f".{KIND}") for path in found)
     own = () if hasattr(agent, "examples") else ("agent.chat.channel", "agent.chat.system")
     if idle := [short_name(EvalSpec, path) for path in given if path not in own]:
         raise AgentError(f"{where}: {', '.join(idle)}: settings of agents that are named; an agent object has its own")

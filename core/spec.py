@@ -311,8 +311,10 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
                     part = _table_of(one, item, f"{where}: {below}") if one.tables else item
                     put(inner, one.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
+        elif setting.free:
+            yield name, setting, _free(value, f"{where}: {name}")
         else:
-            yield name, setting, _free(value, f"{where}: {name}") if setting.free else value
+            yield name, setting, None if setting.optional and value == NONE else value
 
 
 def _free(value: Any, where: str) -> Any:
@@ -329,16 +331,16 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     """The table that a text or None stands for."""
     if isinstance(value, setting.tables):
         return msgspec.to_builtins(value, enc_hook=plain_name)
-    if isinstance(value, str) and not (setting.optional and value == NONE):
-        base: Any = setting.tables[0]
-        # of a union the class that all kinds extend
-        if kind_of(base) is not None:
-            base = base.__bases__[0]
+    # of a union the class that all kinds extend
+    base: Any = setting.tables[0] if kind_of(setting.tables[0]) is None else setting.tables[0].__bases__[0]
+    # a number stands for what its text does: `tasks = 20`
+    number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
+    if isinstance(value, str) or number:
         try:
-            return base.table_of(value) if issubclass(base, Spec) else _main_table(base, value)
+            return base.table_of(str(value)) if issubclass(base, Spec) else _main_table(base, value)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
-    if value is None or value == NONE or isinstance(value, Mapping):
+    if value is None or isinstance(value, Mapping):
         return value
     # a value of the first field that is no text: `workers = 2`
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
@@ -359,7 +361,8 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
     """`table` with the kind of each union that it does not name, where one kind alone begins with a field given."""
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
-        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2:
+        # tables of several owners may be no kinds of one union
+        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2 or kind_of(setting.tables[0]) is None:
             continue
         mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
         fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]

@@ -36,7 +36,7 @@ from turngym.core.user_files import json_of
 SCHEMA = 2
 """Version of the line format. A reader refuses newer ones."""
 DIGITS = 12
-"""Digits of the hash of settings by which episodes name them."""
+"""Digits of a hash of settings (`digits_of`)."""
 _HEAD = b'{"schema":2,"spec":{'
 """How a line begins that holds settings and no episode."""
 LOCKED, LOOK = 60.0, 0.002
@@ -410,14 +410,13 @@ class TraceWriter(Closes):
     def __init__(self, path: str | Path, spec: Mapping[str, Any] | None = None) -> None:
         """`spec` is the table of the settings with which the episodes are played; None: nobody knows them."""
         self.path = Path(path)
-        self._spec = "" if spec is None else content_hash(spec)[:DIGITS]
+        self._spec = "" if spec is None else digits_of(spec)
         with trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = LineFile(self.path)
         if spec is not None and self._spec not in read_specs(self.path):
-            head = add_checksum(json.dumps({"schema": SCHEMA, "spec": spec}, ensure_ascii=True, separators=(",", ":")))
             with trace_errors(self.path, "nothing was written"), _write_lock(self._lines.file):
-                self._lines.append(head.encode("ascii") + b"\n")
+                self._lines.append(header_line(spec))
 
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
@@ -441,6 +440,22 @@ class TraceWriter(Closes):
         self._lines.close()
 
 
+def digits_of(spec: Mapping[str, Any]) -> str:
+    """How episodes name the settings with which they are played: the first digits of their hash."""
+    return content_hash(spec)[:DIGITS]
+
+
+def header_line(spec: Mapping[str, Any]) -> bytes:
+    """The line with which episodes that are played with `spec` begin."""
+    head = {"schema": SCHEMA, "spec": spec}
+    return add_checksum(json.dumps(head, ensure_ascii=True, separators=(",", ":"))).encode("ascii") + b"\n"
+
+
+def is_header(line: bytes) -> bool:
+    """Whether a line of a trace holds settings and no episode."""
+    return line.startswith(_HEAD)
+
+
 def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
     """The settings that a trace holds, by the digits with which its episodes name them; {} for a missing file.
 
@@ -453,14 +468,14 @@ def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             # a torn line is written again
-            if not line.startswith(_HEAD) or not line.endswith(b"\n"):
+            if not is_header(line) or not line.endswith(b"\n"):
                 continue
             try:
                 check_checksum(line)
                 spec = json_of(line.decode("ascii"))["spec"]
             except ValueError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
-            found[content_hash(spec)[:DIGITS]] = spec
+            found[digits_of(spec)] = spec
     return found
 
 
@@ -518,10 +533,15 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place, begins = begins, begins + len(line)
-            if not line.strip() or line.startswith(_HEAD):
+            if not line.strip():
                 continue
             torn = not line.endswith(b"\n")
             try:
+                if is_header(line):
+                    check_checksum(line)
+                    # a torn line of settings is a problem like a torn episode
+                    json_of(line.decode("ascii"))
+                    continue
                 item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
             # a newer schema concerns the whole file
             except TraceError as error:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from turngym.core.errors import TurngymError
+
 OTHER = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -25,7 +27,12 @@ OTHER = {
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
-    """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here."""
+    """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here.
+
+    Raises TurngymError for a text with the one character that no file system allows.
+    """
+    if "\0" in os.fspath(text):
+        raise TurngymError(f"{os.fspath(text)!r} holds a null character; valid: a path")
     return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
 
 

@@ -18,21 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from msgspec.structs import replace as replaced
 
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.packed import evaluate_as
+from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
-from turngym.agents.play_spec import OnPanel
-from turngym.agents.resolve_play import make_arguments
+from turngym.agents.play_spec import Model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
-from turngym.core.provenance import FILE as CONFIG
-from turngym.core.settings import Count, read_toml
+from turngym.core.settings import Count
 from turngym.core.user_files import library_path
-from turngym.envs.panels import load_panel, shipped_panel
 from turngym.scripts.command_line import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
@@ -185,17 +183,10 @@ def evaluate_average(run: Path) -> EvalResult:
     if not traces:
         raise TurngymError(f"{run} has no evaluation to play again (eval/step_*.jsonl); --no-evaluate only averages")
     out = run / AVERAGE
-    # an evaluation records the name of its panel and a hash of examples; where they are, the run knows
-    known = read_toml(run / CONFIG) if (run / CONFIG).is_file() else {}
-    named = known.get("panel")
-    own = named if isinstance(named, str) and (named.endswith(".json") or ":" in named) else None
-    shown = ("examples", "examples_as", "examples_for") if known.get("examples") is not None else ()
-    places = {name: known[name] for name in ("data", *shown) if known.get(name) is not None}
     spec = rescore(traces[-1]).spec
-    tasks = spec.play.tasks
-    assert isinstance(tasks, OnPanel)
-    panel = shipped_panel(tasks.panel) if own is None else load_panel(own)
-    return evaluate_as(spec, f"model:{out / MODEL}", panel, make_arguments(spec.play), out=out, **places)
+    # the student, as it was evaluated
+    assert isinstance(spec.agent, Model)
+    return evaluate(replaced(spec, agent=replaced(spec.agent, folder=str(out / MODEL))), out=out)
 
 
 def _verify(folder: Path) -> int:

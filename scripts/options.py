@@ -13,6 +13,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar, get_origin
 
 from msgspec import NODEFAULT
@@ -210,7 +211,7 @@ def list_presets(argv: Sequence[str]) -> bool:
     """Prints the table of presets if `argv` asks for `--preset list`, and returns whether it did."""
     from turngym.agents.presets import preset_table
 
-    asked = any(option == "--preset" and words == ["list"] for option, words in _options(argv))
+    asked = "--preset=list" in argv or ("--preset", "list") in pairwise(argv)
     if asked:
         print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
     return asked

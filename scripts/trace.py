@@ -12,24 +12,38 @@ from __future__ import annotations
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
+from msgspec.structs import replace as replaced
 
+from turngym.agents.play_spec import EvalSpec, Listed
 from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief, excerpt
 from turngym.core.settings import Length, Needs, Port
+from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
-from turngym.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
+from turngym.core.trace import (
+    TraceError,
+    TraceProblem,
+    digits_of,
+    episode_to_json,
+    has_checksum,
+    header_line,
+    is_header,
+    iter_trace,
+    read_specs,
+    trace_errors,
+)
 from turngym.core.user_files import named_path
 from turngym.envs.spaces import printable
 from turngym.scripts.command_line import run_verb
@@ -203,14 +217,15 @@ def _check_trace(path: Path) -> None:
         raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")
 
 
-def _chosen(paths: Sequence[Path], select: Select) -> Iterator[tuple[Path, Episode]]:
+def _chosen(paths: Sequence[Path], select: Select, *, say: bool = True) -> Iterator[tuple[Path, Episode]]:
     taken = 0
     for path in paths:
         for item in iter_trace(path):
             if select.limit is not None and taken >= select.limit:
                 return
             if not isinstance(item, Episode):
-                print(f"{path}: skipped {item}", file=sys.stderr)
+                if say:
+                    print(f"{path}: skipped {item}", file=sys.stderr)
             elif select.takes(item):
                 taken += 1
                 yield path, item
@@ -251,8 +266,13 @@ def _verify(path: Path) -> int:
         print(f"{path}: line {problem.line}: {problem.reason}", file=sys.stderr)
     if len(damaged) > SHOWN:
         print(f"{path}: and {len(damaged) - SHOWN} more", file=sys.stderr)
+    # settings of a trace are lines, too
+    bad, sealed = {problem.line for problem in damaged}, 0
     with path.open("rb") as file:
-        unsealed = whole - sum(has_checksum(line) for line in file) + len(damaged)
+        for number, line in enumerate(file, start=1):
+            sealed += has_checksum(line)
+            whole += is_header(line) and line.endswith(b"\n") and number not in bad
+    unsealed = whole - sealed + len(damaged)
     notes = [f"{len(damaged)} damaged"] if damaged else []
     notes += ["the last line is torn"] if torn else []
     notes += [f"{unsealed} without a checksum"] if unsealed > 0 else []
@@ -272,8 +292,7 @@ class View:
     files: tyro.conf.Positional[tuple[str, ...]]
     """Trace files, PATH or NAME=PATH; two of them are shown side by side on one task."""
     tokenizer: str | None = None
-    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played, by the config.toml
-    beside the trace."""
+    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     port: Port = 8321
     """Port on this machine; 0 takes a free one. Only this machine can connect."""
     browser: bool = False
@@ -328,8 +347,7 @@ class Print:
     prompt: bool = False
     """Print before every response the whole prompt as the model read it: system message and memory included."""
     tokenizer: str | None = None
-    """Folder of the tokenizer, for prompts; by default that of the model that played, by the config.toml beside the
-    trace."""
+    """Folder of the tokenizer, for prompts; by default that of the model that played."""
     width: Length = 2000
     """Longest text printed of one observation or response, in characters."""
     needs: ClassVar[Needs] = (
@@ -340,7 +358,7 @@ class Print:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Copy the chosen episodes into a new trace file."""
+    """Copy the chosen episodes into a new trace file, whose settings list the tasks that are left."""
 
     files: Files
     """Trace files (JSON lines)."""
@@ -373,8 +391,7 @@ class Html:
     """The page; must not exist unless --overwrite is given."""
     select: Flat
     tokenizer: str | None = None
-    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played, by the config.toml
-    beside the trace."""
+    """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     title: str = "Episodes"
     """Heading of the page."""
     overwrite: bool = False
@@ -414,17 +431,33 @@ def _print(command: Print) -> int:
 
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
-    episodes, count = selected(command.files, command.select), 0
+    # the settings come first and say which tasks are left, so the files are read twice
+    left: dict[str, dict[str, set[int]]] = {}
+    for _, episode in selected(command.files, command.select):
+        left.setdefault(episode.spec, {}).setdefault(episode.task.task_id, set()).add(episode.sample)
+    specs = {digits: spec for path in command.files for digits, spec in read_specs(path).items() if digits in left}
+    heads = {digits: _spec_of_left(spec, left[digits]) for digits, spec in specs.items()}
+    count = 0
     with (
         trace_errors(command.out, "nothing was written"),
         written_whole(command.out) as scratch,
         scratch.open("wb") as file,
     ):
-        for _, episode in episodes:
-            file.write(episode_to_json(episode).encode("ascii") + b"\n")
+        file.writelines(dict.fromkeys(map(header_line, heads.values())))
+        names = {digits: digits_of(spec) for digits, spec in heads.items()}
+        for _, episode in _chosen(command.files, command.select, say=False):
+            kept = replace(episode, spec=names.get(episode.spec, episode.spec))
+            file.write(episode_to_json(kept).encode("ascii") + b"\n")
             count += 1
     print(f"{count} episodes in {command.out}")
     return 0
+
+
+def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) -> dict[str, Any]:
+    """The settings of an evaluation or rollout of which these episodes are left: numbers of samples by task."""
+    was = read(EvalSpec, spec, "trace")
+    samples = max(map(len, left.values()))
+    return to_table(replaced(was, play=replaced(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
 
 
 def _parquet(command: Parquet) -> int:

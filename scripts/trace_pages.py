@@ -24,7 +24,7 @@ from turngym.core.episode import Episode, Turn, outcome_of
 from turngym.core.errors import TurngymError
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
-from turngym.core.trace import TraceError, check_checksum, episode_from_json, has_checksum
+from turngym.core.trace import TraceError, check_checksum, episode_from_json, has_checksum, is_header
 from turngym.core.user_files import json_of
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
@@ -271,7 +271,7 @@ def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> Tr
     with path.open("rb") as file:
         for line in file:
             try:
-                found = _facts(line) if line.strip() else ()
+                found = _facts(line) if line.strip() and not is_header(line) else ()
             except TraceError as error:
                 raise TraceError(f"{path}, byte {offset}: {error}") from error
             if found:

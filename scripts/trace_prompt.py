@@ -51,7 +51,8 @@ class Prompts:
         """Uses `tokenizer`, else that of the model that the trace names, if it is there."""
         specs = [read(EvalSpec, table, str(trace)) for table in read_specs(trace).values()]
         agent = specs[0].agent if specs else None
-        folder = agent.folder if isinstance(agent, Model) else _student_beside(trace)
+        # a student in training has no weights of a folder
+        folder = agent.folder if isinstance(agent, Model) and agent.weights else _student_beside(trace)
         if tokenizer is None and folder and (user_path(folder) / "tokenizer_config.json").is_file():
             tokenizer = str(user_path(folder))
         memory = ALL

@@ -15,11 +15,20 @@ from turngym.agents.play_spec import EvalSpec, First, Model, OnPanel
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.resolve_play import chat_table, environment_layer, make_arguments, panel_layer, play_table
+from turngym.agents.rendering.examples import Examples
+from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.resolve_play import (
+    chat_table,
+    environment_layer,
+    make_arguments,
+    panel_layer,
+    panel_name,
+    play_table,
+)
 from turngym.core.spec import Layer, Resolved, resolve
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
-from turngym.trainers.train_config import PlayConfig, RolloutConfig
+from turngym.trainers.train_config import ExamplesConfig, PlayConfig, RolloutConfig
 
 
 def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Panel | None:
@@ -31,15 +40,16 @@ def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Pa
         return None
     panel = load_panel(config.play.panel)
     assert_disjoint(student.examples.tasks, panel.tasks)
-    spec = eval_spec(panel, config.play, student.env_kwargs, run, student.settings).spec
+    shown = examples_table(config.few_shots, student.examples)
+    spec = eval_spec(panel, config.play, student.env_kwargs, run, student.settings, shown).spec
     check_panel(panel, make_arguments(spec.play), config.play.env_id, student.env.tool)
     return panel
 
 
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     """Evaluates the learner on `panel` after a step."""
-    run, student, play = env.info, env.student, env.config.play
-    found = eval_spec(panel, play, student.env_kwargs, run, student.learner.settings)
+    run, student, shown = env.info, env.student, examples_table(env.config.few_shots, env.student.examples)
+    found = eval_spec(panel, env.config.play, student.env_kwargs, run, student.settings, shown)
     # a limit of turns that is not the panel's is easily overlooked
     own = panel.make_kwargs.get("max_turns")
     if own is not None and found.spec.play.env.max_turns != own:
@@ -66,7 +76,12 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
 
 
 def eval_spec(
-    panel: Panel, play: PlayConfig, given: Mapping[str, Any], run: RunInfo, chat: ChatSettings
+    panel: Panel,
+    play: PlayConfig,
+    given: Mapping[str, Any],
+    run: RunInfo,
+    chat: ChatSettings,
+    shown: Mapping[str, Any] | None = None,
 ) -> Resolved[EvalSpec]:
     """The settings of evaluations of `run` on `panel`.
 
@@ -78,7 +93,8 @@ def eval_spec(
         play: what the run says of its evaluations.
         given: arguments of gym.make for training; those of `AGENT_FACING` hold here, too.
         run: its limit of turns, and whether that was asked for.
-        chat: how the student is spoken to, completed.
+        chat: how the student is spoken to, completed, without examples.
+        shown: the examples in its prompt (`examples_table`).
     """
     preset = find_preset(play.preset, panel.env_id)
     shared = {name: value for name, value in given.items() if name in AGENT_FACING}
@@ -91,19 +107,36 @@ def eval_spec(
         layers.append(Layer(name="training", table=play_table(panel.env_id, shared)))
     asked: dict[str, Any] = {
         "preset": play.preset,
-        "play": {"seed": run.seed, "samples": play.eval_samples, "env": {}},
+        "play": {
+            "seed": run.seed,
+            "samples": play.eval_samples,
+            "env": {},
+            "tasks": {"panel": panel_name(panel, str(play.panel))},
+        },
         "agent": {"kind": "model", "temperature": play.eval_temperature},
-        "compute": {"slots": play.slots},
+        "compute": {"slots": play.slots, "data": play.data},
     }
     if run.explicit_turns:
         asked["play"]["env"]["max_turns"] = run.max_turns
     if play.eval_limit is not None:
-        asked["play"]["tasks"] = {"sampling": {"kind": "first", "limit": play.eval_limit}}
+        asked["play"]["tasks"]["sampling"] = {"kind": "first", "limit": play.eval_limit}
     for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):
         # as the preset says, or by default
         if table[name] is None:
             del table[name]
-    spoken = chat_table(chat)
+    spoken = chat_table(chat) | {"examples": shown}
+    if (templates := chat.remembers.templates) is not None:
+        spoken["memory"]["sha256"] = templates.sha256
     player = {"kind": "model", "folder": "student", "engine": {"dtype": play.rollout_dtype or "float32"}}
     student = Layer(name="student", table={"agent": {**player, "chat": spoken}})
     return resolve(EvalSpec, [*layers, student, Layer(name="run", table=asked, asked=True)])
+
+
+def examples_table(shots: ExamplesConfig, found: Examples) -> dict[str, Any] | None:
+    """The examples in the student's prompt as a partial table of `Chat`."""
+    if shots.examples is None:
+        return None
+    if found.skills is not None:
+        return {"kind": "skills", "folder": shots.examples.removeprefix(PREFIX), "content": found.identity}
+    form = {"form": shots.examples_as, "shown_for": shots.examples_for}
+    return {"kind": "file", "file": shots.examples, **form, "content": found.identity}

@@ -21,7 +21,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.spec import Resolved
 from turngym.core.task import Task
-from turngym.envs.panels import Panel, assert_disjoint, load_panel, verify_panel
+from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 
 USUAL: Mapping[str, Any] = {"play": {"samples": 4}}
 """What holds for an evaluation where nobody says otherwise."""
@@ -102,6 +102,8 @@ def play_evaluation(
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
     with locked_folder(out):
         panel = panel or load_panel(tasks.panel)
+        if panel.sha256 != tasks.sha256:
+            raise PanelError(f"{panel.full_name} has sha256 {panel.sha256[:12]}, the settings say {tasks.sha256[:12]}")
         ready = open_play(found.spec, agent)
         chosen = _tasks(panel, ready, verify)
         # an evaluation that shows how its own tasks are done would measure copying

@@ -32,13 +32,18 @@ def test_eval_writes_results_and_resumes(panel: str, tmp_path: Path, capsys: Any
     assert eval_verb.main(argv) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["scores"]["overall"]["avg"]["mean"] == 1.0
-    assert (results["panel"], results["tasks"], results["samples"]) == ("six-v1", 6, 2)
+    played = results["spec"]["play"]
+    assert (played["tasks"]["panel"], played["tasks"]["size"], played["samples"]) == (panel, 6, 2)
     assert len(read_trace(tmp_path / "trace.jsonl")[0]) == 12
     assert "100.0 [54.1, 100.0]" in capsys.readouterr().out
     assert eval_verb.main(argv) == 0
     assert len(read_trace(tmp_path / "trace.jsonl")[0]) == 12
     assert main(["eval", *argv, "--max-turns", "7"]) == 2
-    assert "played with make {}, this evaluation has {'max_turns': 7}" in capsys.readouterr().err
+    assert "play.env.max_turns 50, this evaluation has 7" in capsys.readouterr().err
+    # more samples or fewer tasks are another evaluation, and it needs a folder of its own
+    for words in (["--samples", "3"], ["--samples", "2", "--limit", "2"]):
+        assert main(["eval", *argv[:4], *argv[6:], *words]) == 2
+        assert "write to another folder" in capsys.readouterr().err
 
 
 def test_the_command_and_the_function_write_the_same_results(panel: str, tmp_path: Path) -> None:
@@ -73,14 +78,14 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--agent", f"model:{tmp_path}"], "holds no model: config.json, model.safetensors"),
         (["--agent", "replay:none.jsonl"], "none.jsonl"),
         (["--env", "turngym/ALFWord-v0"], "turngym/ALFWorld-v0"),
-        (["--env-kwargs", "[1]"], "must be a JSON object"),
-        (["--env-kwargs", '{"channel": "tool"}'], "channel is 'tool' among the environment's arguments"),
+        (["--env-kwargs", "[1]"], "env_kwargs is [1]; valid: a table"),
+        (["--env-kwargs", '{"channel": "tool"}'], "env_kwargs has channel"),
         (["--env-kwargs", '{"env_id": "x"}'], "takes no argument 'env_id'"),
         (["--env-kwargs", '{"env_class": "this:s"}'], "env_class is no argument"),
         (["--env-kwargs", '{"max_episode_steps": 3}'], "valid: max_turns"),
-        (["--env-kwargs", '{"split": "generated"}', "--split", "generated_unseen"], "env_kwargs say 'generated'"),
+        (["--env-kwargs", '{"split": "generated"}', "--split", "generated_unseen"], "split is given by itself and among env_kwargs"),
         (["--env-kwargs", '{"show_admissible": "off"}'], "show_admissible is 'off'; valid: true or false"),
-        (["--tasks", "0"], "--tasks is 0; it must be at least 1"),
+        (["--tasks", "0"], "count is 0; valid: a whole number of at least 1"),
     ):
         assert main(["rollout", *out, *argv]) == 2
         assert words in capsys.readouterr().err
@@ -89,10 +94,10 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is 3, and env_kwargs say 5"),
-        (["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'], "reading is 'lenient', and env_kwargs"),
-        (["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'], "show_admissible is True, and"),
-        (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is 'x', and env_kwargs say 'y'"),
+        (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is given by itself and among env_kwargs"),
+        (["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'], "reading is given by itself and among env_kwargs"),
+        (["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'], "show_admissible is given by itself and among env_kwargs"),
+        (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is given by itself and among env_kwargs"),
         (["--env-kwargs", '{"channel": "text"}'], "--channel"),
     ],
 )
@@ -115,7 +120,7 @@ def test_rollout_appends_only_when_asked(tmp_path: Path, capsys: Any) -> None:
         ("1", 1),
     ]
     again = tmp_path / "again.jsonl"
-    assert rollout.main([*argv[2:4], "--agent", f"replay:{out}", "--out", str(again), *argv[4:]]) == 0
+    assert rollout.main(["--agent", f"replay:{out}", "--out", str(again), *argv[4:]]) == 0
     assert [e.turns for e in read_trace(again)[0]] == [e.turns for e in read_trace(out)[0][:2]]
 
 

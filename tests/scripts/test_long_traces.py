@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_evaluation import toy_spec
 
 from turngym.agents.evaluation.compare import rescore as rescored
+from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
+from turngym.agents.play_spec import EvalSpec, Own
 from turngym.core import trace as traces
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.tables import write_json
 from turngym.core.task import Task, Verdict
-from turngym.core.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
+from turngym.core.trace import TraceEpisodes, TraceWriter, digits_of, episode_to_json, iter_places, read_trace
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 
@@ -79,12 +82,19 @@ def episode(task: Task, number: int, sample: int) -> Episode:
     )
 
 
+def spec(size: int) -> EvalSpec:
+    return toy_spec(tasks(size), Own(name=AGENT, temperature=TEMPERATURE), samples=SAMPLES)
+
+
 def make_trace(folder: Path, size: int) -> None:
     """`size` episodes (whole tasks) as an evaluation writes them."""
-    with (folder / "trace.jsonl").open("w", encoding="ascii") as file:
+    with TraceWriter(folder / "trace.jsonl", record_of(spec(size))):
+        pass
+    digits = digits_of(record_of(spec(size)))
+    with (folder / "trace.jsonl").open("a", encoding="ascii") as file:
         for number, task in enumerate(tasks(size)):
             for sample in range(SAMPLES):
-                file.write(episode_to_json(episode(task, number, sample)) + "\n")
+                file.write(episode_to_json(replace(episode(task, number, sample), spec=digits)) + "\n")
 
 
 class Nobody:
@@ -131,7 +141,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 def resumed(path: Path, size: int) -> EvalResult:
     agent: Any = Nobody()
-    return TaskEvaluation(tasks(size), agent, agent, samples=SAMPLES, temperature=TEMPERATURE, trace=path).run()
+    return TaskEvaluation(spec=spec(size), tasks=tasks(size), make_env=agent, agent=agent, trace=path).run()
 
 
 @pytest.mark.long

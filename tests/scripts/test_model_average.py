@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from turngym.agents import evaluate, load_world  # noqa: E402
-from turngym.agents.evaluation.compare import compare_recorded, rescore  # noqa: E402
+from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore  # noqa: E402
 from turngym.agents.evaluation.packed import check_result, first_difference, pack_result  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
+from turngym.agents.play_spec import Model  # noqa: E402
 from turngym.core.errors import ModelError  # noqa: E402
 from turngym.scripts.main import main  # noqa: E402
 from turngym.scripts.model import average  # noqa: E402
@@ -63,8 +64,7 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
         checkpoint(run, step)
     assert main(["model", "average", str(run)]) == 0
     before, after = rescore(tmp_path / "before"), rescore(run / "average")
-    for name in ("panel", "samples", "limit", "seed", "temperature", "make"):
-        assert before.settings[name] == after.settings[name], name
+    assert set(differences_of(before.spec, after.spec)) == {"agent.weights"}
     played = zip(before.episodes, after.episodes, strict=True)
     assert [first_difference(one.turns, two.turns) for one, two in played] == [None] * 6
     row = {"step": 40, "kind": "eval", "eval/avg": 0.25, "time/train_s": 7.0}
@@ -79,7 +79,6 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("panel", ["alfworld-quickstart", "alfworld-generated-eval"])
 def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(panel: str, tmp_path: Path) -> None:
-    """Evaluations of training record their limit of turns beside `make`, and examples only in the run's settings."""
     world, run = load_world("alfworld"), tmp_path / "run"
     settings: dict[str, Any] = {"steps": 1, "episodes": 4, "max_turns": 3, "panel": panel, "eval_every": 1}
     settings |= {"env": world.env_id, "split": world.split, "env_kwargs": world.make, "keep_checkpoints": 4}
@@ -91,8 +90,9 @@ def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(panel: str, tm
     step, mean = rescore(run / "eval" / "step_000001.jsonl"), rescore(run / "average")
     assert {len(one.turns) for one in mean.episodes} <= {1, 2, 3}
     assert compare_recorded(run / "eval" / "step_000001.jsonl", run / "average").alike
-    assert step.settings["max_turns"] == mean.settings["make"]["max_turns"] == 3
-    assert "examples" in mean.settings
+    assert step.spec.play.env.max_turns == mean.spec.play.env.max_turns == 3
+    assert isinstance(mean.spec.agent, Model)
+    assert mean.spec.agent.chat.examples is not None
     pack_result(run / "eval" / "step_000001.jsonl", tmp_path / "packed.result.xz")
     assert check_result(tmp_path / "packed.result.xz") == []
 
