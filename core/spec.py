@@ -23,6 +23,7 @@ import inspect
 import json
 import math
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +63,39 @@ Seed = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a setting of a dataclass may have, as a note beside its type: `Annotated[int, Range(1)]`.
+
+    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
+    """
+
+    least: float = 0
+    most: float | None = None
+    """None: the limit of what has no note."""
+    above: bool = False
+    """Whether `least` itself is too small."""
+    below: bool = False
+    """Whether `most` itself is too large."""
+
+    def refuses(self, value: float) -> str:
+        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
+        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
+        if value > most:
+            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
+        if self.below and value == most:
+            return f"less than {most:g}"
+        if value > self.least or (value == self.least and not self.above):
+            return ""
+        if self.least < -MOST:
+            return "a finite number"
+        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
+
+
+MOST = 10**9
+"""The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
 class SpecError(TurngymError, ValueError):
@@ -362,7 +396,12 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
         # tables of several owners may be no kinds of one union
-        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2 or kind_of(setting.tables[0]) is None:
+        if (
+            not isinstance(inner, dict)
+            or KIND in inner
+            or len(setting.tables) < 2
+            or kind_of(setting.tables[0]) is None
+        ):
             continue
         mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
         fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]
@@ -532,7 +571,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
-    _check_finite(found, where)
+    _check_numbers(found, where)
     return found
 
 
@@ -556,16 +595,25 @@ def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_finite(value: Any, where: str, path: str = "") -> None:
-    """Raises SpecError for a number that is infinite or not a number: no setting has one."""
-    if isinstance(value, Spec):
+def _check_numbers(value: Any, where: str, path: str = "") -> None:
+    """Raises SpecError for a number that is infinite or not a number, and in a dataclass for one out of its range."""
+    if isinstance(value, Spec) or dataclasses.is_dataclass(value):
         for field in fields_of(type(value)):
-            _check_finite(getattr(value, field.name), where, f"{path}.{field.name}" if path else field.name)
-    elif isinstance(value, tuple):
-        for item in value:
-            _check_finite(item, where, path)
+            item, here = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
+            limits = None if isinstance(value, Spec) else _range_of(field.type)
+            for one in item if isinstance(item, tuple) else (item,):
+                if limits is not None and isinstance(one, int | float) and not isinstance(one, bool):
+                    if wanted := limits.refuses(one):
+                        raise SpecError(f"{where}{': ' if where else ''}{here} is {brief(one, 40)}; valid: {wanted}")
+                else:
+                    _check_numbers(one, where, here)
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{where}{': ' if where else ''}{path} is {value}; valid: a finite number")
+
+
+def _range_of(kind: Any) -> Range:
+    notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    return next((note for note in notes if isinstance(note, Range)), Range())
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
