@@ -38,5 +38,6 @@ from .resolve_play import resolve_agent as resolve_agent
 from .resolve_play import resolve_play as resolve_play
 from .rollout_sources import ExpertSource as ExpertSource
 from .rollout_sources import LiveSource as LiveSource
+from .saved_model import save_model as save_model
 from .worlds import load_world as load_world
 from .worlds.worlds import EmbeddedWorld as EmbeddedWorld
