@@ -178,7 +178,16 @@ class HttpClient:
                 remember_key(value.rpartition(" ")[2])
         self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
 
-    async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        *,
+        seconds: float,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpReply:
         """The server's whole answer, errors included.
 
         Redirects are not followed, because a request holds prompts and keys: they raise BadReply, as answers do that
@@ -190,11 +199,12 @@ class HttpClient:
             body: bytes of JSON, or a value that becomes JSON; None: no body.
             seconds: for everything, from looking up the name to the last byte of the answer.
             limit: most bytes of the answer, uncompressed.
+            headers: of this request alone.
         """
         import httpx
 
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        headers = {**(headers or {}), **({} if content is None else {"Content-Type": "application/json"})}
         # httpx's other limits are for single reads, which a server that drips always meets
         timeout = httpx.Timeout(None, connect=min(self._connect, seconds))
         try:

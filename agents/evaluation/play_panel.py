@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.messages import usage_of, usage_table
+from turngym.agents.endpoint.usage import PROFILE, Usage, usage_of, usage_table
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import BESIDE, DEPARTS, PER_EPISODE, episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
@@ -55,6 +55,10 @@ class RecordedEpisodes:
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
+    again: Usage = field(default_factory=Usage)
+    """What episodes used that were played again, or will be: it was paid for."""
+    profile: Mapping[str, Any] | None = None
+    """The profile of the endpoint that played last."""
     _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
     """Rows by sample and number of the task."""
 
@@ -63,6 +67,7 @@ class RecordedEpisodes:
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
         outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
+        self.profile = episode.meta.get(PROFILE, self.profile)
         self._rows[episode.sample, number] = outcome, episode if place is None else place
 
     def has(self, task_id: str, sample: int) -> bool:
@@ -117,7 +122,10 @@ def read_recorded(
                 )
         recorded.seconds = max(recorded.seconds, seconds_played(episode))
         failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
-        if known is None or episode.sample >= samples[episode.task.task_id] or (failed and errors_again):
+        if known is None or episode.sample >= samples[episode.task.task_id]:
+            continue
+        if failed and errors_again:
+            recorded.again += Usage.noted(episode) or Usage()
             continue
         # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
@@ -179,6 +187,8 @@ class EvalResult:
     """Number of episodes that were in the trace already."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
+    again: Usage = field(default_factory=Usage)
+    """What was used by episodes that failed and were played again."""
 
     @property
     def missing(self) -> int:
@@ -188,12 +198,13 @@ class EvalResult:
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {str(self.settings["agent"]): self.scores}
-        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self._users))
+        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self.used))
 
     @property
-    def _users(self) -> Sequence[Episode]:
-        """The episodes if any of them recorded its usage, else none."""
-        return self.episodes if any(one.used for one in self.outcomes) else ()
+    def used(self) -> Usage | None:
+        """What all episodes used at an endpoint, those that were played again included; None for other agents."""
+        used = usage_of(self.episodes) if any(one.used for one in self.outcomes) else None
+        return None if used is None else used + self.again
 
     @property
     def title(self) -> str:
@@ -242,7 +253,7 @@ class EvalResult:
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        used = usage_of(self._users)
+        used = self.used
         head = results_json(self.settings, self.scores, self.seconds, self.outcomes)
         return head if used is None else {**head, "usage": used.to_json()}
 
@@ -317,6 +328,7 @@ class TaskEvaluation:
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
         outcomes = recorded.outcomes()
         settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
+        settings |= {} if recorded.profile is None else {PROFILE: recorded.profile}
         return EvalResult(
             episodes=recorded.episodes(),
             outcomes=outcomes,
@@ -325,6 +337,7 @@ class TaskEvaluation:
             seconds=seconds,
             resumed=resumed,
             problems=recorded.problems,
+            again=recorded.again,
         )
 
     def run_share(self, share: tuple[int, int]) -> None:

@@ -23,7 +23,8 @@ from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, EndpointOptions
-from turngym.agents.endpoint.messages import INVALID, SKIPPED, usage_of
+from turngym.agents.endpoint.messages import INVALID, SKIPPED
+from turngym.agents.endpoint.usage import usage_of
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
@@ -56,7 +57,8 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def agent_for(make_env: Any, url: str, channel: str = "text", key_env: str = "OPENAI_API_KEY", **more: Any) -> Any:
     tool = guard_of(make_env()).tool
     asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
-    options = EndpointOptions(base_url=url, key_env=key_env, **asked)
+    # test_endpoint_handshake has it
+    options = EndpointOptions(base_url=url, key_env=key_env, **{"handshake": False, **asked})
     return EndpointAgent(more.pop("model", "tiny"), options, make_channel(channel, tool), tool, **more)
 
 
@@ -297,15 +299,20 @@ def test_prompts_that_a_server_cuts_are_noticed_once(serve: Any, make_doors: Any
         assert all(e.meta["usage"]["stalled"] > 1 for e in episodes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # once in a while another server answers, with another tokenizer, or says nothing
+        # once in a while another server answers, with another tokenizer
         flaky = lambda body: tokens(body) * 3 // (4 - len(body["messages"]) // 2 % 2)  # noqa: E731
-        for honest in (tokens, lambda body: 0, flaky):
+        for honest in (tokens, flaky):
             for episode in rollout(batch, make, agent_for(make, counted(honest).url)):
                 assert episode.meta["usage"]["stalled"] == 0
         # a window's prompts are about as long as each other
         rollout(
             batch, make, agent_for(make, counted(lambda body: min(tokens(body), 600)).url, memory=Memory("window:1"))
         )
+    with pytest.warns(UserWarning, match="usage in part") as said:
+        (episode, _) = rollout(batch, make, agent_for(make, counted(lambda body: 0).url))
+    assert len(said) == 1
+    assert episode.meta["usage"]["stalled"] == 0
+    assert episode.meta["usage"]["unreported"] == episode.meta["usage"]["noticed"]["usage in part"] == 12
 
 
 def test_answers_that_are_the_models_own_fault(serve: Any, make_doors: Any) -> None:

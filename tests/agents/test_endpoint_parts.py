@@ -20,17 +20,9 @@ from turngym.agents.endpoint.client import (
     pauses,
     refused,
 )
-from turngym.agents.endpoint.messages import (
-    Answer,
-    Prices,
-    Transcript,
-    UnreadableAnswer,
-    Usage,
-    add_ids,
-    content_of,
-    read_answer,
-    read_usage,
-)
+from turngym.agents.endpoint.messages import Transcript, add_ids, content_of
+from turngym.agents.endpoint.reader import Answer, UnreadableAnswer, read_answer, read_usage
+from turngym.agents.endpoint.usage import Prices, Usage
 from turngym.agents.named_agent import as_opened
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.outgoing import retry_after
