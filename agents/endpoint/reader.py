@@ -225,8 +225,8 @@ class Message(Wire):
     tool_calls: list[Any] = []
     function_call: dict[str, Any] = {}
     essential = frozenset({"content", "tool_calls"})
-    kept = frozenset({"reasoning_details", "thinking_blocks", "provider_specific_fields", "prefix", "name"})
-    known = frozenset({"role", "annotations", "audio", "images", "parsed", "citations", "context"})
+    kept = frozenset({"reasoning_details", "thinking_blocks", "provider_specific_fields", "executed_tools"})
+    known = frozenset({"role", "annotations", "audio", "images", "parsed", "citations", "context", "name", "prefix"})
 
 
 class Choice(Wire):
