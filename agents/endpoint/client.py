@@ -32,8 +32,6 @@ from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected, Noticed, UnreadableAnswer, read_answer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.errors import AgentError, did_you_mean
-from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import Above0
 from turngym.core.outgoing import (
     SMALL_ANSWER,
     TOKEN_BYTES,
@@ -46,6 +44,8 @@ from turngym.core.outgoing import (
     address_problem,
 )
 from turngym.core.redaction import excerpt, redacted
+from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import Above0
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""

@@ -31,9 +31,9 @@ from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Noticed
 from turngym.agents.endpoint.usage import Usage
-from turngym.envs.channels import Channel
-from turngym.core.task import ToolSpec
 from turngym.core.redaction import redacted
+from turngym.core.task import ToolSpec
+from turngym.envs.channels import Channel
 
 ACTION = "look"
 LEAST_TOKENS = 64

@@ -14,8 +14,8 @@ from typing import Any
 
 from turngym.agents.endpoint.reader import REASONING, Answer, TokenIds, ToolCall, hides_call, json_of, own_id
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
-from turngym.envs.channels import Channel, first_action, with_call
 from turngym.core.task import ToolSpec
+from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK

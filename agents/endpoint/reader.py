@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
+from turngym.core.redaction import excerpt
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, read_calls
-from turngym.core.redaction import excerpt
 
 MOST_TOKENS = 1 << 32
 """Most tokens that a server may report for one answer; larger reports are ignored."""

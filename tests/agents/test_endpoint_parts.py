@@ -146,7 +146,10 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "x"}]
     other = Transcript()
     other.answer(read_answer(body({"content": parts})), "x")
-    assert [Profile(reasoning=back).conversation(other.messages)[0]["content"] for back in (False, True)] == ["x", parts]
+    assert [Profile(reasoning=back).conversation(other.messages)[0]["content"] for back in (False, True)] == [
+        "x",
+        parts,
+    ]
     # a stranger's field is bounded as all that it says is
     long = read_answer(body({"content": "x", "blob": "y" * 1000}))
     assert long.characters > 1000
