@@ -41,10 +41,10 @@ from turngym.core.outgoing import (
     HttpReply,
     NotReached,
     TooLate,
-    address_problem,
 )
+from turngym.core.reaching import connections
 from turngym.core.redaction import excerpt, redacted
-from turngym.core.secrets import refuse_credentials
+from turngym.core.secrets import clean_address, key_of
 from turngym.core.settings import Above0
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
@@ -110,7 +110,7 @@ class RequestRefused(EndpointError):
     unclear: bool = False
 
 
-KEY = "OPENAI_API_KEY"
+KEY, BASE_URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,23 +182,21 @@ class Address:
     key_env: str = KEY
 
     @classmethod
-    def of(cls, base_url: str, key_env: str) -> Address:
-        """Raises AgentError for an invalid address, one with a password in it, and a missing key."""
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or HOSTED
-        refuse_credentials("--base-url", url)
-        if problem := address_problem(url):
-            raise AgentError(f"--base-url {redacted(url)!r} {problem}")
+    def of(cls, base_url: str, key_env: str = KEY) -> Address:
+        """Raises AgentError for an invalid address, one with a password in it, and a missing or invalid key."""
+        given = base_url.strip() or os.environ.get(BASE_URL, "")
+        url = clean_address(
+            "--base-url" if base_url.strip() else f"the variable {BASE_URL}", given or HOSTED, AgentError
+        )
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")
-        if not (address.key.isascii() and address.key.isprintable()):
-            raise AgentError(f"the environment variable {key_env} holds no key: a key is printable ASCII")
         return address
 
     @property
     def key(self) -> str:
         """The key; empty if there is none."""
-        return os.environ.get(self.key_env, "").strip()
+        return key_of(self.key_env, AgentError)
 
     def at(self, path: str) -> str:
         """The address of `path` below the base; a query stays at the end."""
@@ -248,7 +246,13 @@ class EndpointClient:
     async def attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Answer:
         """As `ask`, but raises the last RequestFailed itself if the request failed for good."""
         if self._free is None:
-            self._free = asyncio.Semaphore(self.parallel)
+            allowed = connections(self.parallel)
+            if allowed < self.parallel:
+                self._say(
+                    f"{allowed} requests at a time and not {self.parallel}: this process may open no more files "
+                    "(`ulimit -Hn`)"
+                )
+            self._free = asyncio.Semaphore(allowed)
         async with self._free:
             return await self._attempts(body, rng, where, time.monotonic() + self.deadline)
 
@@ -295,14 +299,17 @@ class EndpointClient:
         if self._http is None:
             key = self.address.key
             own = {"Authorization": f"Bearer {key}"} if key else {}
-            self._http = HttpClient(headers=own, use_proxies=True)
+            self._http = HttpClient(headers=own, use_proxies=True, keepalive=self.parallel)
         url, tokens = self.address.at("/chat/completions"), body["max_tokens"]
         limit = SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
             sent = self.profile.request(body)
             reply = await self._http.send("POST", url, sent, seconds=left, limit=limit, headers=self.headers)
         except NotReached as error:
-            raise RequestFailed(str(error), passing=True, reached=False) from None
+            # what has answered before may be reached again, whatever keeps it away now
+            raise RequestFailed(
+                str(error), passing=self.worked or not error.final, reached=False, cause=error.cause
+            ) from None
         except BadReply as error:
             self.reached = True
             raise RequestFailed(str(error), passing=False) from None
@@ -317,6 +324,8 @@ class EndpointClient:
         said = found if reply.status >= 400 else error_in(found)
         if reply.status >= 400 or said is not None:
             failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
+            if reply.proxy is not None:
+                failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:
                 return Answer(content="", finish="content_filter", usage=Usage(answers=1))
             # the model wrote a call that its server could not read, and this is what it wrote

@@ -15,6 +15,7 @@ from typing import Any
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.outgoing import PASSING, retry_after
+from turngym.core.reaching import Cause
 from turngym.core.redaction import excerpt
 
 SHOWN, READ = 500, 4000
@@ -48,6 +49,8 @@ class RequestFailed(Exception):
     """Whether it is an answer with status 200 that is no completion of any kind."""
     usage: Usage = field(default_factory=Usage)
     """What was paid for an answer that could not be used."""
+    cause: Cause | None = None
+    """Why the server was not reached."""
     tries: int = 1
     """How often the request was sent."""
 
@@ -306,6 +309,8 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
     """A sentence on what may help; empty if nothing is known."""
     text = failed.reason
     low = text.lower()
+    if failed.cause in ("certificate", "scheme", "proxy", "files", "network"):
+        return ""
     if not failed.reached:
         return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
     if failed.code in (401, 403):

@@ -14,9 +14,10 @@ from turngym.agents.endpoint.client import Address, EndpointClient, EndpointErro
 from turngym.agents.endpoint.handshake import Hands, shake_hands
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread, address_problem
+from turngym.core.outgoing import LoopThread
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
-from turngym.core.redaction import redacted, without_keys
+from turngym.core.redaction import without_keys
+from turngym.core.secrets import clean_address, key_of
 from turngym.core.task import task_number
 
 LIMIT = 6000
@@ -89,10 +90,10 @@ class HttpJudge:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
-        if problem := address_problem(self.options.judge):
-            raise AgentError(f"--judge {redacted(self.options.judge)!r} {problem}")
+        address = Address(base_url=clean_address("--judge", self.options.judge, AgentError), key_env=KEY)
+        key_of(KEY, AgentError)
         self._client = EndpointClient(
-            address=Address(base_url=self.options.judge, key_env=KEY),
+            address=address,
             model=self.options.judge_model,
             deadline=self.options.judge_timeout,
             retries=self.options.judge_tries - 1,
