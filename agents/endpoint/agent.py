@@ -189,8 +189,6 @@ class EndpointAgent:
         self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
         self.profile: Profile | None = None
         """What the handshake has found; None before it, and without one."""
-        self._paid = Usage()
-        """What the handshake cost."""
         self._started: tuple[LoopThread, EndpointClient] | None = None
         self._said: set[str] = set()
 
@@ -237,8 +235,6 @@ class EndpointAgent:
             transcript_of(conversation, self.memory, self._examples)
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()
-            # paid for by the first episode
-            self._count(waiting[0], self._paid)
         loop, client = self._open()
         together = Together(len(waiting))
         return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
@@ -273,8 +269,9 @@ class EndpointAgent:
         check_needs(found.profile, name=self.name, token_ids=self.options.token_ids, **wants)
         if found.said:
             print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
-        self.profile, self._paid = found.profile, found.used
-        return found.profile
+        used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))
+        self.profile = replace(found.profile, used=used.to_json())
+        return self.profile
 
     def _open(self) -> tuple[LoopThread, EndpointClient]:
         if self._started is None:

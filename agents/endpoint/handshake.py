@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,17 +142,14 @@ class Hands:
 
     fields: Mapping[str, Any]
     """Fields of a request beside its messages, as an episode's have them, its `max_tokens` included."""
-    channel: Channel | None = None
-    """How actions are written; None: the answer is a plain text (a judge's)."""
-    tool: ToolSpec | None = None
-    """The tool that is offered."""
+    channel: Channel
+    """How actions are written."""
+    tool: ToolSpec
+    """The environment's tool."""
     check: Check | None = None
 
     def words(self) -> tuple[str, str, str]:
         """(system, first message, second message)."""
-        if self.channel is None:
-            return "You are a careful assistant.", "Test 1 of 2. Answer with the word yes.", "Test 2 of 2. Once more."
-        assert self.tool is not None
         system = f"This is a short test of the connection.\n{self.channel.instructions(self.tool)}"
         if "tools" in self.fields:
             ask = f'Call the tool {self.tool.name} with "{self.tool.argument}" set to "{ACTION}".'
@@ -173,55 +170,64 @@ class Found:
     """How the server differs from most, one clause each."""
 
 
-@dataclass(slots=True)
-class _Handshake:
-    client: EndpointClient
-    hands: Hands
-    rng: np.random.Generator
-    used: Usage = field(default_factory=Usage)
+async def fit(
+    client: EndpointClient,
+    body: Mapping[str, Any],
+    rng: np.random.Generator,
+    where: str,
+    *,
+    turn: int = 1,
+    guess: bool = False,
+) -> Answer:
+    """The answer to `body`, in the form that the server takes; the client keeps to that form.
 
-    async def request(self, number: int, messages: list[dict[str, Any]]) -> Answer:
-        """One of the two requests, changed until the server takes it. Raises EndpointError."""
-        client, where = self.client, f"handshake, request {number} of 2"
-        tokens, untried, kept = self.hands.fields["max_tokens"], self._changes(number), client.profile
-        refusals: list[RequestFailed] = []
-        while True:
-            body = {**self.hands.fields, "messages": messages, "max_tokens": tokens}
-            try:
-                answer = await client.attempts(body, self.rng, where)
-                self.used += replace(answer.usage + answer.lost, answers=0, unreported=0)
-                return answer
-            except ContextOverflow:
-                if tokens <= LEAST_TOKENS:
-                    raise
-                tokens = max(tokens // 4, LEAST_TOKENS)
-            except RequestFailed as failed:
-                if not refuses_form(failed):
-                    raise await client.given_up(failed, where) from None
-                if refusals and failed.reason == refusals[-1].reason:
-                    # the last change was no help
-                    client.profile = kept
-                refusals.append(failed)
-                kept = client.profile
-                if (change := next(untried(failed), None)) is None:
-                    raise await client.given_up(refusals[0], where) from None
-                client.profile = replace(client.profile, **change)
+    Raises EndpointError, that of the first refusal if no form is taken.
 
-    def _changes(self, number: int) -> Callable[[RequestFailed], Iterator[dict[str, Any]]]:
-        """What may be changed after a refusal, the likeliest first. Each change is given out once."""
-        tried: set[tuple[str, Any]] = set()
+    Args:
+        client: asks, and learns. Others may ask it at the same time.
+        body: the request.
+        rng: draws pauses.
+        where: names the request in errors.
+        turn: which traits matter, those of a first or of a second turn.
+        guess: whether every trait is tried if a refusal names none.
+    """
+    tried: set[tuple[str, Any]] = set()
+    refusals: list[RequestFailed] = []
+    kept = client.profile
+    while True:
+        sent = client.profile
+        try:
+            return await client.attempts(body, rng, where)
+        except RequestFailed as failed:
+            if not refuses_form(failed):
+                raise await client.given_up(failed, where) from None
+            if client.profile is not sent:
+                # another request has learned something meanwhile
+                continue
+            if refusals and failed.reason == refusals[-1].reason:
+                # the last change was no help
+                client.profile = kept
+            refusals.append(failed)
+            kept = client.profile
+            change = next(_changes(client, failed, tried, turn, guess), None)
+            if change is None:
+                raise await client.given_up(refusals[0], where) from None
+            client.profile = replace(client.profile, **change)
 
-        def changes(failed: RequestFailed) -> Iterator[dict[str, Any]]:
-            known = [trait for trait in TRAITS if trait.turn <= number and trait.meant(failed)]
-            # a refusal with advice of its own is no matter of form
-            guesses = TRAITS if failed.rejected and not known and not self.client.advice(failed) else ()
-            for trait in (*known, *(guess for guess in guesses if guess.guessed and guess.turn <= number)):
-                for value in trait.values:
-                    if (trait.name, value) not in tried and getattr(self.client.profile, trait.name) != value:
-                        tried.add((trait.name, value))
-                        yield {trait.name: value}
 
-        return changes
+def _changes(
+    client: EndpointClient, failed: RequestFailed, tried: set[tuple[str, Any]], turn: int, guess: bool
+) -> Iterator[dict[str, Any]]:
+    """What may be changed after a refusal, the likeliest first. What is in `tried` is not given out again."""
+    known = [trait for trait in TRAITS if trait.turn <= turn and trait.meant(failed)]
+    # a refusal with advice of its own is no matter of form
+    may_guess = guess and failed.rejected and not known and not client.advice(failed)
+    guesses = [trait for trait in TRAITS if may_guess and trait.guessed and trait.turn <= turn]
+    for trait in (*known, *guesses):
+        for value in trait.values:
+            if (trait.name, value) not in tried and getattr(client.profile, trait.name) != value:
+                tried.add((trait.name, value))
+                yield {trait.name: value}
 
 
 def refuses_form(failed: RequestFailed) -> bool:
@@ -234,38 +240,47 @@ async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Gener
 
     Raises EndpointError, in one line with what would help, for a server that cannot be played.
     """
-    shake, begun = _Handshake(client, hands, rng), client.profile
+    begun, used, answers, transcript = client.profile, Usage(), [], Transcript()
+    system, ask, again = hands.words()
+
+    async def request(number: int) -> None:
+        """Adds the answer to the transcript so far, asked for with fewer tokens if both do not fit the context."""
+        nonlocal used
+        tokens = hands.fields["max_tokens"]
+        while True:
+            body = {**hands.fields, "messages": transcript.messages, "max_tokens": tokens}
+            try:
+                answer = await fit(client, body, rng, f"handshake, request {number} of 2", turn=number, guess=True)
+            except ContextOverflow:
+                if tokens <= LEAST_TOKENS:
+                    raise
+                tokens = max(tokens // 4, LEAST_TOKENS)
+                continue
+            used += answer.usage + answer.lost
+            answers.append(answer)
+            return
+
     client.headers = ASIDE
     try:
-        return await _conversation(shake, begun)
+        transcript.observe(system, ask)
+        await request(1)
+        ids = "not asked for"
+        if hands.check is not None:
+            ids = await hands.check({**hands.fields, "messages": transcript.messages}, answers[0])
+        transcript.answer(answers[0], content_of(answers[0], hands.channel))
+        transcript.observe("", "Test 1 is done.")
+        transcript.answer(Answer(content=""), "")
+        transcript.observe("", again)
+        # a context of a few hundred tokens may be full: then what one answer tells is known
+        with suppress(ContextOverflow):
+            await request(2)
     finally:
         client.headers = {}
-
-
-async def _conversation(shake: _Handshake, begun: Profile) -> Found:
-    client, hands = shake.client, shake.hands
-    system, ask, again = hands.words()
-    transcript = Transcript()
-    transcript.observe(system, ask)
-    answers = [await shake.request(1, transcript.messages)]
-    ids = "not asked for"
-    if hands.check is not None:
-        ids = await hands.check({**hands.fields, "messages": transcript.messages}, answers[0])
-    text = answers[0].content if hands.channel is None else content_of(answers[0], hands.channel)
-    transcript.answer(answers[0], text)
-    transcript.observe("", "Test 1 is done.")
-    transcript.answer(Answer(content=""), "")
-    transcript.observe("", again)
-    # a context of a few hundred tokens may be full: then what one answer tells is known
-    with suppress(ContextOverflow):
-        answers.append(await shake.request(2, transcript.messages))
-    profile = replace(client.profile, **_answered(answers, hands), ids=ids)
-    client.profile = profile
-    changed = [name for name in SAID if getattr(profile, name) != getattr(begun, name)]
-    said = [SAID[name] for name in changed]
+    profile = client.profile = replace(client.profile, **_answered(answers, hands), ids=ids)
+    said = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
     if "tools" in hands.fields and profile.calls == "none came":
         said.append("passed no call on in the handshake, which asked for one")
-    return Found(profile=profile, used=shake.used, said=tuple(said))
+    return Found(profile=profile, used=used, said=tuple(said))
 
 
 def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the server's own answers. `Profile.request` turns it into what this server takes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from turngym.agents.endpoint.reader import REASONING
@@ -60,12 +60,14 @@ class Profile:
     """Token ids and log-probabilities: `not asked for`, `with log-probabilities`, `without log-probabilities`."""
     noticed: tuple[str, ...] = ()
     """What is unknown or contradictory in its answers."""
+    used: Mapping[str, Any] = field(default_factory=dict)
+    """What the handshake used, as `Usage` has it: it is not counted among the episodes' tokens."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as results keep them."""
         return {
-            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
-            for field in fields(self)
+            each.name: list(value) if isinstance(value := getattr(self, each.name), tuple) else value
+            for each in fields(self)
         }
 
     def rows(self) -> list[list[str]]:

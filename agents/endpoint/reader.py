@@ -37,8 +37,8 @@ REASONING = ("reasoning_content", "reasoning")
 """Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 DEEPEST = 32
 """Levels of what is read or sent back: JSON of a thousand levels cannot be written, and servers refuse far less."""
-NAME_SHOWN = 60
-"""Characters of a server's own name for something that are kept."""
+NAME_SHOWN, MODEL_SHOWN, MOST_NAMES = 60, 100, 40
+"""Characters of a server's own name for something that are kept, and of its model's; most names of fields."""
 T = TypeVar("T", bound="Wire")
 
 
@@ -358,9 +358,9 @@ def read_answer(body: Any, expected: Expected | None = None) -> Answer:
     except UnreadableAnswer as error:
         error.usage = replace(usage, answers=0, unreported=0)
         raise
-    named = printable(completion.model)
+    named = excerpt(printable(completion.model), MODEL_SHOWN)
     if expected.model and named and not same_model(expected.model, named):
-        reading.note(Noticed.MODEL, excerpt(named, NAME_SHOWN))
+        reading.note(Noticed.MODEL, named)
     if expected.logprobs and answer.ids is not None and answer.ids.logprobs is None:
         reading.note(Noticed.NO_LOGPROBS)
     if not expected.thoughts and (answer.reasoning or answer.content.lstrip().startswith(THINK.opening)):
@@ -623,7 +623,8 @@ def read_usage(reported: Any, reading: _Reading | None = None) -> tuple[Usage, t
     )
     # SGLang reports it beside the other counts
     reasoning = _most(*(table.get("reasoning_tokens") for table in of_completion), counts.reasoning_tokens)
-    names = tuple(sorted(name for name, value in reported.items() if value is not None)) if reported else ()
+    names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
+    named = tuple(sorted(names)[:MOST_NAMES])
     prompt, completion = (number or 0 for number in given)
     made = _most(counts.cache_creation_input_tokens)
     if total is not None and total < prompt + completion:
@@ -636,9 +637,9 @@ def read_usage(reported: Any, reading: _Reading | None = None) -> tuple[Usage, t
     prompt += cached if cached > prompt else 0
     completion += reasoning if reasoning > completion else 0
     if not prompt or part:
-        if names:
+        if named:
             reading.note(Noticed.USAGE_PART)
-        return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), names
+        return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), named
     beside = (total or 0) - prompt - completion
     # Claude: what was written into the cache is counted beside the prompt, too
     if made and beside in (made, made + cached):
@@ -655,7 +656,7 @@ def read_usage(reported: Any, reading: _Reading | None = None) -> tuple[Usage, t
             completion_tokens=completion,
             reasoning_tokens=reasoning,
         ),
-        names,
+        named,
     )
 
 

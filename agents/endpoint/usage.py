@@ -19,8 +19,8 @@ MOST_NOTICED = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What some answers used. Tokens are counted by the server. What was paid for and could not be used is included:
-    answers that broke off, and the handshake's two."""
+    """What some answers used. Tokens are counted by the server. Answers that broke off were paid for, too: their tokens
+    are included."""
 
     answers: int = 0
     unreported: int = 0

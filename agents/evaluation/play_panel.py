@@ -210,6 +210,8 @@ class EvalResult:
     def title(self) -> str:
         """What was measured, in one line."""
         named, limit, heat = self.settings.get("panel"), self.settings.get("limit"), self.settings["temperature"]
+        if heat is not None and (self.settings.get(PROFILE) or {}).get("temperature") is False:
+            heat = None  # the server takes none
         what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
         what += "" if limit is None else f", first {limit} tasks" if limit > 1 else ", first task"
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""

@@ -38,7 +38,13 @@ def check_settings(settings: Any) -> None:
     kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
     kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None, "temperature": float | int | None}
     kinds |= dict.fromkeys(("agent", "model", "player", "preset", "chat", "env_id", "panel_sha256"), str | None)
-    kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
+    kinds |= {
+        "endpoint": dict | None,
+        "scored_with": str | None,
+        "approximate": str | None,
+        "sampling": str | None,
+        "draws": int | None,
+    }
     for name, kind in kinds.items():
         check_kind(f"setting {name}", settings.get(name), kind)
     for name in (DEPARTS, BESIDE):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
-from turngym.agents.endpoint.handshake import Hands, shake_hands
+from turngym.agents.endpoint.handshake import fit
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import AgentError
 from turngym.core.outgoing import LoopThread
@@ -68,7 +68,7 @@ def _short(text: str) -> str:
 class HttpJudge:
     """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    Each vote is a chat completion; `EndpointClient` says what is retried. A vote without an answer is None. One that
+    Each vote is a chat completion, in the form that the endpoint takes; `EndpointClient` says what is retried. A vote without an answer is None. One that
     `judge_max_tokens` cut is counted, and is "" if only reasoning had been written. The
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
@@ -79,9 +79,6 @@ class HttpJudge:
     options: JudgeOptions
     """Options of a judge behind a url; `options.judge` is the url."""
     seed: int = 0
-    _met: bool = field(default=False, init=False)
-    """Whether the endpoint's form is known."""
-    _door: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _loop: LoopThread = field(init=False)
     _client: EndpointClient = field(init=False)
 
@@ -106,8 +103,6 @@ class HttpJudge:
         votes = self.options.judge_votes
 
         async def ask_all() -> list[_Vote]:
-            if (failed := await self._meet()) is not None:
-                return [_Vote(None, error=f"{request.name}: {failed}") for request in requests for _ in range(votes)]
             jobs = [self._vote(request, vote) for request in requests for vote in range(votes)]
             return list(await asyncio.gather(*jobs))
 
@@ -126,35 +121,20 @@ class HttpJudge:
         self._loop.run(self._client.close())
         self._loop.close()
 
-    async def _meet(self) -> EndpointError | None:
-        """Shakes hands before the first vote. Returns why that failed; the next call tries again."""
-        async with self._door:
-            if self._met:
-                return None
-            try:
-                await shake_hands(self._client, Hands(fields=self._fields(0)), np.random.default_rng(self.seed))
-            except EndpointError as error:
-                return error
-            self._met = True
-            return None
-
-    def _fields(self, number: int) -> dict[str, Any]:
-        """The fields of a request beside its messages."""
-        return {
+    async def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
+        system, user = messages(request)
+        number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
+        said = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        body = {
             "model": self.options.judge_model,
+            "messages": said,
             "temperature": self.options.judge_temperature,
             "max_tokens": self.options.judge_max_tokens,
             # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
             "seed": number % (1 << 31),
         }
-
-    async def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
-        system, user = messages(request)
-        number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
-        said = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        body = {**self._fields(number), "messages": said}
         try:
-            answer = await self._client.ask(body, np.random.default_rng(number), request.name)
+            answer = await fit(self._client, body, np.random.default_rng(number), request.name)
         except EndpointError as error:
             return _Vote(None, error=str(error))
         cut = answer.finish == "length"
