@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.endpoint.usage import PROFILE
+from turngym.agents.endpoint.usage import PROFILE, Usage
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, seconds_played
 from turngym.agents.evaluation.published import workers_of
@@ -159,6 +159,7 @@ def rescore(path: str | Path) -> EvalResult:
     every, places, elapsed, problems = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem]()
     noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
     tasks: dict[Task, Task] = {}
+    used: Usage | None = None
     for place, item in iter_places(trace):
         if isinstance(item, TraceProblem):
             problems.append(item)
@@ -167,6 +168,8 @@ def rescore(path: str | Path) -> EvalResult:
         every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         places.append(place)
         elapsed = max(elapsed, seconds_played(item))
+        if (theirs := Usage.noted(item)) is not None:
+            used = theirs + (used or Usage())
     if not every:
         raise EvaluationError(f"{trace} holds no episodes to score")
     chosen = latest(every)
@@ -179,6 +182,7 @@ def rescore(path: str | Path) -> EvalResult:
         seconds=elapsed,
         resumed=len(outcomes),
         problems=tuple(problems),
+        used=used,
     )
 
 

@@ -23,9 +23,9 @@ AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
 """Settings at the top level of every results file; the others are under `settings`."""
-ABOUT = ("chat", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
+ABOUT = ("chat", "endpoint", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
 """Names in `Episode.meta` that are recorded, but may differ between calls that play into one trace."""
-EACH = ("error", "goal_rate", "usage", "endpoint", SHORT, LENIENT)
+EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
 PER_EPISODE = (*EACH, "panel", *ABOUT)
 """Names in `Episode.meta` that are not settings of the evaluation."""

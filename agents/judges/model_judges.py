@@ -68,7 +68,8 @@ def _short(text: str) -> str:
 class HttpJudge:
     """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    Each vote is a chat completion, in the form that the endpoint takes; `EndpointClient` says what is retried. A vote without an answer is None. One that
+    Each vote is a chat completion in the form that the endpoint takes; `EndpointClient` says what is retried. A vote
+    without an answer is None. One that
     `judge_max_tokens` cut is counted, and is "" if only reasoning had been written. The
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
