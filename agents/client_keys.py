@@ -46,10 +46,10 @@ class ClientKeys:
             # a line is never quoted: it holds a key
             where = f"--client-keys {path}, line {number}"
             usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST
-            if not usable or not (rest[0].isascii() and rest[0].isprintable()):
+            if not usable:
                 raise TurngymError(
-                    f"{where}: it must be a name, which begins with a letter or a digit, and a key of at least "
-                    f"{SHORTEST} printable ASCII characters; a line that begins with # is left out"
+                    f"{where}: it must be a name and a key of at least {SHORTEST} characters; a name begins with a "
+                    "letter or a digit, and a line that begins with # is left out"
                 )
             if name in keys or rest[0] in keys.values():
                 raise TurngymError(f"{where}: its name or its key is there already; each client needs its own")
