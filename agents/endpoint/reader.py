@@ -511,13 +511,17 @@ def written_calls(text: str, tool: str) -> WrittenCall | None:
     style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
     _, body, reason = style.split(text, lambda part: False)
     body = _FENCE.sub(r"\1", body.strip())
+    found: list[WrittenCall] = []
     for dialect in DIALECTS.values() if reason is None else ():
         start = dialect.find(body)
         calls = read_calls(dialect, body[start:]) if start >= 0 else None
         if calls and calls[0].name == tool:
             call = calls[0]
-            return WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)
-    return None
+            found.append(
+                WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)
+            )
+    # the one that leaves the least before it: without its marker a call may be another dialect's, too
+    return min(found, key=lambda one: len(one.before), default=None)
 
 
 _FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
