@@ -8,7 +8,6 @@ Retrievers, chat endpoints, judges and SGLang servers are all asked through `Htt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -18,7 +17,6 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -82,25 +80,6 @@ class HttpReply:
     def text(self, most: int) -> str:
         """The first `most` letters of the body, for messages."""
         return excerpt(self.body, most)
-
-
-def address_problem(url: str) -> str:
-    """What keeps `url` from being the address of a server, as the end of a sentence; empty where it is one."""
-    if not url.isprintable() or any(map(str.isspace, url)):
-        return "holds a blank, or another character that no address has"
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        return f"is no address ({error})"
-    if parts.scheme not in ("http", "https"):
-        return "must begin with http:// or https://"
-    if not parts.hostname:
-        return "names no host"
-    # the port is read only here, and what is no number is a ValueError
-    with contextlib.suppress(ValueError):
-        if parts.port != 0:
-            return ""
-    return "has a port that is no number from 1 to 65535"
 
 
 def read_json(body: bytes) -> Any:

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -47,6 +48,28 @@ class Unreachable(Exception):
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(text)
         self.cause: Cause = cause
+
+
+# Where.
+
+
+def address_problem(url: str) -> str:
+    """What keeps `url` from being the address of a server, as the end of a sentence; empty where it is one."""
+    if not url.isprintable() or any(map(str.isspace, url)):
+        return "holds a blank, or another character that no address has"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        return f"is no address ({error})"
+    if parts.scheme not in ("http", "https"):
+        return "must begin with http:// or https://"
+    if not parts.hostname:
+        return "names no host"
+    # the port is read only here, and what is no number is a ValueError
+    with suppress(ValueError):
+        if parts.port != 0:
+            return ""
+    return "has a port that is no number from 1 to 65535"
 
 
 # Which way.
@@ -110,14 +133,12 @@ def _proxy_address(address: str, variable: str) -> str:
     if not usable:
         raise Unreachable("proxy", f"the variable {variable} is {shown!r}, which is no proxy: write http://HOST:PORT")
     if parts.scheme.startswith("socks"):
-        try:
-            import socksio  # noqa: F401
-        except ImportError:
+        if find_spec("socksio") is None:
             raise Unreachable(
                 "proxy",
                 f"the variable {variable} names a SOCKS proxy, which needs pip install 'httpx[socks]'; NO_PROXY leaves "
                 "a host out",
-            ) from None
+            )
     elif parts.scheme not in ("http", "https"):
         raise Unreachable("proxy", f"the variable {variable} is {shown!r}; a proxy begins with http://")
     if parts.password:
@@ -143,9 +164,9 @@ def certificates() -> ssl.SSLContext:
                     "certificate",
                     f"the variable {variable} is {excerpt(path, 200)!r}, which holds no certificates: {error}",
                 ) from None
-    import certifi
+    import httpx
 
-    return ssl.create_default_context(cafile=certifi.where())
+    return httpx.create_ssl_context(trust_env=False)
 
 
 # Why not.

@@ -17,7 +17,7 @@ import pytest
 from servers import Answer, JsonServer
 
 from turngym.core.errors import RetrievalError
-from turngym.core.outgoing import address_problem
+from turngym.core.reaching import address_problem
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_retriever import Breaker
@@ -401,7 +401,7 @@ PORTS = [f"http://127.0.0.1:{port}" for port in (99999, -1, 0, "x")]
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host?x=1", "http://host?"])
 def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(RetrievalError, match="http://|has a"):
+    with pytest.raises(RetrievalError, match=r"http://|has a"):
         HttpRetriever(url)
 
 
