@@ -158,7 +158,9 @@ def certificates() -> ssl.SSLContext:
             try:
                 # a folder that is not there is no error to OpenSSL
                 os.stat(path)
-                return ssl.create_default_context(**{kind: path})
+                if kind == "cafile":
+                    return ssl.create_default_context(cafile=path)
+                return ssl.create_default_context(capath=path)
             except (OSError, ValueError) as error:
                 raise Unreachable(
                     "certificate",
