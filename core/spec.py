@@ -362,7 +362,12 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
         # tables of several owners may be no kinds of one union
-        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2 or kind_of(setting.tables[0]) is None:
+        if (
+            not isinstance(inner, dict)
+            or KIND in inner
+            or len(setting.tables) < 2
+            or kind_of(setting.tables[0]) is None
+        ):
             continue
         mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
         fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]
@@ -395,6 +400,9 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     value: Any = list(words) if many else words[0]
     if setting.free:
         return _free(value, where)
+    # msgspec reads numbers as JSON has them, people write .5
+    if isinstance(value, str) and float in _members(setting.type) and re.match(r"[-+]?\.\d", value):
+        value = value.replace(".", "0.", 1)
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
@@ -533,7 +541,22 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
     _check_finite(found, where)
+    _check_ranges(found)
     return found
+
+
+def _check_ranges(value: Any) -> None:
+    """Raises SpecError for a number of a dataclass that is out of its range."""
+    from turngym.core.settings import SettingsError, check_numbers
+
+    if isinstance(value, Spec):
+        for field in fields_of(type(value)):
+            _check_ranges(getattr(value, field.name))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        try:
+            check_numbers(value, str)
+        except SettingsError as error:
+            raise SpecError(str(error)) from None
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -580,15 +603,24 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
     if unknown := _UNKNOWN.match(what):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
-        who = _said_by(origins, full, where)
+        # of a table what was given in it
+        given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
+        who = _said_by(origins, given, where)
         setting = settings_of(cls).get(full)
         if setting is None:
             return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        owners = " or ".join(dict.fromkeys(str(kind_of(one)) for one in setting.owners))
-        chosen = at(table, f"{path}.{KIND}")
-        return f"{who}: {short_name(cls, full)} is a setting of {path} = {owners}; {path} is {chosen}"
+        given = given.removesuffix(f".{KIND}")
+        given = short_name(cls, given) if given in settings_of(cls) else given
+        # the union whose other kinds have it
+        while path in settings_of(cls) and kind_of(settings_of(cls)[path].tables[0]) is None:
+            path = path.rpartition(".")[0]
+        union = settings_of(cls).get(path)
+        kinds = [] if union is None else [one for one in union.tables if full[len(path) + 1 :] in settings_of(one)]
+        owners = " or ".join(str(kind_of(one)) for one in kinds)
+        return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
     if missing := _MISSING.match(what):
-        full = f"{path}.{missing[1]}" if path else missing[1]
+        # where it is the kind of a table, the table
+        full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
         name = short_name(cls, full) if full in settings_of(cls) else full
         return f"{_said_by(origins, path, where)}: {name} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
