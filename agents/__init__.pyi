@@ -33,6 +33,7 @@ from .presets import Preset as Preset
 from .presets import find_preset as find_preset
 from .rendering.chat_settings import ChatSettings as ChatSettings
 from .rendering.renderer import ChatRenderer as ChatRenderer
+from .rendering.renderer import TextEpisodes as TextEpisodes
 from .resolve_play import resolve_agent as resolve_agent
 from .resolve_play import resolve_play as resolve_play
 from .rollout_sources import ExpertSource as ExpertSource

@@ -2,21 +2,25 @@
 
 from .episode import Episode as Episode
 from .episode import EpisodeError as EpisodeError
+from .episode import Origin as Origin
 from .episode import Status as Status
 from .episode import TopK as TopK
 from .episode import Turn as Turn
 from .errors import EnvBackendError as EnvBackendError
 from .errors import TaskError as TaskError
 from .errors import TurngymError as TurngymError
+from .loops import loop_end as loop_end
 from .protocols import GenerateRequest as GenerateRequest
 from .protocols import Generation as Generation
 from .protocols import Judge as Judge
 from .protocols import JudgeRequest as JudgeRequest
 from .protocols import Judgment as Judgment
 from .protocols import Policy as Policy
+from .protocols import Position as Position
 from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
+from .settings import IN_FILE as IN_FILE
 from .task import Task as Task
 from .task import ToolSpec as ToolSpec
 from .task import Verdict as Verdict

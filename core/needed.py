@@ -19,7 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from turngym.core.redaction import excerpt
-from turngym.core.settings import NONE, Needs, SettingsError, chosen, inner_groups, settings_of, to_toml
+from turngym.core.settings import Needs, SettingsError, chosen, inner_groups, settings_of
+from turngym.core.spec import NONE, to_toml
 
 T = TypeVar("T")
 LONGEST = 60

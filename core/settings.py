@@ -27,6 +27,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.secrets import refuse_credentials
+from turngym.core.spec import MOST as MOST
+from turngym.core.spec import NONE, Range, to_toml
 from turngym.core.user_files import read_text, user_path
 
 T = TypeVar("T")
@@ -40,7 +42,6 @@ Needs = tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...]
 are those of the class, or patterns of them (`run.*`); the function is given the object of that class."""
 PROVENANCE = "provenance"
 """The table of a configuration file that says where it came from. It sets nothing."""
-NONE = "none"
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -59,37 +60,6 @@ def read_by(*uses: str) -> Mapping[str, Any]:
     return {"uses": frozenset(uses)}
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers that a setting may have, as a note beside its type: `Annotated[int, Range(1)]`.
-
-    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
-    """
-
-    least: float = 0
-    most: float | None = None
-    """None: the limit of what has no note."""
-    above: bool = False
-    """Whether `least` itself is too small."""
-    below: bool = False
-    """Whether `most` itself is too large."""
-
-    def refuses(self, value: float) -> str:
-        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
-        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
-        if value > most:
-            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
-        if self.below and value == most:
-            return f"less than {most:g}"
-        if value > self.least or (value == self.least and not self.above):
-            return ""
-        if self.least < -MOST:
-            return "a finite number"
-        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
-
-
-MOST = 10**9
-"""The largest whole number that a setting without a note may have: what counts something that is made."""
 Seed = Annotated[int, Range(most=math.inf)]
 """A seed, which may have any number of digits."""
 Length = Annotated[int, Range(1)]
@@ -199,15 +169,6 @@ def to_table(value: Any) -> dict[str, Any]:
     return _to_table(value, _uses(type(value)))
 
 
-def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """All values in nested tables by dotted key; of an empty table the table."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        key = f"{above}.{name}" if above else str(name)
-        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
-    return found
-
-
 def _to_table(value: Any, uses: frozenset[str] | None) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for field in _fields(type(value), uses):
@@ -270,19 +231,6 @@ def write_toml(path: Path, table: Mapping[str, Any]) -> None:
     # the bytes of a path may be no UTF-8, and TOML has no other way to say them
     raw = RAW if _SURROGATE.search(text) else ""
     path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
-
-
-def to_toml(table: Mapping[str, Any], name: str = "") -> str:
-    """Writes a nested table as TOML: values first, then the tables inside it.
-
-    tomli-w is not used: it breaks every list into a line per item, and these files are read by people.
-    """
-    lines = [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
-    parts = ["\n".join(([f"[{name}]"] if name and lines else []) + lines)] if lines else []
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            parts.append(to_toml(value, f"{name}.{_key(key)}" if name else _key(key)).rstrip("\n"))
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,21 +441,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _key(name: str) -> str:
-    return name if name and all(char.isascii() and (char.isalnum() or char in "_-") for char in name) else _text(name)
-
-
-def _text(value: str) -> str:
-    # the one character that JSON strings may hold bare and TOML strings may not
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml(value: Any) -> str:
-    # before the numbers: True is an int to Python
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return repr(value) if isinstance(value, int | float) else _text(str(value))

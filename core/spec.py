@@ -23,6 +23,7 @@ import inspect
 import json
 import math
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +63,39 @@ Seed = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a setting of a dataclass may have, as a note beside its type: `Annotated[int, Range(1)]`.
+
+    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
+    """
+
+    least: float = 0
+    most: float | None = None
+    """None: the limit of what has no note."""
+    above: bool = False
+    """Whether `least` itself is too small."""
+    below: bool = False
+    """Whether `most` itself is too large."""
+
+    def refuses(self, value: float) -> str:
+        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
+        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
+        if value > most:
+            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
+        if self.below and value == most:
+            return f"less than {most:g}"
+        if value > self.least or (value == self.least and not self.above):
+            return ""
+        if self.least < -MOST:
+            return "a finite number"
+        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
+
+
+MOST = 10**9
+"""The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
 class SpecError(TurngymError, ValueError):
@@ -222,7 +256,7 @@ def _main(cls: type[Any]) -> str:
     return next((field.name for field in fields_of(cls)), "")
 
 
-def _main_table(cls: type[Any], text: str) -> dict[str, Any]:
+def _main_table(cls: Any, text: str) -> dict[str, Any]:
     if not _main(cls):
         raise SpecError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
     name = _main(cls)
@@ -540,23 +574,8 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
-    _check_finite(found, where)
-    _check_ranges(found)
+    _check_numbers(found, where)
     return found
-
-
-def _check_ranges(value: Any) -> None:
-    """Raises SpecError for a number of a dataclass that is out of its range."""
-    from turngym.core.settings import SettingsError, check_numbers
-
-    if isinstance(value, Spec):
-        for field in fields_of(type(value)):
-            _check_ranges(getattr(value, field.name))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        try:
-            check_numbers(value, str)
-        except SettingsError as error:
-            raise SpecError(str(error)) from None
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -579,16 +598,25 @@ def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_finite(value: Any, where: str, path: str = "") -> None:
-    """Raises SpecError for a number that is infinite or not a number: no setting has one."""
-    if isinstance(value, Spec):
+def _check_numbers(value: Any, where: str, path: str = "") -> None:
+    """Raises SpecError for a number that is infinite or not a number, and in a dataclass for one out of its range."""
+    if isinstance(value, Spec) or dataclasses.is_dataclass(value):
         for field in fields_of(type(value)):
-            _check_finite(getattr(value, field.name), where, f"{path}.{field.name}" if path else field.name)
-    elif isinstance(value, tuple):
-        for item in value:
-            _check_finite(item, where, path)
+            item, here = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
+            limits = None if isinstance(value, Spec) else _range_of(field.type)
+            for one in item if isinstance(item, tuple) else (item,):
+                if limits is not None and isinstance(one, int | float) and not isinstance(one, bool):
+                    if wanted := limits.refuses(one):
+                        raise SpecError(f"{where}{': ' if where else ''}{here} is {brief(one, 40)}; valid: {wanted}")
+                else:
+                    _check_numbers(one, where, here)
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{where}{': ' if where else ''}{path} is {value}; valid: a finite number")
+
+
+def _range_of(kind: Any) -> Range:
+    notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    return next((note for note in notes if isinstance(note, Range)), Range())
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)

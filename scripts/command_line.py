@@ -7,8 +7,6 @@ and from the file that `--config` names; an option on the command line overrides
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import re
 import shutil
@@ -16,8 +14,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, reduce
-from itertools import pairwise
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -28,6 +25,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.needed import check_needed
 from turngym.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
+from turngym.core.spec import docs_of
 from turngym.core.user_files import user_path
 
 T = TypeVar("T")
@@ -277,24 +275,6 @@ def _default_text(setting: Setting) -> str:
     if isinstance(value, tuple):
         return " ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@cache
-def docs_of(cls: type[Any]) -> Mapping[str, str]:
-    """Maps each field of a dataclass to the string below it, as one line. Empty if the source cannot be read."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, following in pairwise(body):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                found[field.target.id] = " ".join(str(following.value.value).split())
-    return found
 
 
 def train_argv(world: EmbeddedWorld, split: str | None = None, max_turns: int | None = None) -> list[str]:

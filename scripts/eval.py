@@ -21,7 +21,7 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec, OpenAI
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.files import locked_folder
-from turngym.core.spec import Number, Resolved, Spec, expand, flat
+from turngym.core.spec import NotNegative, Number, Resolved, Spec, expand, flat
 from turngym.core.tables import print_table
 from turngym.core.user_files import user_path
 from turngym.scripts.options import Verb, list_presets
@@ -39,6 +39,9 @@ class EvalCall(Spec):
     different_settings: bool = False
     """--compare: also where settings differ that change the game and not the player (turns, arguments of gym.make,
     temperature); by default that is refused."""
+    fail_if_worse: NotNegative | None = None
+    """--compare: exit status 1 where the second is clearly worse by more than so many points of success (the whole
+    interval of the difference lies below); 0: where it is clearly worse at all."""
     out: str | None = None
     """Folder for results.json, trace.jsonl and spec.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: Number = 0
@@ -74,8 +77,8 @@ def main(argv: Sequence[str]) -> int:
         return compare(call) if call.compare is not None else _show(again(call), call.max_errors)
     if not any("play.tasks.panel" in _flat(where, table) for where, table in layers):
         raise EvaluationError("give a --panel to play (`turngym panel list`), --rescore or --compare; given is none")
-    if call.different_settings:
-        raise EvaluationError("--different-settings is for --compare, without which nothing reads it")
+    if call.different_settings or call.fail_if_worse is not None:
+        raise EvaluationError("--different-settings and --fail-if-worse are read by --compare alone")
     found = resolve_play(layers, usual=USUAL)
     if asked.show:
         print(found.to_toml(), end="")
@@ -112,7 +115,10 @@ def compare(call: EvalCall) -> int:
     comparison = compare_recorded(*call.compare, different_settings=call.different_settings)
     print_table(comparison.table())
     print("".join(f"{line}\n" for line in comparison.notes()), end="")
-    return int(comparison.most_lost > call.max_errors)
+    worse = call.fail_if_worse is not None and comparison.worse_by(call.fail_if_worse)
+    if worse:
+        print(f"the second is clearly worse by more than {call.fail_if_worse:g} points")
+    return int(worse or comparison.most_lost > call.max_errors)
 
 
 def _show(result: EvalResult, most: int) -> int:
@@ -127,6 +133,10 @@ def _show(result: EvalResult, most: int) -> int:
     errors = result.scores.errors
     if errors:
         print(f"{errors} episodes ended in errors and are not counted; run again to play them again")
+    if result.twice:
+        print(
+            f"{result.twice} episodes are in the trace more than once, none of them after an error: the last ones count"
+        )
     if result.missing:
         print(f"{result.missing} of {result.asked} episodes are missing: the evaluation was interrupted")
     return int(errors + result.missing > most)

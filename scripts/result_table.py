@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, scripted
+from turngym.agents.evaluation.compare import decisive, describe, differences_of, episodes_hash, no_seeds, scripted
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
@@ -97,7 +97,7 @@ class Group:
             return f"{found[None]} has no training seed in its name, and {other} has one"
         if not set.intersection(*({one.task.task_id for one in self.results[name].episodes} for name in names)):
             return f"{', '.join(names)} have no task in common"
-        return no_seeds({name: (self.results[name].spec, self.results[name].seal) for name in names})
+        return no_seeds({name: (self.results[name].spec, episodes_hash(self.results[name].episodes)) for name in names})
 
     def lines(self) -> list[str]:
         """What is said below the table of all results."""

@@ -432,12 +432,11 @@ class AlgorithmSpec:
 
 GROUP = "turngym.algorithms"
 """Entry points under which packages offer their `AlgorithmSpec`."""
-_HERE = "turngym.trainers.algorithms"
+_HERE, _CONTRIB = "turngym.trainers.algorithms", "turngym.trainers.contrib"
 BUILT_IN: Mapping[str, str] = {
     "sft": f"{_HERE}.sft:ALGORITHM",
     "opd": f"{_HERE}.opd:ALGORITHM",
     "turnopd": f"{_HERE}.turnopd:ALGORITHM",
-    "loopstop": f"{_HERE}.loopstop:ALGORITHM",
     "tcod": f"{_HERE}.tcod:ALGORITHM",
     "grpo": f"{_HERE}.grpo:ALGORITHM",
     "gigpo": f"{_HERE}.gigpo:ALGORITHM",
@@ -445,19 +444,20 @@ BUILT_IN: Mapping[str, str] = {
     "prm-rl": f"{_HERE}.prm_rl:ALGORITHM",
     "opd-hints": f"{_HERE}.opd_hints:ALGORITHM",
     "prm-opd": f"{_HERE}.prm_opd:ALGORITHM",
-    "guided-opd": f"{_HERE}.guided_opd:ALGORITHM",
-    "atod": f"{_HERE}.atod:ALGORITHM",
-    "sage-opd": f"{_HERE}.sage_opd:ALGORITHM",
-    "grpo-opd": f"{_HERE}.grpo_opd:ALGORITHM",
-    "sdar": f"{_HERE}.sdar:ALGORITHM",
-    "rlsd": f"{_HERE}.rlsd:ALGORITHM",
-    "skill-sd": f"{_HERE}.skill_sd:ALGORITHM",
-    "opid": f"{_HERE}.opid:ALGORITHM",
-    "agent-opsd": f"{_HERE}.agent_opsd:ALGORITHM",
     "grpo-kd": f"{_HERE}.grpo_kd:ALGORITHM",
     "grpo-minillm": f"{_HERE}.grpo_kd:WITH_TEXT",
     "ppo-kd": f"{_HERE}.ppo_kd:ALGORITHM",
     "ppo-minillm": f"{_HERE}.ppo_kd:WITH_TEXT",
+    "loopstop": f"{_CONTRIB}.loopstop:ALGORITHM",
+    "guided-opd": f"{_CONTRIB}.guided_opd:ALGORITHM",
+    "atod": f"{_CONTRIB}.atod:ALGORITHM",
+    "sage-opd": f"{_CONTRIB}.sage_opd:ALGORITHM",
+    "grpo-opd": f"{_CONTRIB}.grpo_opd:ALGORITHM",
+    "sdar": f"{_CONTRIB}.sdar:ALGORITHM",
+    "rlsd": f"{_CONTRIB}.rlsd:ALGORITHM",
+    "skill-sd": f"{_CONTRIB}.skill_sd:ALGORITHM",
+    "opid": f"{_CONTRIB}.opid:ALGORITHM",
+    "agent-opsd": f"{_CONTRIB}.agent_opsd:ALGORITHM",
 }
 """The algorithms of this package, and where they are."""
 

@@ -20,7 +20,8 @@ from typing import Any
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.core.provenance import FILE
-from turngym.core.settings import PROVENANCE, flat, read_toml
+from turngym.core.settings import PROVENANCE, read_toml
+from turngym.core.spec import flat
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path

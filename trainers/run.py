@@ -43,7 +43,6 @@ from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.open_judge import judged_source
 from turngym.trainers.optimizer_step import unsuited_lr
-from turngym.trainers.other_vocabulary import of_other_vocabulary
 from turngym.trainers.panel_evaluation import panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
@@ -63,7 +62,15 @@ from turngym.trainers.several import (
 )
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, teachers_reader
 from turngym.trainers.student_sources import played_source
-from turngym.trainers.teacher import check_teacher, further_teachers, open_scorer, open_teacher, scoring_of
+from turngym.trainers.teacher import (
+    Translation,
+    check_teacher,
+    find_translation,
+    further_teachers,
+    open_scorer,
+    open_teacher,
+    scoring_of,
+)
 from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
@@ -197,6 +204,10 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # The algorithm: how deep is played, targets, weights of tokens, losses.
     algorithm = build_algorithm(config, tokenizer)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
+    vocabulary, servers = getattr(config, "distill", DistillConfig()).vocabulary, config.rollouts.servers
+    translation = find_translation(vocabulary)
+    if translation is not None and servers.teacher_server:
+        raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
 
     # The environments in which the student plays: that of --env is "", those of --also have names.
     info = RunInfo(
@@ -224,8 +235,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it.
     scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
-    other = getattr(config, "distill", DistillConfig()).vocabulary == "other"
-    servers, both = config.rollouts.servers, (model, tokenizer)
+    both, other = (model, tokenizer), translation is not None
     teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
     reference = None
     if algorithm.needs_reference:
@@ -260,8 +270,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)
     if teachers:
         algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
-    if other and vocab_size is None and isinstance(teacher, LocalScorer):
-        algorithm = _of_other_vocabulary(algorithm, config, student, model, teacher.model)
+    if translation is not None and vocab_size is None and isinstance(teacher, LocalScorer):
+        algorithm = _translated(algorithm, translation, config, student, model, teacher.model)
 
     # When is played: before each step, or with --staleness while the student learns.
     order = RolloutSchedule()
@@ -349,17 +359,23 @@ def _open_env(config: RolloutConfig, info: RunInfo, opened: ExitStack) -> RunEnv
     return RunEnv(config=config, info=info, student=student, panel=run_panel(config, info, student))
 
 
-def _of_other_vocabulary(
-    algorithm: Algorithm, config: TrainConfig, student: StudentPlayer, model: Any, teacher: Any
+def _translated(
+    algorithm: Algorithm,
+    translation: Translation,
+    config: TrainConfig,
+    student: StudentPlayer,
+    model: Any,
+    teacher: Any,
 ) -> Algorithm:
     """`algorithm` for a `teacher` that reads other ids than `model`, with which `student` plays."""
+    distill = getattr(config, "distill", DistillConfig())
     if config.rollouts.play.also:
-        raise ConfigError("distill vocabulary is other with --also; valid: same")
+        raise ConfigError(f"distill vocabulary is {distill.vocabulary} with --also; valid: same")
     folder = config.models.teacher
     assert folder is not None
-    return of_other_vocabulary(
+    return translation(
         algorithm,
-        getattr(config, "distill", DistillConfig()),
+        distill,
         student=student.actor.renderer,
         reader=teachers_reader(student, teacher, folder),
         sizes=(vocabulary_size(model), vocabulary_size(teacher)),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from turngym.core.errors import TurngymError
-from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, flat, read_by
+from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
+from turngym.core.spec import flat
 from turngym.envs.guard import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -73,10 +74,10 @@ class DistillConfig:
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
     clip: tuple[float, float] = field(default=(0.2, 0.28), metadata={**IN_FILE, **read_by("distills")})
     """Lower and upper clip of the surrogate (`form=sampled`)."""
-    vocabulary: Literal["same", "other"] = "same"
+    vocabulary: str = "same"
     """What a teacher with other ids means. `same` refuses one whose ids mean other tokens than the student's. `other`
-    compares the two by the text that their tokens are (docs/other_vocabulary.md); with one vocabulary it changes
-    nothing."""
+    compares the two by the text that their tokens are (docs/other_vocabulary.md), `package.module:function` by a
+    `Translation` of yours; with one vocabulary they change nothing."""
 
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)

@@ -125,6 +125,23 @@ def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDA
     return found
 
 
+def combined_advantage(
+    reward_N: NDArray[np.float32], log_ratio_N: NDArray[np.float32], *, w_reward: float, w_teacher: float
+) -> NDArray[np.float32]:
+    """A_i = w_reward A^reward_i + w_teacher (log q - log p): float32 [N].
+
+    `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
+    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+
+    Args:
+        reward_N: the reward's advantage [N].
+        log_ratio_N: log q - log p [N] at the sampled id, nats, q the teacher.
+        w_reward: weight of the first.
+        w_teacher: weight of the second.
+    """
+    return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
+
+
 def rows(batch: RolloutBatch) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int64]]]:
     """Ids of each row and the positions of its labels; results row after row are in the order of N."""
     # without the first and last offset: np.split takes the inner borders only

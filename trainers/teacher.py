@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from turngym.agents.models import load_model
+from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.agents.servers.server_options import TrainServers
 from turngym.core.errors import TurngymError
+from turngym.core.plugins import PluginError, find
 from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.models import vocabulary_size
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
+
+TRANSLATIONS = "turngym.translations"
+"""Entry points under which packages offer a `Translation`."""
+BUILT_IN: Mapping[str, str] = {"other": "turngym.trainers.contrib.other_vocabulary:of_other_vocabulary"}
+"""Those of this package, and where they are."""
+
+
+class Translation(Protocol):
+    """Makes an algorithm for a teacher that reads other ids than the student."""
+
+    def __call__(
+        self,
+        algorithm: Algorithm,
+        distill: DistillConfig,
+        /,
+        *,
+        student: ChatRenderer,
+        reader: TextEpisodes,
+        sizes: tuple[int, int],
+    ) -> Algorithm:
+        """`algorithm`, whose target function asks a teacher of other ids about the student's text.
+
+        Raises ConfigError where such a teacher cannot teach it.
+
+        Args:
+            algorithm: made for a teacher of the student's ids.
+            distill: how the two are compared.
+            student: the student's renderer.
+            reader: writes episodes as the teacher's ids.
+            sizes: rows of the LM heads (student's, teacher's).
+        """
+
+
+def find_translation(name: str) -> Translation | None:
+    """What `distill.vocabulary` stands for; None for `same`, where the teacher must have the student's ids.
+
+    Raises PluginError for a name that stands for nothing, or not for a function.
+    """
+    if name == "same":
+        return None
+    found = find(TRANSLATIONS, BUILT_IN.get(name, name), {}, known=("same", *BUILT_IN))
+    if not callable(found):
+        raise PluginError(f"translation {name!r} is {found!r}; valid: a Translation (turngym.trainers)")
+    return found
 
 
 def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
@@ -61,8 +107,6 @@ def open_teacher(
     if not algorithm.needs_teacher:
         return None, None
     if servers.teacher_server:
-        if other:
-            raise ConfigError("distill vocabulary is other with --teacher-server; valid: a teacher in this process")
         size = vocabulary_size(student[0])
         # of several processes one compares
         load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None

@@ -6,40 +6,26 @@
     Told.reader      who reads it and scores the student's own tokens
 
 opd-hints and prm-opd minimize a divergence from that reader (`algorithms/judge_targets.py`). sdar, rlsd, skill-sd, opid
-and agent-opsd use its log-ratio beside a reward that is compared within the group (`told_group`).
+and agent-opsd use its log-ratio beside a reward that is compared within the group (`contrib/told_group.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Turn
-from turngym.core.protocols import Position, Scorer
-from turngym.core.settings import IN_FILE
+from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import (
-    Algorithm,
-    BuildContext,
-    FixedDepth,
-    Reader,
     Scorers,
-    TargetFn,
-    Targets,
-    TokenLoss,
     Told,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.judge_votes import turn_name
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
-from turngym.trainers.targets import TargetError, WithReference, label_logprobs
-from turngym.trainers.token_weights import WEIGHTS
+from turngym.trainers.targets import TargetError, label_logprobs
 
 Float32N = NDArray[np.float32]
 Located = tuple[Episode, Turn, slice]
@@ -148,114 +134,3 @@ def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[Lo
     for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         episode = episodes[batch.source_E[batch.episode_N[start]]]
         yield episode, episode.turns[batch.turn_N[start]], slice(start, stop)
-
-
-# Methods that add what a told policy says to a reward that is compared within the group.
-
-LOGP, WHERE = "told_logp", "told"
-"""The columns of `Targets.extra` that `WithTold` adds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithTold:
-    """Another target function's targets, and the reader's log-probabilities of the labels: the columns `told_logp`
-    (where nothing was told: the student's) and `told`, 1 where something was, else 0."""
-
-    target_fn: TargetFn
-    told: Told
-
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.target_fn(batch, episodes, scorers)
-        found = told_logprobs(batch, episodes, scorers, self.told)
-        extra = {LOGP: found.told_N, WHERE: found.where_N.astype(np.float32)}
-        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.told_N)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldAdvantage:
-    """Another target function's advantages, changed by what the reader finds: `change(advantage_N, logp, batch, step)`
-    gives float64 [N]; the step is 1-based."""
-
-    target_fn: TargetFn
-    told: Told
-    change: Callable[[NDArray[np.float64], ToldLogprobs, RolloutBatch, int], NDArray[np.float64]]
-
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.target_fn(batch, episodes, scorers)
-        assert targets.advantage_N is not None
-        found = told_logprobs(batch, episodes, scorers, self.told)
-        changed_N = self.change(targets.advantage_N.astype(np.float64), found, batch, scorers.step)
-        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.told_N)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldGroupConfig:
-    """What methods share that compare a reward within a group, and use what a told policy finds beside it."""
-
-    n: int = 8
-    """Episodes per task. They are one group."""
-    reader: Reader = "live"
-    """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
-    of up to K steps before, with --reference-rate a moving average)."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
-    """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
-    """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
-    """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
-    """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        check_amounts(kl_coef=self.kl_coef)
-
-    @property
-    def told(self) -> Told:
-        """Where the text is put, and who reads it."""
-        return Told(position=self.position, reader=self.reader)
-
-    @property
-    def surrogate(self) -> PolicyGradient:
-        """The clipped policy gradient, with the KL to the initial policy."""
-        return PolicyGradient(eps_low=self.clip[0], eps_high=self.clip[1], kl_coef=self.kl_coef)
-
-
-def told_group(
-    config: ToldGroupConfig, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss
-) -> Algorithm:
-    """The composition that these methods share.
-
-    Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
-
-    Args:
-        config: group size, weights of the tokens, KL to the reference, and who is told.
-        context: what the run offers; its full depth is read.
-        name: of the method, for records.
-        target_fn: from rewards and what was told to an advantage per token.
-        token_loss: what is done with that advantage.
-    """
-    return Algorithm(
-        name=name,
-        depth=FixedDepth(h_max=context.run.full_depth),
-        target_fn=WithReference(target_fn=target_fn) if config.kl_coef else target_fn,
-        weight=WEIGHTS[config.weight],
-        token_loss=token_loss,
-        group=config.n,
-        select=ComparableGroups(spread=False),
-        needs_teacher=False,
-        judge="hint",
-        told=config.told,
-        needs_reference=bool(config.kl_coef) or config.told.needs_reference(has_teacher=False),
-        settings=fingerprint(config),
-    )
-
-
-def check_amounts(**amounts: float) -> None:
-    """Raises ConfigError for an amount below 0 (or one that is no number)."""
-    for name, value in amounts.items():
-        if not 0.0 <= value < float("inf"):
-            raise ConfigError(f"{name} is {value}; valid: at least 0")

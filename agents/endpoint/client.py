@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -138,23 +138,6 @@ class EndpointOptions:
     """openai:MODEL: price of a million prompt tokens that the endpoint had cached; by default --price-in."""
     price_out: float | None = None
     """openai:MODEL: price of a million completion tokens, reasoning included."""
-
-
-class EndpointSettings(TypedDict, total=False):
-    """The fields of `EndpointOptions` as keywords."""
-
-    base_url: str
-    key_env: str
-    request_deadline: float
-    request_retries: int
-    send_stop: bool
-    send_seed: bool
-    reasoning_back: Literal["drop", "send"]
-    token_ids: bool
-    extra_body: str
-    price_in: float | None
-    price_cached: float | None
-    price_out: float | None
 
 
 HOSTED = "https://api.openai.com/v1"

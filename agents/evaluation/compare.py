@@ -30,7 +30,7 @@ from turngym.agents.evaluation.scores import (
     task_means,
     units_of,
 )
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of, meaning
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, read, settings_of, short_name
@@ -71,11 +71,10 @@ def describe(differ: Differing) -> str:
 
 
 def no_seeds(runs: Mapping[str, tuple[EvalSpec, str]]) -> str:
-    """Why evaluations (by name: settings, and a hash of the whole) cannot be training seeds of one method; "" where
+    """Why evaluations (by name: settings, and a hash of the episodes) cannot be training seeds of one method; "" where
     they can."""
     for (one, (mine, hash_)), (other, (theirs, other_hash)) in combinations(runs.items(), 2):
-        # a result that was not read from a file has no seal
-        if hash_ and hash_ == other_hash:
+        if hash_ == other_hash:
             return f"{one} and {other} are the same evaluation"
         weights = getattr(mine.agent, "weights", "")
         if weights and weights == getattr(theirs.agent, "weights", ""):
@@ -125,6 +124,7 @@ def rescore(path: str | Path) -> EvalResult:
         seconds=elapsed,
         resumed=len(outcomes),
         problems=tuple(problems),
+        twice=sum(not one.status.is_error for one in every) - sum(not one.status.is_error for one in outcomes),
     )
 
 
@@ -209,6 +209,8 @@ class ComparedRow:
     second: Interval
     difference: Interval
     """The second minus the first, paired by task."""
+    p: float
+    """Smallest level at which the difference is clear of zero."""
 
     @property
     def tasks(self) -> int:
@@ -234,6 +236,12 @@ class Comparison:
     most_lost: int = 0
     """The larger number of episodes that one of them leaves out."""
 
+    def worse_by(self, points: float) -> bool:
+        """Whether the second is clearly worse by more than so many points of success: the whole interval of the
+        difference lies below."""
+        overall = next(row for row in self.rows if row.name == "all")
+        return 100 * overall.difference.high < -points
+
     @property
     def alike(self) -> bool:
         """Whether the episodes are known and all the same."""
@@ -241,10 +249,14 @@ class Comparison:
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
-        header = ["", "first %", "second %", "second minus first [95 %]", "tasks"]
-        first, second = self.approximate
+        header = ["", "first %", "second %", "second minus first [95 %]", "p", "tasks"]
+        marks = self.approximate
         return header, [
-            [row.name, _percent(row.first, first), _percent(row.second, second), str(row.difference), str(row.tasks)]
+            [
+                row.name,
+                *(_percent(side, mark) for side, mark in zip((row.first, row.second), marks, strict=True)),
+                *(str(row.difference), f"{row.p:.2g}", str(row.tasks)),
+            ]
             for row in self.rows
         ]
 
@@ -288,6 +300,16 @@ def _recorded(
     # a packed result has no token ids: it is compared with another one to the letter
     said = {(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error}
     return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, said=said)
+
+
+def episodes_hash(episodes: Iterable[Episode]) -> str:
+    """A hash of everything that was said in an evaluation: runs that say the same to the letter are one run."""
+    digest = sha256()
+    for episode in sorted(episodes, key=lambda one: (one.task.task_id, one.sample)):
+        digest.update(f"{episode.task.task_id} {episode.sample}\0".encode("utf-8", "surrogatepass"))
+        for turn in episode.turns:
+            digest.update(turn.response.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
 
 
 def _said(episode: Episode) -> bytes:
@@ -350,6 +372,7 @@ def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]
     return ComparedRow(
         name=name,
         difference=paired_difference(first, second),
+        p=p_value(lambda tail: paired_difference(first, second, tail=tail)),
         first=clustered(list(first.values())),
         second=clustered(list(second.values())),
     )

@@ -10,6 +10,7 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
+from turngym.agents.evaluation.statistics import alike
 from turngym.agents.named_agent import weights_of
 from turngym.agents.play_spec import (
     Compute,
@@ -76,6 +78,11 @@ def packed(run: str | Path) -> PackedResult:
         )
     if result.missing:
         raise EvaluationError(f"{run} lacks {result.missing} episodes: let the evaluation finish first")
+    if result.twice:
+        raise EvaluationError(
+            f"{run} holds {result.twice} episodes more than once although none ended in an error, as if traces of "
+            "several evaluations were joined: pack the trace of one"
+        )
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
@@ -243,13 +250,16 @@ def inconsistencies(result: PackedResult) -> list[str]:
 def _seal(result: PackedResult) -> list[str]:
     """What was changed since the file was sealed; [] also for a result that was not read from a file."""
     found: list[str] = []
-    now = json.loads(result.lines()[0])
+    lines = result.lines()
+    now = json.loads(lines[0])
     if result.seal and now["sha256"] != result.seal:
         before, sums = result.checksums, now["checksums"]
         changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
         found += [f"seal: {name} was changed after the file was packed" for name in changed]
         if not changed:
             found.append("seal: the content has another SHA-256 than the file states")
+    elif result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
+        found.append("seal: the file holds more than is read of it, which no seal covers")
     return found
 
 
@@ -336,7 +346,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         observation, reward, terminated, truncated, info = env.step(turn.response)
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
-        if wrong := [_said(name, before[name], after[name]) for name in after if before[name] != after[name]]:
+        if wrong := [_said(name, before[name], after[name]) for name in after if not alike(before[name], after[name])]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
@@ -352,7 +362,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("goal_rate", episode.meta.get("goal_rate"), goals),
         ("final observation", episode.final_observation, observation),
     ):
-        if recorded != now:
+        if not alike(recorded, now):
             yield _said(name, recorded, now)
 
 
@@ -371,7 +381,7 @@ def _table(result: PackedResult) -> Iterator[str]:
     now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):
-        if recorded.get(name) != now.get(name):
+        if not alike(recorded.get(name), now.get(name)):
             yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
 
 

@@ -55,6 +55,8 @@ class PackedResult:
     checksums: Mapping[str, str] = field(default_factory=dict)
     """CRC-32 of every setting, version and other fact, of the table and of every episode, as the file states them: they
     tell where a seal is broken."""
+    text: str = ""
+    """SHA-256 of the file's text. It is that of `lines` unless the file holds more than is read of it."""
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
@@ -131,6 +133,8 @@ def read_result(path: str | Path) -> PackedResult:
         lines = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).split(b"\n")
         if not unpack.eof:
             raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
+        if unpack.unused_data:
+            raise ValueError(f"{len(unpack.unused_data):,} bytes stand behind its end")
         for number, line in enumerate(lines, start=1):
             if len(line) > MOST_LINE or too_many_values(line, MOST_VALUES):
                 raise ValueError(f"line {number} has more than {MOST_LINE:,} bytes or {MOST_VALUES:,} values")
@@ -150,6 +154,7 @@ def read_result(path: str | Path) -> PackedResult:
             episodes=tuple(episode_from_json(row) for row in rows),
             seal=head["sha256"],
             checksums=dict(head["checksums"]),
+            text=hashlib.sha256(b"\n".join(lines)).hexdigest(),
         )
     except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

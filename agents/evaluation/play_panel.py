@@ -186,6 +186,8 @@ class EvalResult:
     """How a model was spoken to, in a line for people."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
+    twice: int = 0
+    """Episodes that the trace holds more than once although none ended in an error; the last one counts."""
 
     @property
     def asked(self) -> int:

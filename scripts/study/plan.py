@@ -11,7 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from turngym.agents.evaluation.compare import (
     decisive,
     describe,
     differences_of,
+    episodes_hash,
     no_seeds,
     rescore,
-    trace_of,
 )
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import task_means
@@ -181,15 +180,14 @@ class _Run:
     spec: EvalSpec
     episode_seconds: float
     hash: str
-    """Hash of the file, by which an evaluation that is named twice is known."""
+    """Hash of the episodes, by which an evaluation that is named twice is known."""
 
 
 def _evaluation(path: Path) -> _Run:
     packed = path.name.endswith(SUFFIX)
     played = read_result(path) if packed else rescore(path)
     outcomes = played.episodes if isinstance(played, PackedResult) else played.outcomes
-    with (path if packed else trace_of(path)).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = episodes_hash(played.episodes)
     seconds = played.seconds / len(outcomes)
     return _Run(means=task_means(outcomes), spec=played.spec, episode_seconds=seconds, hash=digest)
 

@@ -26,7 +26,8 @@ from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import Needs, Threads, flat, read_toml, to_toml
+from turngym.core.settings import Needs, Threads, read_toml
+from turngym.core.spec import flat, to_toml
 from turngym.core.tables import atomic_write, write_json
 from turngym.scripts.command_line import read
 from turngym.scripts.jobs import Board, Job, Runner

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.evaluation.compare import _read_results
 from turngym.agents.evaluation.packed_file import read_result
+from turngym.agents.evaluation.results import read_results
 from turngym.agents.local_engine.lora_weights import adapter_config
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.servers.server_connection import model_config
@@ -37,7 +37,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "checkpoint": ("state.json", read_state),
     "record": ("cell.json", read_record),
     "study": ("study.json", read_records),
-    "results": ("results.json", lambda folder: _read_results(folder / "results.json")),
+    "results": ("results.json", lambda folder: read_results(folder / "results.json")),
     "packed": ("r.xz", lambda folder: read_result(folder / "r.xz")),
     "adapter": ("adapter_config.json", adapter_config),
     "array": ("a.npy", lambda folder: map_array(folder / "a.npy")),

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 import turngym.agents as door
-from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
-from turngym.agents.named_agent import as_opened
+from turngym.agents import ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
+from turngym.agents.named_agent import opened_object
+from turngym.agents.play_spec import ModelChat, Own
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.scripted import named_player
+from turngym.agents.resolve_play import resolve_agent
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
+from turngym.core.spec import SpecError
 from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel
@@ -157,45 +160,55 @@ def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
     assert header == ["", "expert"]
     assert ["errors", "0"] in rows
     written = json.loads((tmp_path / "results.json").read_text())
-    assert (written["panel"], written["limit"], written["samples"], written["seed"]) == ("few-v1", 2, 2, 0)
-    assert written["panel_sha256"] == panel.sha256
+    play = written["spec"]["play"]
+    assert (play["samples"], play["seed"]) == (2, 0)
+    assert play["tasks"] == {
+        "kind": "panel",
+        "panel": "few-v1",
+        "sha256": panel.sha256,
+        "size": 3,
+        "sampling": {"kind": "first", "limit": 2},
+    }
     assert written["scores"]["overall"]["avg"]["mean"] == 1.0
     assert evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False).resumed == 4
-    with pytest.raises(TurngymError, match=r"make \{\}, this evaluation has \{'max_turns': 7\}"):
+    with pytest.raises(TurngymError, match=r"play\.env\.max_turns 50, this evaluation has 7"):
         evaluate(panel, samples=2, limit=2, out=tmp_path, max_turns=7, progress=False)
 
 
 def test_an_agent_object_plays_what_its_name_plays(panel: Panel) -> None:
     named = evaluate(panel, "expert", samples=1, noise=0.5, seed=3, progress=False)
     given = evaluate(panel, ExpertAgent(noise=0.5, name="expert (noise 0.5)"), samples=1, seed=3, progress=False)
-    assert named.settings["agent"] == given.settings["agent"] == "expert (noise 0.5)"
+    assert named.agent == given.agent == "expert (noise 0.5)"
     # an object is nobody's word: its code is named beside what it calls itself
-    plain = [replace(one, meta={**one.meta, "player": None}) for one in given.episodes]
-    assert {one.meta["player"] for one in given.episodes} == {"turngym.agents.playing.scripted:ExpertAgent"}
-    assert untimed(replace(one, meta={**one.meta, "player": None}) for one in named.episodes) == untimed(plain)
-    assert named.settings["temperature"] is None
+    assert isinstance(given.spec.agent, Own)
+    assert (given.spec.agent.name, given.spec.agent.temperature) == (
+        "turngym.agents.playing.scripted:ExpertAgent",
+        None,
+    )
+    assert untimed(named.episodes) == untimed(given.episodes)
     other = evaluate(panel, ExpertAgent(noise=0.5), samples=1, seed=4, progress=False)
     assert [e.turns for e in other.episodes] != [e.turns for e in given.episodes]
 
 
 def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, make_doors: Any) -> None:
     env: Any = make_doors()().base
-    spoken = as_opened("random", {"channel": "text", "system": "Go."}, lambda: env)
+    spoken = open_agent(resolve_agent({"agent": "random", "channel": "text", "system": "Go."}), lambda: env)
     assert (spoken.channel, spoken.system, spoken.temperature) == ("text", "Go.", None)
     tokenizer = make_tokenizer()
     from turngym.agents.rendering.renderer import ChatRenderer
 
     renderer = ChatRenderer(tokenizer)
     model = ModelAgent(make_policy(tokenizer, 1), renderer, make_channel("text", env.tool), Sampling(temperature=0.3))
-    assert as_opened(model, {}, lambda: env) == OpenedAgent(
-        agent=model, channel="text", temperature=0.3, player="turngym.agents.model_agent:ModelAgent"
-    )
-    opened = OpenedAgent(agent=model, channel="tool")
-    assert as_opened(opened, {}, lambda: env) is opened
+    player = Own(name="turngym.agents.model_agent:ModelAgent", temperature=0.3, chat=ModelChat(channel="text"))
+    assert opened_object(model, Own(name="")) == OpenedAgent(agent=model, channel="text", temperature=0.3, spec=player)
+    opened = OpenedAgent(agent=model, channel="tool", system="Go.")
+    again = opened_object(opened, Own(name=""))
+    assert (again.agent, again.channel, again.system) == (model, "tool", "Go.")
+    assert again.spec.chat == ModelChat(channel="tool", system="Go.")
     with pytest.raises(AgentError, match="noise, device: settings of agents"):
-        as_opened(ExpertAgent(), {"noise": 0.5, "device": "cpu", "max_context": None, "channel": "text"}, lambda: env)
-    with pytest.raises(AgentError, match=r"'temprature'\..*Did you mean 'temperature'"):
-        as_opened("random", {"temprature": 1.0}, lambda: env)
+        play_episodes(agent=ExpertAgent(), noise=0.5, device="cpu", channel="text")
+    with pytest.raises(SpecError, match=r"no setting temprature\. Did you mean 'temperature'"):
+        resolve_agent({"agent": "random", "temprature": 1.0})
 
 
 def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
@@ -259,7 +272,7 @@ def test_an_agent_and_a_player_of_another_package(toy: Path) -> None:
 def test_unknown_agents_are_told_the_known_ones() -> None:
     env = probe("turngym/ALFWorld-v0", {"split": "generated"})
     with pytest.raises(PluginError, match=r"unknown agent 'serching'; .*Did you mean") as e:
-        open_agent(AgentOptions(agent="serching"), lambda: env)
+        open_agent(resolve_agent({"agent": "serching"}), lambda: env)
     assert "'searching'" in str(e.value)
 
 

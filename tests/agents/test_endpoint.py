@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 import pickle
 
 from openai_fake import FakeOpenAI, Fault, door, draw, error, served
+from toy_evaluation import toy_evaluation, toy_spec
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, EndpointOptions
 from turngym.agents.endpoint.messages import INVALID, SKIPPED, usage_of
-from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
+from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Memory
@@ -265,7 +267,7 @@ def test_what_a_server_refuses_midway_is_said_once_and_counted(serve: Any, make_
     fake, make = serve(fault=lambda n, body: refusal if len(body["messages"]) > 6 else None), make_doors()
     tasks = collect_tasks(make(), [f"doors/{n}" for n in (1, 2, 3, 4)])
     with pytest.warns(UserWarning, match="refused a request midway.*--max-context N") as said:
-        result = TaskEvaluation(tasks, make, agent_for(make, fake.url), samples=2).run()
+        result = toy_evaluation(tasks, make, agent_for(make, fake.url), samples=2).run()
     assert len(said) == 1
     errors = [e for e in result.episodes if e.status is Status.ERROR_ENGINE]
     assert len(errors) > 1
@@ -385,8 +387,14 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
 
     def play(**more: Any) -> Any:
         agent = agent_for(make, fake.url, request_retries=0, price_in=2.0, price_out=10.0, **more)
-        settings = {"model": agent.fingerprint(None)}
-        return TaskEvaluation(tasks, make, agent, samples=2, trace=tmp_path / "t.jsonl", settings=settings).run()
+        spec = OpenAI(
+            model="m",
+            temperature=agent.temperature,
+            chat=EndpointChat(max_new_tokens=more.get("max_tokens", 9)),
+            endpoint=agent.options,
+        )
+        trial = toy_evaluation(tasks, make, agent, samples=2, trace=tmp_path / "t.jsonl")
+        return replace(trial, spec=toy_spec(tasks, spec, samples=2)).run()
 
     first = play()
     assert first.scores.errors > 0
@@ -401,7 +409,7 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     assert len(fake.requests) - asked == sum(
         len(e.turns) for e in second.episodes if (e.task, e.sample) in [(b.task, b.sample) for b in broken]
     )
-    whole = TaskEvaluation(
+    whole = toy_evaluation(
         tasks, make, agent_for(make, fake.url, price_in=2.0, price_cached=0.5, price_out=10.0), samples=2
     ).run()
     assert [e.turns for e in second.episodes] == [e.turns for e in whole.episodes]
@@ -413,7 +421,7 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
     assert whole.to_json()["usage"]["cost"] == pytest.approx(used["cost"] - cheaper)
     assert f"{used['prompt_tokens']:,}" in str(second)
     for other in ({"temperature": 0.1}, {"max_tokens": 7}, {"extra_body": '{"top_p": 0.5}'}, {"send_seed": False}):
-        with pytest.raises(EvaluationError, match="played with model"):
+        with pytest.raises(EvaluationError, match=r"played with agent\."):
             play(**other)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,6 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 from turngym.agents.endpoint.client import (
     Address,
     EndpointOptions,
-    EndpointSettings,
     RateGate,
     pauses,
     refused,
@@ -31,7 +31,8 @@ from turngym.agents.endpoint.messages import (
     read_answer,
     read_usage,
 )
-from turngym.agents.named_agent import as_opened
+from turngym.agents.named_agent import open_agent
+from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.outgoing import retry_after
 from turngym.core.task import ToolSpec
@@ -356,12 +357,8 @@ def test_rounding_and_senseless_usage() -> None:
     assert read_usage({"prompt_tokens": 2, "completion_tokens": 10**400}).completion_tokens == 0
 
 
-def test_every_option_is_a_keyword() -> None:
-    assert set(EndpointSettings.__annotations__) == set(EndpointOptions.__dataclass_fields__)
-
-
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the keywords of `evaluate` to the agent: each setting at its place, the identity without the address."""
+    """From the keywords of `evaluate` to the agent: each setting at its place."""
     monkeypatch.setenv("MY_KEY", "x")
     given: dict[str, Any] = {"base_url": "http://a/v1", "key_env": "MY_KEY", "request_deadline": 9.0}
     given |= {"request_retries": 2, "send_stop": False, "send_seed": False, "reasoning_back": "send"}
@@ -372,16 +369,16 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "price_cached": 0.5,
         "price_out": 2.0,
     }
-    assert set(given) == set(EndpointSettings.__annotations__)
+    assert set(given) == {field.name for field in fields(EndpointOptions)}
     player = {
         "temperature": 0.3,
         "channel": "tool",
         "thinking": "off",
         "max_new_tokens": 7,
         "max_context": 90,
-        "slots": 5,
     }
-    opened = as_opened("openai:org/m:7b", {**given, **player, "system": "Go."}, lambda: Room())  # type: ignore[arg-type, return-value]
+    spec = resolve_agent({"agent": "openai:org/m:7b", **given, **player, "system": "Go."})
+    opened = open_agent(spec, lambda: Room(), slots=5)  # type: ignore[arg-type, return-value]
     agent: Any = opened.agent
     assert (agent.model, agent.temperature, agent.max_tokens, agent.max_context) == ("org/m:7b", 0.3, 7, 90)
     assert agent.options == EndpointOptions(**given)
@@ -392,34 +389,28 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (client.deadline, client.retries, client.parallel, client.tools, client.ids) == (9.0, 2, 5, True, True)
     assert (opened.channel, opened.system, opened.temperature) == ("tool", "Go.", 0.3)
 
-    def identity(**change: Any) -> str | None:
-        changed = {**given, **player, **change}
-        return as_opened("openai:m", changed, lambda: Room()).fingerprint  # type: ignore[arg-type, return-value]
-
-    same = {"base_url": "http://b/v1", "request_deadline": 1.0, "request_retries": 0, "slots": 1, "price_in": 3.0}
-    assert all(identity(**{name: value}) == identity() for name, value in same.items())
-    other = {"temperature": 0.4, "channel": "text", "thinking": "on", "max_new_tokens": 8, "max_context": 91}
-    other |= {"system": "Stop.", "send_stop": True, "send_seed": True, "reasoning_back": "drop", "extra_body": "{}"}
-    assert len({identity(), *(identity(**{name: value}) for name, value in other.items())}) == len(other) + 1
-
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         ({"channel": "none"}, "--channel is none.*valid: text, text:verl-agent, tool"),
         ({"channel": "tool:llama"}, "--channel is tool:llama"),
-        ({"observation_role": "tool"}, "--observation-role is not for endpoints"),
+        (
+            {"observation_role": "tool"},
+            "observation_role is a setting of agent = model or own; agent is openai|observation_role",
+        ),
         ({"extra_body": '{"seed": 1}'}, "--extra-body sets seed"),
         ({"extra_body": "[]"}, "must be a JSON object"),
-        ({"max_new_tokens": 0}, "--max-new-tokens is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"request_deadline": 0.0}, "--request-deadline is 0"),
         ({"request_retries": -1}, "--request-retries is -1"),
         ({"price_in": 1.0}, "--price-out is missing"),
     ],
 )
 def test_settings_that_cannot_be(given: dict[str, Any], problem: str) -> None:
+    asked = {"agent": "openai:m", "base_url": "http://a/v1", **given}
     with pytest.raises(TurngymError, match=problem):
-        as_opened("openai:m", {"base_url": "http://a/v1", **given}, lambda: Room())  # type: ignore[arg-type, return-value]
+        open_agent(resolve_agent(asked), lambda: Room())  # type: ignore[arg-type, return-value]
 
 
 class Room:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from conftest import breaking
 from thread_ranks import in_ranks
+from toy_evaluation import toy_evaluation
 
-from turngym.agents.evaluation.play_panel import TaskEvaluation, gather_shares, share_trace
+from turngym.agents.evaluation.open_play import record_of
+from turngym.agents.evaluation.play_panel import gather_shares, share_trace
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import rollout
@@ -38,60 +40,62 @@ def rows(episodes: Any) -> list[tuple[Any, ...]]:
 
 def test_expert_and_random_on_a_panel(make_doors: Any, tasks: Any) -> None:
     panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    best = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=2, temperature=None).run()
+    best = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=2).run()
     assert (best.scores.overall.avg.mean, best.scores.invalid_rate, best.scores.turns) == (1.0, 0.0, 2.5)
-    assert best.to_json()["panel"] == "doors-v1"
+    assert best.to_json()["spec"]["play"]["tasks"]["panel"] == "doors-v1"
     assert [(e.task.task_id, e.sample) for e in best.episodes[3:5]] == [("doors/4", 0), ("doors/1", 1)]
-    lost = TaskEvaluation(panel, make_doors(max_turns=1), RandomAgent(), samples=4, slots=3).run()
+    lost = toy_evaluation(panel, make_doors(max_turns=1), RandomAgent(), samples=4, slots=3).run()
     assert [row.name for row in lost.scores.categories] == ["even", "odd"]
     assert lost.scores.categories[0].avg.mean == 0.0
     assert lost.scores.truncated["truncated_turns"] > 0.7
 
 
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
-    whole = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=tmp_path / "whole.jsonl").run()
+    whole = toy_evaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=tmp_path / "whole.jsonl").run()
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     cut = tmp_path / "cut.jsonl"
-    cut.write_bytes(b"".join(lines[:5]) + lines[5][:40])
-    again = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
+    cut.write_bytes(b"".join(lines[:6]) + lines[6][:40])
+    again = toy_evaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
     assert (again.resumed, len(again.problems)) == (5, 1)
     assert rows(again.episodes) == rows(whole.episodes)
     assert replace(again.scores) == whole.scores
-    idle = TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
+    idle = toy_evaluation(tasks, make_doors(), RandomAgent(), samples=3, trace=cut).run()
     assert (idle.resumed, idle.scores) == (12, whole.scores)
-    assert len(cut.read_bytes().splitlines()) == 13
+    # settings, 12 episodes, and the torn line
+    assert len(cut.read_bytes().splitlines()) == 14
 
 
 def test_a_trace_of_something_else_is_refused_and_left_alone(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=1, trace=trace).run()
+    toy_evaluation(tasks, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     before = trace.read_bytes()
-    with pytest.raises(EvaluationError, match="played with seed 0, this evaluation has 1"):
-        TaskEvaluation(tasks, make_doors(), RandomAgent(), samples=1, trace=trace, seed=1).run()
-    with pytest.raises(EvaluationError, match="agent 'random', this evaluation has 'expert'"):
-        TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
+    # fewer samples would leave some of the trace out
+    with pytest.raises(EvaluationError, match=r"play\.samples 2, this evaluation has 1"):
+        toy_evaluation(tasks, make_doors(), RandomAgent(), samples=1, trace=trace).run()
+    with pytest.raises(EvaluationError, match=r"played with play\.seed 0, this evaluation has 1"):
+        toy_evaluation(tasks, make_doors(), RandomAgent(), samples=2, trace=trace, seed=1).run()
+    with pytest.raises(EvaluationError, match=r"agent\.name 'random', this evaluation has 'expert'"):
+        toy_evaluation(tasks, make_doors(), ExpertAgent(), samples=2, trace=trace).run()
     other = [replace(task, sha256="0" * 64) for task in tasks]
     with pytest.raises(EvaluationError, match="the panel says 0000"):
-        TaskEvaluation(other, make_doors(), RandomAgent(), samples=1, trace=trace).run()
+        toy_evaluation(other, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     assert trace.read_bytes() == before
     with pytest.raises(TaskError, match=r"but 0000.* is asked for"):
-        TaskEvaluation(other, make_doors(), RandomAgent(), samples=1).run()
-    with pytest.raises(EvaluationError, match="0 tasks with 4 samples each"):
-        TaskEvaluation([], make_doors(), RandomAgent()).run()
+        toy_evaluation(other, make_doors(), RandomAgent(), samples=1).run()
 
 
 def test_episodes_that_ended_in_an_error_are_played_again(make_doors: Any, tasks: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     make = make_doors()
     with pytest.raises(Exception, match="all 4 episodes failed; the first: no answer"):
-        TaskEvaluation(tasks, breaking(make, lambda env: True), ExpertAgent(), samples=1, trace=trace).run()
-    healed = TaskEvaluation(tasks, make, ExpertAgent(), samples=1, trace=trace).run()
+        toy_evaluation(tasks, breaking(make, lambda env: True), ExpertAgent(), samples=1, trace=trace).run()
+    healed = toy_evaluation(tasks, make, ExpertAgent(), samples=1, trace=trace).run()
     assert (healed.resumed, healed.scores.errors, healed.scores.overall.avg.mean) == (0, 0, 1.0)
     assert len(read_trace(trace)[0]) == 8
 
 
 def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
-    scores = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
+    scores = toy_evaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
     text = markdown(success_table({"expert": scores}))
     assert text.split("\n") == [
         "| run | even | odd | Avg@4 [95 %] | pass@4 [95 %] | tasks |",
@@ -104,8 +108,8 @@ def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
 
 
 def test_different_numbers_of_samples_are_different_columns(make_doors: Any, tasks: Any) -> None:
-    four = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
-    one = TaskEvaluation(tasks, make_doors(), ExpertAgent(), samples=1).run().scores
+    four = toy_evaluation(tasks, make_doors(), ExpertAgent(), samples=4).run().scores
+    one = toy_evaluation(tasks, make_doors(), ExpertAgent(), samples=1).run().scores
     assert markdown(success_table({"four": four, "one": one})).split("\n") == [
         "| run | even | odd | Avg@4 [95 %] | Avg@1 [95 %] | pass@4 [95 %] | pass@1 [95 %] | tasks |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -121,7 +125,7 @@ SAMPLES, TASKS = 3, 5
 def evaluation(make_doors: Any, tmp_path: Path) -> PanelEvaluation:
     tasks = collect_tasks(make_doors()(), [f"doors/{n}" for n in range(1, TASKS + 1)])
     panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    whole = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=SAMPLES, slots=2)
+    whole = toy_evaluation(panel, make_doors(), RandomAgent(), samples=SAMPLES, slots=2)
     return PanelEvaluation(whole, tmp_path / "eval")
 
 
@@ -177,7 +181,7 @@ def test_shares_of_a_stopped_run_are_not_played_again(evaluation: PanelEvaluatio
     torn = share_trace(trace, 3)
     evaluation.folder.mkdir()
     for path, part in ((trace, episodes[:4]), (share_trace(trace, 0), episodes[3:6]), (torn, episodes[6:9])):
-        with TraceWriter(path) as writer:
+        with TraceWriter(path, record_of(evaluation.evaluation.spec)) as writer:
             for episode in part:
                 writer.write(episode)
     torn.write_bytes(torn.read_bytes()[:-40])

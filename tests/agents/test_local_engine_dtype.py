@@ -18,7 +18,6 @@ transformers = pytest.importorskip("transformers")
 from engine_requests import play, tiny  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
-from turngym.agents.agent_options import AgentOptions  # noqa: E402
 from turngym.agents.local_engine.engine import (  # noqa: E402
     LocalEngine,
     pack_engine,
@@ -28,6 +27,7 @@ from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
 from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.playing.env_maker import probe  # noqa: E402
+from turngym.agents.resolve_play import resolve_agent  # noqa: E402
 from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.core.rollout_request import RolloutRequest  # noqa: E402
@@ -224,8 +224,8 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
 def test_an_agent_of_a_folder_has_the_cache_of_its_precision(dtype: Any) -> None:
     """`turngym eval --dtype`, down to the keys that are kept."""
     folder = load_world("alfworld").checkpoint("student")
-    options = AgentOptions(agent=f"model:{folder}", dtype=dtype, slots=1)
-    opened = open_agent(options, lambda: probe("turngym/ALFWorld-v0", {}))
+    spec = resolve_agent({"agent": f"model:{folder}", "dtype": dtype})
+    opened = open_agent(spec, lambda: probe("turngym/ALFWorld-v0", {}), slots=1)
     engine = opened.agent.policy  # type: ignore[attr-defined]
     prompt, sampling = np.arange(5, dtype=np.int32), Sampling(max_new_tokens=2)
     engine.generate([GenerateRequest(session="a", prompt_ids=prompt, sampling=sampling, stream=(0,))])

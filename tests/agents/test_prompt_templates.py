@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from turngym.agents import evaluate, load_world, play_episodes
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.original import departs_line
+from turngym.agents.evaluation.original import Departures
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Memory, PastTurn
@@ -140,11 +139,11 @@ def test_a_model_plays_with_the_prompts_of_a_checkout(tmp_path: Path, capsys: py
     prompt = load_tokenizer(folder).decode(episode.segments[1][: episode.turns[1].prompt_span[1]])
     assert ", 1 done, 1 shown: [Observation 1: '-= Welcome to" in prompt
     assert "'go to desk 1'\n 'go to " in prompt
-    assert result.settings["prompts"] == read_templates(str(root), ALFWORLD).sha256[:16]
+    assert result.spec.agent.chat.memory.sha256 == read_templates(str(root), ALFWORLD).sha256  # type: ignore[union-attr]
     # other words are another evaluation
     assert command.main([*words, "--out", str(tmp_path / "a")]) == 2
     assert command.main([*words[:1], *words[3:], "--prompts", "own", "--out", str(tmp_path / "b")]) == 2
-    assert "memory 'all' takes no templates" in capsys.readouterr().err
+    assert "prompts is a setting of agent.chat.memory = verl-agent; agent.chat.memory is all" in capsys.readouterr().err
     # the prompt of an agent without ids can be shown, too
     played = play_episodes(ALFWORLD, "expert", preset="verl-agent", tasks=1, out=tmp_path / "t.jsonl", progress=False)
     assert played.episodes[0].success
@@ -238,12 +237,14 @@ def test_a_win_is_all_that_is_paid_for() -> None:
 def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few: dict[str, Any] = {"samples": 1, "progress": False}
     plain = evaluate("alfworld-quickstart", "expert", limit=2, **few)
-    assert plain.settings["departs"] == ["generated tasks", "the first 2 of 100 tasks"]
+    assert plain.departs is not None
+    assert plain.departs.all == ("generated tasks", "the first 2 of 100 tasks")
     helped = evaluate(
         "webshop-quickstart", "expert", limit=1, out=tmp_path / "a", max_turns=20,
         env_kwargs={"on_invalid": "reject", "reading": "lenient", "show_admissible": True, "num_prev_obs": 2}, **few,
     )  # fmt: skip
-    line = helped.departs
+    assert helped.departs is not None
+    line = helped.departs.line
     for words in (
         "20 turns (12)",
         "on_invalid reject (noop)",
@@ -255,9 +256,7 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     ):
         assert words in line, line
     assert line in str(helped)
-    written = json.loads((tmp_path / "a" / "results.json").read_text())
-    assert departs_line(written["settings"]["departs"]) == line
-    assert rescore(tmp_path / "a").departs == line
+    assert rescore(tmp_path / "a").departs == helped.departs
     capsys.readouterr()
     assert command.main(["eval", "--rescore", str(tmp_path / "a")]) == 0
     assert line in capsys.readouterr().out
@@ -272,6 +271,5 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     words = ["eval", "--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--on-invalid", "terminate"]
     assert command.main(words) == 0
     assert "on_invalid terminate (noop)" in capsys.readouterr().out
-    assert departs_line([]) == "As the original"
-    assert departs_line([], "verl-agent") == "As the original (verl-agent)"
-    assert departs_line(None) == ""
+    assert Departures(preset=None, rules=(), others=()).line == "As the original"
+    assert Departures(preset="verl-agent", rules=(), others=()).line == "As the original (verl-agent)"

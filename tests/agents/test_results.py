@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,17 +11,17 @@ from typing import Any
 
 import pytest
 from conftest import breaking
+from toy_evaluation import toy_evaluation
 
 from turngym.agents import evaluate, load_world
 from turngym.agents.evaluation.compare import compare_recorded, read_evaluation, rescore
-from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.evaluation.statistics import ScoreError, difference_bounds
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
-from turngym.core.episode import Status
+from turngym.core.episode import Episode, Status
 from turngym.core.provenance import loaded_versions
 from turngym.core.task import Task
-from turngym.core.trace import TraceWriter, episode_to_json, read_episodes, read_trace
+from turngym.core.trace import TraceWriter, read_episodes, read_specs, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel
 from turngym.scripts import eval as eval_verb
 from turngym.scripts.main import main
@@ -38,6 +39,15 @@ def panel(tasks: tuple[Task, ...]) -> Panel:
     return make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
 
 
+def rewrite(trace: Path, episodes: Sequence[Episode]) -> None:
+    """Replaces the episodes of a trace, whose settings stay."""
+    (spec,) = read_specs(trace).values()
+    trace.unlink()
+    with TraceWriter(trace, spec) as writer:
+        for one in episodes:
+            writer.write(one)
+
+
 def check(table: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs the extra turngym[dev]")
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(table)))
@@ -50,9 +60,11 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
     result = evaluate("alfworld-quickstart", model, out=tmp_path, **options)
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     check(written)
-    assert (written["panel"], written["tasks"], written["limit"]) == ("alfworld-quickstart-v1", 3, 3)
-    assert written["env_id"] == "turngym/ALFWorld-v0"
-    assert (written["settings"]["temperature"], written["settings"]["make"]) == (0.85, {"max_turns": 4})
+    play = written["spec"]["play"]
+    assert (play["tasks"]["panel"], play["tasks"]["size"]) == ("alfworld-quickstart-v1", 100)
+    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3}
+    assert (play["env"]["id"], play["env"]["max_turns"]) == ("turngym/ALFWorld-v0", 4)
+    assert written["spec"]["agent"]["temperature"] == 0.85
     assert {"python", "turngym", "torch", "transformers", "gymnasium"} <= set(written["versions"])
     sampled = sum(len(turn.logprobs) for e in result.episodes for turn in e.turns)  # type: ignore[arg-type]
     assert written["tokens"]["response"] == sampled
@@ -65,7 +77,7 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
 
 
 def test_scripted_agents_have_no_tokens(panel: Panel, make_doors: Any) -> None:
-    table = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, temperature=None).run().to_json()
+    table = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
     check(table)
     assert table["tokens"] is None
     assert [row["turns"] for row in table["episodes"]] == [1, 2, 3, 4]
@@ -86,9 +98,11 @@ def test_seconds_go_on_over_resumes(
     ticks = iter(range(1, 10_000))
     monkeypatch.setattr("turngym.agents.evaluation.play_panel.time.perf_counter", lambda: float(next(ticks)))
     trace = tmp_path / "t.jsonl"
-    half = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=2, limit=2, trace=trace).run()
+    half = toy_evaluation(panel, make_doors(), RandomAgent(), samples=2, trace=trace).run()
+    lines = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join(lines[:5]))
     spent = max(e.timings["elapsed"] for e in read_trace(trace)[0])
-    whole = TaskEvaluation(panel, make_doors(), RandomAgent(), samples=2, trace=trace).run()
+    whole = toy_evaluation(panel, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     assert 0 < spent <= half.seconds
     later = [e.timings["elapsed"] for e in read_trace(trace)[0]][4:]
     assert min(later) > spent
@@ -97,18 +111,18 @@ def test_seconds_go_on_over_resumes(
 
 
 def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
-    played = TaskEvaluation(
-        panel, make_doors(), RandomAgent(), samples=3, limit=3, seed=5, temperature=None, trace=tmp_path / "trace.jsonl"
+    played = toy_evaluation(
+        panel, make_doors(), RandomAgent(), samples=3, limit=3, seed=5, trace=tmp_path / "trace.jsonl"
     ).run()
     again = rescore(tmp_path)
     assert again.table() == played.table()
     assert again.title == played.title == "doors-v1, first 3 tasks: 3 samples"
-    assert again.settings == played.settings
+    assert again.spec == played.spec
     assert again.scores == played.scores
     assert [(e.task, e.sample) for e in again.episodes] == [(e.task, e.sample) for e in played.episodes]
     assert again.missing == 0
     lines = (tmp_path / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:8]) + lines[8][:40])
+    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:9]) + lines[9][:40])
     cut = rescore(tmp_path / "cut.jsonl")
     assert (cut.missing, len(cut.problems), cut.scores.overall.episodes) == (1, 1, 8)
 
@@ -116,26 +130,27 @@ def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_
 def test_of_an_episode_that_was_played_again_the_good_one_counts(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     trace, make, calls = tmp_path / "trace.jsonl", make_doors(), iter(range(1000))
     flaky = breaking(make, lambda env: next(calls) == 0)
-    broken = TaskEvaluation(panel, flaky, ExpertAgent(), samples=1, trace=trace).run()
+    broken = toy_evaluation(panel, flaky, ExpertAgent(), samples=1, trace=trace).run()
     assert broken.scores.errors == 1
     check(broken.to_json())
-    healed = TaskEvaluation(panel, make, ExpertAgent(), samples=1, trace=trace).run()
+    healed = toy_evaluation(panel, make, ExpertAgent(), samples=1, trace=trace).run()
     assert rescore(trace).scores == healed.scores
     assert rescore(trace).scores.errors == 0
 
 
 def test_a_trace_of_two_evaluations_is_not_scored(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     for agent in (ExpertAgent(), RandomAgent()):
-        TaskEvaluation(panel, make_doors(), agent, samples=1, trace=tmp_path / f"{agent.name}.jsonl").run()
-    both = [e for name in ("expert", "random") for e in read_trace(tmp_path / f"{name}.jsonl")[0]]
-    with TraceWriter(tmp_path / "both.jsonl") as writer:
-        for number, episode in enumerate(both):
-            writer.write(replace(episode, sample=number // 4))
-    with pytest.raises(EvaluationError, match=r"agent is 'expert' in one episode and 'random' in another \(number 4\)"):
+        toy_evaluation(panel, make_doors(), agent, samples=1, trace=tmp_path / f"{agent.name}.jsonl").run()
+    lines = [(tmp_path / f"{name}.jsonl").read_bytes() for name in ("expert", "random")]
+    (tmp_path / "both.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(EvaluationError, match=r"more than one evaluation \(.*name 'expert' and 'random'"):
         rescore(tmp_path / "both.jsonl")
     with pytest.raises(EvaluationError, match="there is no trace"):
         rescore(tmp_path)
     (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(EvaluationError, match="does not begin with the settings"):
+        rescore(tmp_path / "empty.jsonl")
+    (tmp_path / "empty.jsonl").write_bytes(lines[0].splitlines(keepends=True)[0])
     with pytest.raises(EvaluationError, match="holds no episodes"):
         rescore(tmp_path / "empty.jsonl")
 
@@ -144,16 +159,16 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
     """Doors of even number are won in 2 and 4 turns; three turns let the expert fail at doors/4 alone."""
     for name, turns in (("short", 3), ("long", 10)):
         make = make_doors(max_turns=turns)
-        result = TaskEvaluation(
+        result = toy_evaluation(
             panel,
             make,
             ExpertAgent(),
             samples=2,
             trace=tmp_path / name / "trace.jsonl",
-            settings={"make": {"max_turns": turns}},
+            max_turns=turns,
         ).run()
         (tmp_path / f"{name}.json").write_text(json.dumps(result.to_json()))
-    with pytest.raises(ScoreError, match=r"make\.max_turns 3 and 10\).*--different-settings"):
+    with pytest.raises(ScoreError, match=r"max_turns 3 and 10\).*--different-settings"):
         compare_recorded(tmp_path / "short", tmp_path / "long")
     anyway = partial(compare_recorded, different_settings=True)
     found = anyway(tmp_path / "short", tmp_path / "long")
@@ -163,8 +178,8 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
         ("all", 0.75, 1.0, 0.25, 4),
     ]
     assert found.rows[2].difference.low == difference_bounds([0.0, 0.0, 0.0, 1.0])[0]
-    assert found.differ == {"make.max_turns": (3, 10)}
-    assert "make.max_turns differs: 3 and 10" in str(found)
+    assert found.differ == {"play.env.max_turns": (3, 10)}
+    assert "max_turns differs: 3 and 10" in str(found)
     # the expert says the same in both, but is cut off at doors/4
     assert found.notes()[-1] == "6 of 8 episodes are the same to the token"
     again = anyway(tmp_path / "short.json", tmp_path / "long" / "trace.jsonl")
@@ -174,15 +189,14 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
 
 def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     def play(name: str, turns: int, agent: Any) -> Path:
-        made = {"make": {"max_turns": turns}}
         trace = tmp_path / name / "trace.jsonl"
-        TaskEvaluation(panel, make_doors(max_turns=turns), agent, samples=2, trace=trace, settings=made).run()
+        toy_evaluation(panel, make_doors(max_turns=turns), agent, samples=2, trace=trace, max_turns=turns).run()
         return trace
 
     few, many, other = play("few", 10, ExpertAgent()), play("many", 20, ExpertAgent()), play("other", 20, RandomAgent())
     nothing = "yet all 8 episodes are the same to the token: what differs changed nothing"
     found = compare_recorded(few, many, different_settings=True)
-    assert found.notes() == ["make.max_turns differs: 10 and 20", nothing]
+    assert found.notes() == ["play.env.max_turns differs: 10 and 20", nothing]
     with pytest.raises(ScoreError, match=f"played otherwise.*{nothing}"):
         compare_recorded(few, many)
     with pytest.raises(ScoreError, match=r"played otherwise.*different_settings=True\)$"):
@@ -193,10 +207,10 @@ def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, t
 
 def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     for limit in (3, 4):
-        TaskEvaluation(
+        toy_evaluation(
             panel, make_doors(), ExpertAgent(), samples=1, limit=limit, trace=tmp_path / f"{limit}.jsonl"
         ).run()
-    with pytest.raises(ScoreError, match=r"doors/4 \(tasks differs: 3 and 4"):
+    with pytest.raises(ScoreError, match=r"doors/4 \(play\.tasks\.sampling\.kind differs|doors/4 .*sampling"):
         compare_recorded(tmp_path / "3.jsonl", tmp_path / "4.jsonl")
     table = rescore(tmp_path / "4.jsonl").to_json()
     table["episodes"][0]["sha256"] = "0" * 64
@@ -204,39 +218,18 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
     with pytest.raises(ScoreError, match=r"doors/1 has sha256 .* 000000000000 in the second"):
         compare_recorded(tmp_path / "4.jsonl", tmp_path / "other.json")
     (tmp_path / "old.json").write_text('{"panel": "doors-v1"}')
-    with pytest.raises(EvaluationError, match="name the trace that it was made from"):
+    with pytest.raises(EvaluationError, match=r"old\.json is no results file of this turngym"):
         read_evaluation(tmp_path / "old.json")
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [{"settings": 3}, {"samples": "x"}, {"episodes": 3}, {"episodes": [{}]}, {"settings": {"make": 5}}],
-)
-def test_a_results_file_from_anyone_is_read_or_refused_in_one_line(
+@pytest.mark.parametrize("broken", [{"spec": 3}, {"version": 2}, {"episodes": 3}, {"episodes": [{}]}])
+def test_a_results_file_of_another_kind_is_refused_in_one_line(
     broken: dict[str, Any], panel: Panel, make_doors: Any, tmp_path: Path
 ) -> None:
-    whole = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
+    whole = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
     (tmp_path / "a.json").write_text(json.dumps(whole | broken))
-    with pytest.raises(EvaluationError, match=r"a\.json is no whole results file: \w+: .+"):
+    with pytest.raises(EvaluationError, match=r"a\.json is no results file of this turngym: [^\n]+$"):
         read_evaluation(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(
-    "meta", [{"make": 5}, {"panel": "x"}, {"panel": {"tasks": "many"}}, {"goal_rate": "x"}, {"temperature": "hot"}]
-)
-def test_a_trace_from_anyone_is_read_or_named_line_by_line(
-    meta: dict[str, Any], panel: Panel, make_doors: Any, tmp_path: Path
-) -> None:
-    trace = tmp_path / "trace.jsonl"
-    TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
-    first, *rest = trace.read_text(encoding="utf-8").splitlines()
-    edited = json.loads(first)
-    del edited["crc"]
-    edited["meta"] |= meta
-    trace.write_text("\n".join([json.dumps(edited), *rest]) + "\n", encoding="utf-8")
-    found = rescore(trace)
-    assert (len(found.problems), len(found.outcomes)) == (1, 3)
-    assert "its meta says" in str(found.problems[0])
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,25 +242,25 @@ def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == played
     check(json.loads((tmp_path / "c" / "results.json").read_text()))
     assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "were played otherwise (make.max_turns 24 and 2)" in capsys.readouterr().err
+    assert "were played otherwise (max_turns 24 and 2)" in capsys.readouterr().err
     assert eval_verb.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--different-settings"]) == 0
     out = capsys.readouterr().out
     assert "-100.0 [-100.0, " in out
-    assert "make.max_turns differs: 24 and 2" in out
+    assert "play.env.max_turns differs: 24 and 2" in out
     assert main(["eval", "--rescore", str(tmp_path), "--panel", "alfworld-quickstart"]) == 2
-    assert "given is --panel and --rescore" in capsys.readouterr().err
+    assert "--rescore plays nothing" in capsys.readouterr().err
     assert main(["eval"]) == 2
-    assert "given is none of them" in capsys.readouterr().err
+    assert "given is none" in capsys.readouterr().err
 
 
 def test_errors_up_to_a_number_are_borne(
     panel: Panel, make_doors: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=2, trace=trace).run()
+    toy_evaluation(panel, make_doors(), ExpertAgent(), samples=2, trace=trace).run()
     episodes = list(read_episodes(trace))
     broken = [replace(one, status=Status.ERROR_ENGINE) if place == 0 else one for place, one in enumerate(episodes)]
-    trace.write_text("".join(episode_to_json(one) + "\n" for one in broken))
+    rewrite(trace, broken)
     assert main(["eval", "--rescore", str(trace)]) == 1
     assert main(["eval", "--rescore", str(trace), "--max-errors", "1"]) == 0
     said = capsys.readouterr().out
@@ -281,9 +274,9 @@ def test_errors_up_to_a_number_are_borne(
 def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     for name, value in (("first", 0.25), ("second", 0.75)):
         trace = tmp_path / name / "trace.jsonl"
-        result = TaskEvaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
+        result = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
         graded = [replace(one, score=value) for one in read_episodes(trace)]
-        trace.write_text("".join(episode_to_json(one) + "\n" for one in graded))
+        rewrite(trace, graded)
         table = result.to_json()
         for row in table["episodes"]:
             row["score"] = value

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from toy_evaluation import toy_evaluation
 
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
-from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
@@ -222,16 +222,16 @@ def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
     made = make_doors(max_turns=6)
     tasks = collect_tasks(made(), ["doors/3", "doors/4", "doors/9"])
     panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
-    options: dict[str, Any] = {"samples": 2, "temperature": 0.6, "seed": 11, "slots": 5, "system": "Open the doors."}
-    one = TaskEvaluation(panel, made, FakePlayer().agent(0.6), settings={"channel": "text"}, play=play, **options)
+    options: dict[str, Any] = {"samples": 2, "temperature": 0.6, "seed": 11, "slots": 5}
+    one = toy_evaluation(panel, made, FakePlayer().agent(0.6), play=play, **options)
+    one = replace(one, system="Open the doors.")
     point = PanelEvaluation(one, tmp_path / "eval")(7)
     (call,) = play.calls
     assert [(job.task_id, job.sample, job.seed) for job in call.jobs] == [
         (task, sample, 11) for sample in (0, 1) for task in ("doors/3", "doors/4", "doors/9")
     ]
     assert (call.agent.name, call.slots, call.system) == ("at 0.6", 5, "Open the doors.")
-    about = {"name": "doors-v1", "sha256": panel.sha256, "tasks": 3}
-    assert call.meta == {"agent": "at 0.6", "temperature": 0.6, "channel": "text", "panel": about}
+    assert call.meta == {"agent": "at 0.6", "temperature": 0.6}
     assert len(read_trace(tmp_path / "eval" / "step_000007.jsonl")[0]) == 6
     assert point.avg == pytest.approx(2 / 3)
     assert point.low < point.avg < point.high
@@ -239,7 +239,8 @@ def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
     assert (point.extra["category/even"], point.extra["category/odd"]) == (1.0, 0.5)
     assert point.extra["turns"] == pytest.approx((3 + 4 + 6) / 3)
     assert (point.extra["invalid_rate"], point.extra["errors"]) == (0.0, 0.0)
-    PanelEvaluation(replace(one, limit=1, samples=4), tmp_path / "one")(1)
+    few = toy_evaluation(panel, made, FakePlayer().agent(0.6), play=play, limit=1, samples=4)
+    PanelEvaluation(few, tmp_path / "one")(1)
     assert [(job.task_id, job.sample) for job in play.calls[1].jobs] == [("doors/3", sample) for sample in range(4)]
 
 

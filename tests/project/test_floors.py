@@ -215,6 +215,44 @@ def test_the_longest_chain_of_imports_is_bounded() -> None:
     ]
 
 
+CONTRIB = "turngym.trainers.contrib"
+
+
+def test_nothing_imports_contrib() -> None:
+    """The core does without it: a name on the command line is looked up as another package's is."""
+    wrong = [
+        f"{path.relative_to(ROOT)}, line {line}: {name}"
+        for module, path in import_graph.modules().items()
+        if not module.startswith(CONTRIB)
+        for line, name, _ in import_graph.statements(path)
+        if name.startswith(CONTRIB)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_contrib_uses_what_is_documented() -> None:
+    """Its methods are the proof that a package of other people's can do the same: public names that
+    docs/write_an_algorithm.md says, and nothing else of ours."""
+    page = (ROOT / "docs" / "write_an_algorithm.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"`(\w+)`", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)))
+    public = {
+        f"turngym.{room}.{alias.name}"
+        for room in ("core", "envs", "agents", "trainers")
+        for node in ast.parse((ROOT / room / "__init__.pyi").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    wrong, seen = [], 0
+    for module, path in import_graph.modules().items():
+        for line, name, _ in import_graph.statements(path) if module.startswith(CONTRIB) else ():
+            if name.startswith("turngym.") and not name.startswith(f"{CONTRIB}."):
+                seen += 1
+                if name not in public or name.rpartition(".")[2] not in said:
+                    wrong.append(f"{path.relative_to(ROOT)}, line {line}: {name}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 50
+
+
 def test_late_imports_have_an_optional_package_as_their_reason() -> None:
     """Below the verbs a module of ours is imported late only where it brings a package that may be missing.
 

@@ -222,7 +222,7 @@ def test_options_exist(words: str) -> None:
 
 
 def algorithm_files() -> list[Path]:
-    files = sorted((ROOT / "trainers" / "algorithms").glob("*.py"))
+    files = sorted(path for folder in ("algorithms", "contrib") for path in (ROOT / "trainers" / folder).glob("*.py"))
     return [path for path in files if any(_builds(node) for node in ast.parse(read(path)).body)]
 
 
@@ -231,7 +231,7 @@ def _builds(node: ast.stmt) -> bool:
 
 
 COMPOSE = ("Algorithm", "told_group")
-"""What puts an algorithm together: the class, and what the methods of `trainers/told.py` share."""
+"""What puts an algorithm together: the class, and what the methods of `contrib/told_group.py` share."""
 
 
 def names(path: Path) -> set[str]:

@@ -107,7 +107,7 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
         (("grpo", "--grpo.no-filter-gruops"), r"grpo has no option .* Did you mean '--grpo\.no-filter-groups'"),
         (
             ("grpo", "--distill.top-k", "4"),
-            r"to opd, turnopd, loopstop, tcod, .*, guided-opd, sage-opd\.$",
+            r"to opd, turnopd, tcod, .*, loopstop, guided-opd, sage-opd\.$",
         ),
         (("opd", "--lm-loss.coef", "1"), r"It belongs to grpo-minillm, ppo-minillm\.$"),
         (("opd", "--epsiodes", "4"), r"opd has no option --epsiodes\. Did you mean '--episodes'"),

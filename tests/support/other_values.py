@@ -27,6 +27,7 @@ OTHER: Mapping[str, Any] = {
     "workers": 2,
     "adaptive_depth": False,
     "prompt": "Say {question}",
+    "vocabulary": "other",
 }
 """Settings whose other value cannot be made from their type."""
 

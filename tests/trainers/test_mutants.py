@@ -23,7 +23,6 @@ from turngym.trainers import (
     losses,
     microbatch,
     optimizer_step,
-    other_vocabulary,
     returns,
     rewards,
     step_metrics,
@@ -33,24 +32,20 @@ from turngym.trainers import (
     train_loop,
     turn_stats,
 )
-from turngym.trainers.algorithms import (
+from turngym.trainers.algorithms import gigpo, judge_targets, kd_reward, luffy, prm_opd, tcod, turnopd
+from turngym.trainers.contrib import (
     agent_opsd,
     atod,
-    gigpo,
     grpo_opd,
     guided_opd,
-    judge_targets,
-    kd_reward,
     loopstop,
-    luffy,
     opid,
-    prm_opd,
+    other_vocabulary,
     rlsd,
     sage_opd,
     sdar,
     skill_sd,
-    tcod,
-    turnopd,
+    told_group,
 )
 
 pytestmark = pytest.mark.long
@@ -80,7 +75,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     ),
     lm_loss: ("lm_loss",),
     token_weights: ("token_weights",),
-    targets: ("targets",),
+    targets: ("targets", "combined"),
     group_advantage: ("targets", "group_advantages", "group_filter"),
     returns: ("returns",),
     rewards: ("targets", "group_filter"),
@@ -109,6 +104,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     ),
     judge_targets: ("judge_targets", "prm_opd"),
     told: ("told", "told_group", "judge_targets"),
+    told_group: ("told_group",),
     sdar: ("told_group",),
     rlsd: ("told_group",),
     skill_sd: ("told_group",),

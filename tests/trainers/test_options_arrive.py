@@ -14,31 +14,20 @@ import pytest
 
 from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, Told
 from turngym.trainers.algorithms import (
-    agent_opsd,
-    atod,
     gigpo,
     grpo,
     grpo_kd,
-    grpo_opd,
-    guided_opd,
     luffy,
     opd,
     opd_hints,
-    opid,
     ppo_kd,
     prm_opd,
     prm_rl,
-    rlsd,
-    sage_opd,
-    sdar,
     sft,
-    skill_sd,
     tcod,
     turnopd,
 )
 from turngym.trainers.algorithms.gigpo import TurnAdvantage
-from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
-from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
 from turngym.trainers.algorithms.judge_targets import HintTargets, TurnScore
 from turngym.trainers.algorithms.kd_reward import (
     GroupTeacherAdvantage,
@@ -48,9 +37,12 @@ from turngym.trainers.algorithms.kd_reward import (
 )
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted
-from turngym.trainers.algorithms.sage_opd import Intervention
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
+from turngym.trainers.contrib import agent_opsd, atod, grpo_opd, guided_opd, opid, rlsd, sage_opd, sdar, skill_sd
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
+from turngym.trainers.contrib.guided_opd import CosineGuide, GuidedLoss, supervised
+from turngym.trainers.contrib.sage_opd import Intervention
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (

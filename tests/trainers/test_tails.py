@@ -13,8 +13,9 @@ from torch import Tensor
 
 from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
-from turngym.trainers.algorithms import guided_opd, opd
+from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
+from turngym.trainers.contrib import guided_opd
 from turngym.trainers.lm_head import MIN_TAIL_LOGP, project, topk
 from turngym.trainers.losses import bin_forward_kl, bin_reverse_kl
 from turngym.trainers.optimizer_step import Forward, accumulate

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from turngym.trainers.algorithm import BuildContext, Tokens
-from turngym.trainers.algorithms import guided_opd, opd, prm_rl
+from turngym.trainers.algorithms import opd, prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
+from turngym.trainers.contrib import guided_opd
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,

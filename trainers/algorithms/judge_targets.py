@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import Scorers, Targets, Told
-from turngym.trainers.algorithms.grpo_opd import combined_advantage
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge_votes import majority
+from turngym.trainers.targets import combined_advantage
 from turngym.trainers.told import Located, batch_turns, reader_of, score_turns, told_logprobs, told_turns
 
 

@@ -254,8 +254,11 @@ def build(
         return make_service(), None
     algorithm = _algorithm(config, tokenizer)
     scoring = scoring_of(config.run, dtype=config.teacher_dtype, device=config.device)
-    if config.distill.vocabulary == "other":
-        raise TurngymError("distill vocabulary is other with a proxy, whose clients write the prompts; valid: same")
+    if config.distill.vocabulary != "same":
+        raise TurngymError(
+            f"distill vocabulary is {config.distill.vocabulary} with a proxy, whose clients write the prompts; valid: "
+            "same"
+        )
     teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
     reference = None
     if algorithm.needs_reference:

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turngym.trainers.algorithm import (
+from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    GroupAdvantage,
     TokenLoss,
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
+from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 
 def gated_likelihood(logp_N: Tensor, told_logp_N: Tensor, beta: float) -> tuple[Tensor, Tensor]:

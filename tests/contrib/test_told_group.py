@@ -15,16 +15,17 @@ from test_token_losses import close, tokens
 
 from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, TokenLosses, Tokens, Told
-from turngym.trainers.algorithms.agent_opsd import AgentOpsdConfig, Believed, belief_moves, turn_factors
-from turngym.trainers.algorithms.opid import Added, OpidConfig
-from turngym.trainers.algorithms.rlsd import Directed, RlsdConfig, directed_advantage
-from turngym.trainers.algorithms.sdar import Gated, SdarConfig, gated_likelihood
-from turngym.trainers.algorithms.skill_sd import Distilled, SkillSdConfig, importance_k3
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.contrib.agent_opsd import AgentOpsdConfig, Believed, belief_moves, turn_factors
+from turngym.trainers.contrib.opid import Added, OpidConfig
+from turngym.trainers.contrib.rlsd import Directed, RlsdConfig, directed_advantage
+from turngym.trainers.contrib.sdar import Gated, SdarConfig, gated_likelihood
+from turngym.trainers.contrib.skill_sd import Distilled, SkillSdConfig, importance_k3
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, WithTold, check_amounts
 from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.run_config import ConfigError
-from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, WithTold, check_amounts
+from turngym.trainers.told import ToldLogprobs
 
 Make = Callable[..., Episode]
 NOTHING: Any = None

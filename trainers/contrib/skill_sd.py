@@ -1,6 +1,6 @@
 """Skill-SD: GRPO, and beside it a divergence from the policy that is told a skill, weighted by who sampled the token.
 
-Read next: trainers/told.py, trainers/algorithms/sdar.py, trainers/algorithms/grpo.py.
+Read next: trainers/told.py, trainers/contrib/sdar.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turngym.trainers.algorithm import (
+from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    GroupAdvantage,
     TokenLoss,
     TokenLosses,
     Tokens,
+    known_behavior,
 )
-from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.losses import known_behavior
-from turngym.trainers.told import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
+from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
 
 K3_MOST, RATIO_MOST = 20.0, 10.0
 """Log-ratios are cut from above to these before exp."""

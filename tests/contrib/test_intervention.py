@@ -12,9 +12,9 @@ import torch
 
 from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
-from turngym.trainers.algorithms import sage_opd
-from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate
 from turngym.trainers.batch import pack
+from turngym.trainers.contrib import sage_opd
+from turngym.trainers.contrib.sage_opd import Intervention, Reweighted, gate
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.run_config import ConfigError, DistillConfig
 

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.losses import LOG_RATIO_LIMIT
-from turngym.trainers.run_config import ConfigError
-from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
+from turngym.core import IN_FILE
+from turngym.trainers import (
+    LOG_RATIO_LIMIT,
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    ConfigError,
+    GroupAdvantage,
+    RolloutBatch,
+    ToldLogprobs,
+)
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 

@@ -11,12 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.protocols import Position
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
+from turngym.core import IN_FILE, Position
+from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, GroupAdvantage, RolloutBatch, ToldLogprobs
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 

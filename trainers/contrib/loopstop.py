@@ -17,14 +17,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.episode import Episode
-from turngym.core.loops import loop_end
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import fingerprint
-from turngym.trainers.targets import distillation
-from turngym.trainers.token_weights import WEIGHTS
+from turngym.core import IN_FILE, Episode, loop_end
+from turngym.trainers import (
+    WEIGHTS,
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    DepthPlan,
+    DepthState,
+    RolloutBatch,
+    distillation,
+    fingerprint,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,40 +6,33 @@ Read next: trainers/group_advantage.py, trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.episode import Episode
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import ConfigError, fingerprint
-from turngym.trainers.targets import label_logprobs
-from turngym.trainers.token_weights import WEIGHTS
+from turngym.core import IN_FILE, Episode
+from turngym.trainers import (
+    WEIGHTS,
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    ComparableGroups,
+    ConfigError,
+    FixedDepth,
+    GroupAdvantage,
+    PolicyGradient,
+    Reward,
+    RolloutBatch,
+    Scorers,
+    Targets,
+    combined_advantage,
+    fingerprint,
+    label_logprobs,
+)
 
-FloatN = NDArray[np.float32]
 Float64N = NDArray[np.float64]
-
-
-def combined_advantage(reward_N: FloatN, log_ratio_N: FloatN, *, w_reward: float, w_teacher: float) -> FloatN:
-    """A_i = w_reward A^reward_i + w_teacher (log q - log p): float32 [N].
-
-    `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
-    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
-
-    Args:
-        reward_N: the reward's advantage [N].
-        log_ratio_N: log q - log p [N] at the sampled id, nats, q the teacher.
-        w_reward: weight of the first.
-        w_teacher: weight of the second.
-    """
-    return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +54,8 @@ class CombinedAdvantage:
     nats."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        reward_E = rewards(batch, episodes, self.reward)
-        own_N = grpo_advantage(reward_E, batch.group_E, scale=self.scale)[batch.episode_N].astype(np.float32)
+        own = GroupAdvantage(reward=self.reward, scale=self.scale)(batch, episodes, scorers)
+        assert own.advantage_N is not None
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         mine_N, theirs_N = (
             logp_N.astype(np.float64) for logp_N in (label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
@@ -73,11 +66,10 @@ class CombinedAdvantage:
         w_reward, w_teacher = (
             (self.w_reward, self.w_teacher) if self.annealing is None else self.annealing(scorers.step)
         )
-        return Targets(
-            advantage_N=combined_advantage(own_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher),
-            label_logp_N=teacher_logp_N,
-            reward=reward_E,
+        advantage_N = combined_advantage(
+            own.advantage_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher
         )
+        return replace(own, advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

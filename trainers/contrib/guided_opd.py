@@ -12,22 +12,22 @@ from typing import Literal
 
 import torch
 
-from turngym.core.episode import Episode, Origin
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import (
+from turngym.core import IN_FILE, Episode, Origin
+from turngym.trainers import (
+    WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    ConfigError,
     FixedDepth,
     TokenLoss,
     TokenLosses,
     Tokens,
+    bin_forward_kl,
+    distillation,
+    fingerprint,
+    refused,
 )
-from turngym.trainers.batch import refused
-from turngym.trainers.losses import bin_forward_kl
-from turngym.trainers.run_config import ConfigError, fingerprint
-from turngym.trainers.targets import distillation
-from turngym.trainers.token_weights import WEIGHTS
 
 ORIGINS: tuple[Origin, ...] = ("policy", "demonstration")
 """Whose turns are trained on."""

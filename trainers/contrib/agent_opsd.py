@@ -1,6 +1,6 @@
 """AgentOPSD: GRPO whose advantage is larger in turns that move a belief in success the way the episode went.
 
-Read next: trainers/told.py, trainers/algorithms/rlsd.py, trainers/algorithms/grpo.py.
+Read next: trainers/told.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.run_config import ConfigError
-from turngym.trainers.told import ToldAdvantage, ToldGroupConfig, ToldLogprobs, check_amounts, told_group
+from turngym.core import IN_FILE
+from turngym.trainers import (
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    ConfigError,
+    GroupAdvantage,
+    RolloutBatch,
+    ToldLogprobs,
+)
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6

@@ -16,8 +16,8 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.trace import read_trace
 from turngym.trainers import train
 from turngym.trainers.algorithm import DepthPlan, DepthState
-from turngym.trainers.algorithms.loopstop import LoopDepth, LoopStats, LoopStopConfig, loop_stats
 from turngym.trainers.batch import pack
+from turngym.trainers.contrib.loopstop import LoopDepth, LoopStats, LoopStopConfig, loop_stats
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.recorded_source import RecordedSource
 

@@ -29,12 +29,7 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BuildContext, Scorers, Targets, Tokens
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
-from turngym.trainers.lm_head import MIN_LOGP
-from turngym.trainers.losses import SupportKL
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import VocabularyError, tiny_qwen3
-from turngym.trainers.optimizer_step import Forward, accumulate
-from turngym.trainers.other_vocabulary import (
+from turngym.trainers.contrib.other_vocabulary import (
     Beginnings,
     KnownPlaces,
     OtherVocabulary,
@@ -50,6 +45,11 @@ from turngym.trainers.other_vocabulary import (
     token_ends,
     without_end,
 )
+from turngym.trainers.lm_head import MIN_LOGP
+from turngym.trainers.losses import SupportKL
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import VocabularyError, tiny_qwen3
+from turngym.trainers.optimizer_step import Forward, accumulate
 from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.scorer import LocalScorer

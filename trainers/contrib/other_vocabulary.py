@@ -28,15 +28,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
-from turngym.core.episode import Episode, TopK, Turn
-from turngym.core.protocols import Scorer
-from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets, TokenLoss, TokenLosses, Tokens
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judge_votes import HINTING
-from turngym.trainers.lm_head import MIN_LOGP, MIN_TAIL_LOGP
-from turngym.trainers.run_config import ConfigError, DistillConfig
-from turngym.trainers.targets import TargetError, rows
+from turngym.agents import ChatRenderer, TextEpisodes
+from turngym.core import Episode, Scorer, TopK, Turn
+from turngym.trainers import (
+    MIN_LOGP,
+    MIN_TAIL_LOGP,
+    Algorithm,
+    ConfigError,
+    DistillConfig,
+    RolloutBatch,
+    Scorers,
+    TargetError,
+    TargetFn,
+    Targets,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+    rows,
+)
 
 IntArray = NDArray[np.int64]
 Cut = tuple[int, int, int, int]
@@ -641,7 +650,7 @@ class KnownPlaces:
 def of_other_vocabulary(
     algorithm: Algorithm, distill: DistillConfig, *, student: ChatRenderer, reader: TextEpisodes, sizes: tuple[int, int]
 ) -> Algorithm:
-    """`algorithm` with a teacher whose vocabulary is another one.
+    """A `Translation`: `algorithm` with a teacher whose vocabulary is another one.
 
     Raises ConfigError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
     support `student`.
@@ -653,7 +662,7 @@ def of_other_vocabulary(
         reader: writes episodes as the teacher's ids.
         sizes: rows of the LM heads (student's, teacher's).
     """
-    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.judge in HINTING:
+    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.told is not None:
         raise ConfigError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"

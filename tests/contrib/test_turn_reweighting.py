@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.algorithms.atod import Annealing, turn_factors
-from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
 from turngym.trainers.batch import pack
+from turngym.trainers.contrib.atod import Annealing, turn_factors
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 from turngym.trainers.targets import TargetError
 
 

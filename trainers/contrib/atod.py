@@ -1,6 +1,6 @@
 """ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach.
 
-Read next: trainers/algorithms/grpo_opd.py, trainers/group_advantage.py, trainers/losses.py.
+Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
-from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.group_advantage import ComparableGroups
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
-from turngym.trainers.token_weights import WEIGHTS, blend_alpha
+from turngym.core import IN_FILE
+from turngym.trainers import (
+    WEIGHTS,
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    ComparableGroups,
+    ConfigError,
+    FixedDepth,
+    PolicyGradient,
+    Reward,
+    RolloutBatch,
+    blend_alpha,
+    fingerprint,
+)
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
 FloatN = NDArray[np.float64]
 

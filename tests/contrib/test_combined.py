@@ -13,9 +13,9 @@ from scorers import Slope
 
 from turngym.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage, combined_advantage
 from turngym.trainers.batch import pack
-from turngym.trainers.targets import TargetError
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
+from turngym.trainers.targets import TargetError, combined_advantage
 
 SCORERS = Scorers(student=Slope(-0.05), teacher=Slope(-0.1))  # type: ignore[arg-type]
 RATIO = np.array([-0.5, -0.55, -0.6, -1.0, -1.05])  # -0.05 times the label

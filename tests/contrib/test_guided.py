@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
-from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, supervised
+from turngym.trainers.contrib.guided_opd import CosineGuide, GuidedLoss, supervised
 from turngym.trainers.losses import ClippedAdvantage, SupportKL, bin_forward_kl
 
 LN2 = log(2)

@@ -11,25 +11,26 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.core.episode import Episode, Turn
-from turngym.core.settings import IN_FILE
-from turngym.trainers.algorithm import (
+from turngym.core import IN_FILE, Episode, Turn
+from turngym.trainers import (
+    WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    ConfigError,
     FixedDepth,
+    RolloutBatch,
     Scorers,
     Targets,
+    TeacherTopK,
     TokenLoss,
     TokenLosses,
     Tokens,
+    batch_turns,
+    fingerprint,
+    majority,
+    support_kl,
 )
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judge_votes import majority
-from turngym.trainers.run_config import ConfigError, fingerprint
-from turngym.trainers.targets import TeacherTopK, support_kl
-from turngym.trainers.token_weights import WEIGHTS
-from turngym.trainers.told import batch_turns
 
 FACTOR = "factor"
 """The column of `Targets.extra` that `Reweighted` multiplies with."""
