@@ -49,6 +49,7 @@ from msgspec import NODEFAULT, Meta, Struct
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
+from turngym.core.user_files import json_of
 
 T = TypeVar("T")
 KIND = "kind"
@@ -356,8 +357,9 @@ def _free(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return dict(value) if isinstance(value, Mapping) else value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
+        # not msgspec's: a path may hold bytes that are no UTF-8
+        return json_of(value)
+    except ValueError as error:
         raise SpecError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
 
 

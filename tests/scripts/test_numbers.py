@@ -32,7 +32,7 @@ class Asked(Exception):
 
 
 def classes() -> Iterator[tuple[str, type[Any]]]:
-    """(verb, settings class) of every verb, as it reads them; those of evaluations and rollouts are values of a type."""
+    """(verb, settings class) of every verb, as it reads them, but evaluations and rollouts: their types say it."""
     patched = pytest.MonkeyPatch()
 
     def asked(kind: Any, *words: Any, **more: Any) -> Any:
@@ -135,19 +135,19 @@ def test_ranges_in_words() -> None:
 LINES = [
     (
         ["eval", "--panel", "alfworld-quickstart", "--samples", "0"],
-        "--samples is 0; valid: a whole number of at least 1",
+        "--samples is '0'; valid: a whole number of at least 1",
     ),
     (["eval", "--panel", "alfworld-quickstart", "--temperature", "nan"], "temperature is "),
     (
         ["eval", "--panel", "alfworld-quickstart", "--temperature", "-1"],
-        "temperature is -1; valid: a number of at least 0",
+        "temperature is '-1'; valid: a number of at least 0",
     ),
-    (["eval", "--panel", "alfworld-quickstart", "--noise", "1.5"], "noise is 1.5; valid: a number of at most 1"),
+    (["eval", "--panel", "alfworld-quickstart", "--noise", "1.5"], "noise is '1.5'; valid: a number of at most 1"),
     (
-        ["eval", "--panel", "alfworld-quickstart", "--workers", "5000"],
+        ["eval", "--panel", "alfworld-quickstart", "--workers", "workers.workers is 5000; valid: at most 1,024"],
         "5000",
     ),
-    (["rollout", "--seed", "-1"], "--seed is -1; valid: a whole number of at least 0"),
+    (["rollout", "--seed", "-1"], "--seed is '-1'; valid: a whole number of at least 0"),
     (["rollout", "--tasks", "99999999999"], "count is 99999999999; valid: a whole number of at most 1000000000"),
     (["play", "--seed", "-1"], "--seed is -1; it must be at least 0"),
     (["plan", "--gpus", "1", "0"], "--gpus is 0; it must be at least 1"),
