@@ -56,7 +56,7 @@ def test_what_the_panel_fixes_may_be_said_again(runs: Path, capsys: pytest.Captu
 
 def test_other_players_are_compared_and_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = report(runs, capsys, "own", "random")
-    assert "| agent | expert | random |" in text
+    assert "| agent.kind | player | random |" in text
     assert "not compared" not in text
 
 
@@ -67,7 +67,7 @@ def test_which_differences_decide() -> None:
     first = spec(agent="openai:a", preset="react", temperature=0.0)
     differ = differences_of(first, spec(agent="random"))
     # who plays and a preset's name decide nothing; its rules do
-    assert decisive(differ).keys() == {path for path in differ if path.startswith("play.")}
+    assert decisive(differ).keys() == {path for path in differ if path.startswith("play.")} - {"play.samples"}
     assert decisive(differ)["play.env.max_turns"] == (49, 24)
     assert list(decisive(differences_of(first, spec(agent="openai:b", preset="react", temperature=0.85)))) == [
         "agent.temperature"

@@ -20,6 +20,7 @@ from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import compare, score
 from turngym.agents.evaluation.seeds import rise
 from turngym.agents.play_spec import EvalSpec
+from turngym.core.episode import Episode
 from turngym.core.spec import put, read, to_table
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped, write_table
@@ -98,7 +99,13 @@ def test_tasks_that_both_played_are_compared(results: dict[str, PackedResult]) -
 def played(results: dict[str, PackedResult], *wins: bool) -> PackedResult:
     """The expert's result with other outcomes, one for each of its four tasks."""
     one = results["expert"]
-    episodes = tuple(replace(episode, success=won) for episode, won in zip(one.episodes, wins, strict=True))
+
+    def with_turns(episode: Episode, won: bool) -> Episode:
+        # runs that say the same to the letter are one run
+        first, *others = episode.turns
+        return replace(episode, success=won, turns=(replace(first, response=f"{first.response} {wins}"), *others))
+
+    episodes = tuple(with_turns(episode, won) for episode, won in zip(one.episodes, wins, strict=True))
     return replace(one, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
 
 
