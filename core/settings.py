@@ -29,6 +29,7 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import MOST as MOST
 from turngym.core.spec import NONE, Range, to_toml
+from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text, user_path
 
 T = TypeVar("T")
@@ -226,11 +227,17 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
     """Writes a nested table as a TOML file; its folder is made where it is missing."""
+    write_toml_text(path, to_toml(table))
+
+
+def write_toml_text(path: Path, text: str) -> None:
+    """Writes TOML that `read_toml` reads; the file's folder is made where it is missing, and an old file stays until
+    the new one is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = to_toml(table)
     # the bytes of a path may be no UTF-8, and TOML has no other way to say them
     raw = RAW if _SURROGATE.search(text) else ""
-    path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
+    with written_whole(path) as scratch:
+        scratch.write_text(raw + text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ from msgspec import NODEFAULT, Meta, Struct
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
+from turngym.core.user_files import json_of
 
 T = TypeVar("T")
 KIND = "kind"
@@ -356,8 +357,9 @@ def _free(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return dict(value) if isinstance(value, Mapping) else value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
+        # not msgspec's: a path may hold bytes that are no UTF-8
+        return json_of(value)
+    except ValueError as error:
         raise SpecError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
 
 
@@ -434,6 +436,9 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     value: Any = list(words) if many else words[0]
     if setting.free:
         return _free(value, where)
+    # msgspec reads numbers as JSON has them, people write .5
+    if isinstance(value, str) and float in _members(setting.type) and re.match(r"[-+]?\.\d", value):
+        value = value.replace(".", "0.", 1)
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
@@ -628,15 +633,24 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
     if unknown := _UNKNOWN.match(what):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
-        who = _said_by(origins, full, where)
+        # of a table what was given in it
+        given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
+        who = _said_by(origins, given, where)
         setting = settings_of(cls).get(full)
         if setting is None:
             return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        owners = " or ".join(dict.fromkeys(str(kind_of(one)) for one in setting.owners))
-        chosen = at(table, f"{path}.{KIND}")
-        return f"{who}: {short_name(cls, full)} is a setting of {path} = {owners}; {path} is {chosen}"
+        given = given.removesuffix(f".{KIND}")
+        given = short_name(cls, given) if given in settings_of(cls) else given
+        # the union whose other kinds have it
+        while path in settings_of(cls) and kind_of(settings_of(cls)[path].tables[0]) is None:
+            path = path.rpartition(".")[0]
+        union = settings_of(cls).get(path)
+        kinds = [] if union is None else [one for one in union.tables if full[len(path) + 1 :] in settings_of(one)]
+        owners = " or ".join(str(kind_of(one)) for one in kinds)
+        return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
     if missing := _MISSING.match(what):
-        full = f"{path}.{missing[1]}" if path else missing[1]
+        # where it is the kind of a table, the table
+        full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
         name = short_name(cls, full) if full in settings_of(cls) else full
         return f"{_said_by(origins, path, where)}: {name} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path

@@ -30,8 +30,9 @@ import faults
 import pytest
 import words as word_counts
 
+from turngym.agents.resolve_play import play_asked
 from turngym.envs.panels import list_panels
-from turngym.scripts import bench, command_line
+from turngym.scripts import bench, command_line, options
 from turngym.scripts import main as command
 from turngym.scripts import serve as serve
 from turngym.scripts.study import main as study
@@ -256,6 +257,17 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     readers = [command_line, importlib.import_module("turngym.scripts.train")]
     for module in readers:
         monkeypatch.setattr(module, "checked", dry)
+    asked = options.Verb.asked
+
+    def typed(verb: Any, argv: Sequence[str]) -> Any:
+        found = asked(verb, argv)
+        if found is None:
+            return None
+        for where, table in found.layers:
+            play_asked(table, where)
+        raise Parsed
+
+    monkeypatch.setattr(options.Verb, "asked", typed)
     try:
         status = command.main(words)
     except Parsed:
@@ -265,6 +277,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     finally:
         for module in readers:
             monkeypatch.setattr(module, "checked", real)
+        monkeypatch.setattr(options.Verb, "asked", asked)
     return None if status == 0 else f"status {status}"
 
 
@@ -393,12 +406,16 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
     monkeypatch.setenv("COLUMNS", "250")
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
     calls += [["train", "opd"], *(["train", name, "--help-all"] for name in BUILT_IN)]
+    calls += [["eval", "--help-all"], ["rollout", "--help-all"]]
     text = ""
     for words in calls:
-        with pytest.raises(SystemExit) as ended:
-            command.main([word for word in words if word] + ["--help"])
+        status: Any = 0
+        try:
+            status = command.main([word for word in words if word] + ["--help"])
+        except SystemExit as ended:
+            status = ended.code
         said = capsys.readouterr().out
-        assert (ended.value.code, "usage" in said) == (0, True), words
+        assert (status, "usage" in said) == (0, True), words
         text += said
     for program in (faults, bench_proxy):
         with contextlib.suppress(SystemExit):
