@@ -362,10 +362,16 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
         # tables of several owners may be no kinds of one union
-        if not isinstance(inner, dict) or KIND in inner or len(setting.tables) < 2 or kind_of(setting.tables[0]) is None:
+        if (
+            not isinstance(inner, dict)
+            or KIND in inner
+            or len(setting.tables) < 2
+            or kind_of(setting.tables[0]) is None
+        ):
             continue
-        mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
-        fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]
+        names = [field.name for one in setting.tables for field in fields_of(one)]
+        # a field that several kinds have says nothing of the kind
+        fits = [kind_of(one) for one in setting.tables if _main(one) in inner and names.count(_main(one)) == 1]
         if len(fits) == 1:
             inner[KIND] = fits[0]
     return table
@@ -398,7 +404,8 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{where} is {brief(' '.join(words), 80)}; valid: {_valid(str(error))}") from None
+        shown = " ".join(words)
+        raise SpecError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
     return found
 
 
@@ -533,7 +540,22 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
     _check_finite(found, where)
+    _check_ranges(found)
     return found
+
+
+def _check_ranges(value: Any) -> None:
+    """Raises SpecError for a number of a dataclass that is out of its range."""
+    from turngym.core.settings import SettingsError, check_numbers
+
+    if isinstance(value, Spec):
+        for field in fields_of(type(value)):
+            _check_ranges(getattr(value, field.name))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        try:
+            check_numbers(value, str)
+        except SettingsError as error:
+            raise SpecError(str(error)) from None
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -584,9 +606,9 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         setting = settings_of(cls).get(full)
         if setting is None:
             return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        owners = " or ".join(dict.fromkeys(str(kind_of(one)) for one in setting.owners))
-        chosen = at(table, f"{path}.{KIND}")
-        return f"{who}: {short_name(cls, full)} is a setting of {path} = {owners}; {path} is {chosen}"
+        union, kinds = _union_of(cls, full)
+        name, chosen = short_name(cls, full), at(table, f"{union}.{KIND}")
+        return f"{who}: {name} is a setting of {union} = {' or '.join(kinds)}; {union} is {chosen}"
     if missing := _MISSING.match(what):
         full = f"{path}.{missing[1]}" if path else missing[1]
         name = short_name(cls, full) if full in settings_of(cls) else full
@@ -594,13 +616,21 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     name = short_name(cls, path) if path in settings_of(cls) else path
     value = at(table, path)
     setting = settings_of(cls).get(path)
-    choices = choices_of(setting.type) if setting is not None else []
+    valid = _valid(what) if setting is None else _valid_for(setting, value, what)
     if path.endswith(f".{KIND}"):
         union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
-        choices = [] if union is None else [str(kind_of(one)) for one in union.tables]
-        name = path
-    valid = f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(what)
+        kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
+        valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
     return f"{_said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
+
+
+def _union_of(cls: type[Spec], path: str) -> tuple[str, list[str]]:
+    """The innermost union that a setting is in, and those of its kinds that have it."""
+    above = path.rpartition(".")[0]
+    while above and not any(kind_of(one) for one in settings_of(cls)[above].tables):
+        above = above.rpartition(".")[0]
+    tables = settings_of(cls)[above].tables if above else ()
+    return above, [str(kind_of(one)) for one in tables if path.removeprefix(f"{above}.") in settings_of(one)]
 
 
 def _said_by(origins: Mapping[str, str], path: str, where: str) -> str:
@@ -620,6 +650,12 @@ _NAMES = {
     "null": NONE,
 }
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+
+
+def _valid_for(setting: Setting, value: Any, said: str) -> str:
+    """What a setting may be; `said` is what msgspec says of `value`."""
+    choices = choices_of(setting.type)
+    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(said)
 
 
 def _valid(said: str) -> str:
