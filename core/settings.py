@@ -27,7 +27,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.secrets import refuse_credentials
-from turngym.core.spec import NONE, to_toml
+from turngym.core.spec import MOST as MOST
+from turngym.core.spec import NONE, Range, to_toml
+from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text, user_path
 
 T = TypeVar("T")
@@ -59,37 +61,6 @@ def read_by(*uses: str) -> Mapping[str, Any]:
     return {"uses": frozenset(uses)}
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers that a setting may have, as a note beside its type: `Annotated[int, Range(1)]`.
-
-    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
-    """
-
-    least: float = 0
-    most: float | None = None
-    """None: the limit of what has no note."""
-    above: bool = False
-    """Whether `least` itself is too small."""
-    below: bool = False
-    """Whether `most` itself is too large."""
-
-    def refuses(self, value: float) -> str:
-        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
-        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
-        if value > most:
-            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
-        if self.below and value == most:
-            return f"less than {most:g}"
-        if value > self.least or (value == self.least and not self.above):
-            return ""
-        if self.least < -MOST:
-            return "a finite number"
-        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
-
-
-MOST = 10**9
-"""The largest whole number that a setting without a note may have: what counts something that is made."""
 Seed = Annotated[int, Range(most=math.inf)]
 """A seed, which may have any number of digits."""
 Length = Annotated[int, Range(1)]
@@ -256,11 +227,17 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
     """Writes a nested table as a TOML file; its folder is made where it is missing."""
+    write_toml_text(path, to_toml(table))
+
+
+def write_toml_text(path: Path, text: str) -> None:
+    """Writes TOML that `read_toml` reads; the file's folder is made where it is missing, and an old file stays until
+    the new one is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = to_toml(table)
     # the bytes of a path may be no UTF-8, and TOML has no other way to say them
     raw = RAW if _SURROGATE.search(text) else ""
-    path.write_text(raw + text, encoding="utf-8", errors="surrogateescape")
+    with written_whole(path) as scratch:
+        scratch.write_text(raw + text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ import inspect
 import json
 import math
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ from msgspec import NODEFAULT, Meta, Struct
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
+from turngym.core.user_files import json_of
 
 T = TypeVar("T")
 KIND = "kind"
@@ -62,6 +64,39 @@ Seed = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that a setting of a dataclass may have, as a note beside its type: `Annotated[int, Range(1)]`.
+
+    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
+    """
+
+    least: float = 0
+    most: float | None = None
+    """None: the limit of what has no note."""
+    above: bool = False
+    """Whether `least` itself is too small."""
+    below: bool = False
+    """Whether `most` itself is too large."""
+
+    def refuses(self, value: float) -> str:
+        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
+        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
+        if value > most:
+            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
+        if self.below and value == most:
+            return f"less than {most:g}"
+        if value > self.least or (value == self.least and not self.above):
+            return ""
+        if self.least < -MOST:
+            return "a finite number"
+        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
+
+
+MOST = 10**9
+"""The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
 class SpecError(TurngymError, ValueError):
@@ -322,8 +357,9 @@ def _free(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return dict(value) if isinstance(value, Mapping) else value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
+        # not msgspec's: a path may hold bytes that are no UTF-8
+        return json_of(value)
+    except ValueError as error:
         raise SpecError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
 
 
@@ -401,6 +437,9 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     value: Any = list(words) if many else words[0]
     if setting.free:
         return _free(value, where)
+    # msgspec reads numbers as JSON has them, people write .5
+    if isinstance(value, str) and float in _members(setting.type) and re.match(r"[-+]?\.\d", value):
+        value = value.replace(".", "0.", 1)
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
@@ -539,23 +578,8 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
-    _check_finite(found, where)
-    _check_ranges(found)
+    _check_numbers(found, where)
     return found
-
-
-def _check_ranges(value: Any) -> None:
-    """Raises SpecError for a number of a dataclass that is out of its range."""
-    from turngym.core.settings import SettingsError, check_numbers
-
-    if isinstance(value, Spec):
-        for field in fields_of(type(value)):
-            _check_ranges(getattr(value, field.name))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        try:
-            check_numbers(value, str)
-        except SettingsError as error:
-            raise SpecError(str(error)) from None
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -578,16 +602,25 @@ def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_finite(value: Any, where: str, path: str = "") -> None:
-    """Raises SpecError for a number that is infinite or not a number: no setting has one."""
-    if isinstance(value, Spec):
+def _check_numbers(value: Any, where: str, path: str = "") -> None:
+    """Raises SpecError for a number that is infinite or not a number, and in a dataclass for one out of its range."""
+    if isinstance(value, Spec) or dataclasses.is_dataclass(value):
         for field in fields_of(type(value)):
-            _check_finite(getattr(value, field.name), where, f"{path}.{field.name}" if path else field.name)
-    elif isinstance(value, tuple):
-        for item in value:
-            _check_finite(item, where, path)
+            item, here = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
+            limits = None if isinstance(value, Spec) else _range_of(field.type)
+            for one in item if isinstance(item, tuple) else (item,):
+                if limits is not None and isinstance(one, int | float) and not isinstance(one, bool):
+                    if wanted := limits.refuses(one):
+                        raise SpecError(f"{where}{': ' if where else ''}{here} is {brief(one, 40)}; valid: {wanted}")
+                else:
+                    _check_numbers(one, where, here)
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{where}{': ' if where else ''}{path} is {value}; valid: a finite number")
+
+
+def _range_of(kind: Any) -> Range:
+    notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    return next((note for note in notes if isinstance(note, Range)), Range())
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -602,15 +635,24 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
     if unknown := _UNKNOWN.match(what):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
-        who = _said_by(origins, full, where)
+        # of a table what was given in it
+        given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
+        who = _said_by(origins, given, where)
         setting = settings_of(cls).get(full)
         if setting is None:
             return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        union, kinds = _union_of(cls, full)
-        name, chosen = short_name(cls, full), at(table, f"{union}.{KIND}")
-        return f"{who}: {name} is a setting of {union} = {' or '.join(kinds)}; {union} is {chosen}"
+        given = given.removesuffix(f".{KIND}")
+        given = short_name(cls, given) if given in settings_of(cls) else given
+        # the union whose other kinds have it
+        while path in settings_of(cls) and kind_of(settings_of(cls)[path].tables[0]) is None:
+            path = path.rpartition(".")[0]
+        union = settings_of(cls).get(path)
+        kinds = [] if union is None else [one for one in union.tables if full[len(path) + 1 :] in settings_of(one)]
+        owners = " or ".join(str(kind_of(one)) for one in kinds)
+        return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
     if missing := _MISSING.match(what):
-        full = f"{path}.{missing[1]}" if path else missing[1]
+        # where it is the kind of a table, the table
+        full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
         name = short_name(cls, full) if full in settings_of(cls) else full
         return f"{_said_by(origins, path, where)}: {name} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
@@ -622,15 +664,6 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
         valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
     return f"{_said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
-
-
-def _union_of(cls: type[Spec], path: str) -> tuple[str, list[str]]:
-    """The innermost union that a setting is in, and those of its kinds that have it."""
-    above = path.rpartition(".")[0]
-    while above and not any(kind_of(one) for one in settings_of(cls)[above].tables):
-        above = above.rpartition(".")[0]
-    tables = settings_of(cls)[above].tables if above else ()
-    return above, [str(kind_of(one)) for one in tables if path.removeprefix(f"{above}.") in settings_of(one)]
 
 
 def _said_by(origins: Mapping[str, str], path: str, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Measure this machine: rollouts, a training step on a GPU, the retrieval server, the training proxy."""
+"""Measure this machine: rollouts, a training step on a GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "gpu": "turngym.scripts.bench_gpu",
-    "proxy": "turngym.scripts.bench_proxy",
-    "retrieval": "turngym.scripts.bench_retrieval",
     "rollout": "turngym.scripts.bench_rollout",
 }
 

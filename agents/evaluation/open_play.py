@@ -19,9 +19,8 @@ from turngym.agents.resolve_play import make_arguments
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
-from turngym.core.settings import PROVENANCE
+from turngym.core.settings import PROVENANCE, write_toml_text
 from turngym.core.spec import Resolved, differing, to_table, to_toml
-from turngym.core.tables import atomic_write
 
 FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
@@ -92,7 +91,4 @@ def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: st
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
     record = record_of(spec)
     origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}
-    text = to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(text)
+    write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about}))

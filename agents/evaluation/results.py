@@ -17,6 +17,7 @@ from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, plain_id
+from turngym.core.user_files import json_of
 
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
@@ -85,10 +86,11 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     Of the verdicts it knows the valid and the invalid ones alone.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Results)
+        # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
+        found = msgspec.convert(json_of(path.read_bytes()), _Results)
     except OSError as error:
         raise EvaluationError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
     env_id = plain_id(found.spec.play.env.id)
     outcomes = [

@@ -338,7 +338,7 @@ def _game(cell: Cell) -> dict[str, Any]:
 
 
 def _facing(settings: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """How an evaluation's environment speaks to agents: the arguments of training that hold there (`eval_make`), where
+    """How an evaluation's environment speaks to agents: the arguments of training that hold there (`eval_spec`), where
     the panel's `own` do not come first."""
     given = _kwargs(settings.get("env_kwargs", {}), where)
     hidden = own if settings.get("preset") is None else {}

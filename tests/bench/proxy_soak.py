@@ -38,11 +38,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+from bench_server import children, cpu_seconds, megabytes
 from server_faults import TARGETS, Sender, ready
 
 from turngym.agents import load_world
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
-from turngym.scripts.bench_server import children, cpu_seconds, megabytes
 
 DISK = 64 << 20
 """Bytes of the disk that the run is on."""

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bench_server import cpu_seconds
+
 from turngym.core.tables import Table
-from turngym.scripts.bench_server import cpu_seconds
 
 
 @dataclass(slots=True)

@@ -195,7 +195,6 @@ def test_no_send_and_no_half_of_an_answer_is_waited_for() -> None:
 COMMANDS = {
     "agents/model_server.py": "SGLang",
     "core/provenance.py": "git",
-    "scripts/bench_server.py": "a server to be measured",
     "scripts/bootstrap.py": "pip and the tests",
     "scripts/jobs.py": "turngym train and turngym eval",
 }

@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_proxy
 import faults
 import pytest
 import words as word_counts
 
+from turngym.agents.resolve_play import play_asked
 from turngym.envs.panels import list_panels
-from turngym.scripts import bench, command_line
+from turngym.scripts import bench, command_line, options
 from turngym.scripts import main as command
 from turngym.scripts import serve as serve
 from turngym.scripts.study import main as study
@@ -255,6 +257,17 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     readers = [command_line, importlib.import_module("turngym.scripts.train")]
     for module in readers:
         monkeypatch.setattr(module, "checked", dry)
+    asked = options.Verb.asked
+
+    def typed(verb: Any, argv: Sequence[str]) -> Any:
+        found = asked(verb, argv)
+        if found is None:
+            return None
+        for where, table in found.layers:
+            play_asked(table, where)
+        raise Parsed
+
+    monkeypatch.setattr(options.Verb, "asked", typed)
     try:
         status = command.main(words)
     except Parsed:
@@ -264,6 +277,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     finally:
         for module in readers:
             monkeypatch.setattr(module, "checked", real)
+        monkeypatch.setattr(options.Verb, "asked", asked)
     return None if status == 0 else f"status {status}"
 
 
@@ -391,15 +405,20 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
     monkeypatch.setenv("COLUMNS", "250")
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
     calls += [["train", "opd"], *(["train", name, "--help-all"] for name in BUILT_IN)]
+    calls += [["eval", "--help-all"], ["rollout", "--help-all"]]
     text = ""
     for words in calls:
-        with pytest.raises(SystemExit) as ended:
-            command.main([word for word in words if word] + ["--help"])
+        status: Any = 0
+        try:
+            status = command.main([word for word in words if word] + ["--help"])
+        except SystemExit as ended:
+            status = ended.code
         said = capsys.readouterr().out
-        assert (ended.value.code, "usage" in said) == (0, True), words
+        assert (status, "usage" in said) == (0, True), words
         text += said
-    with contextlib.suppress(SystemExit):
-        faults.main(["--help"])
+    for program in (faults, bench_proxy):
+        with contextlib.suppress(SystemExit):
+            program.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*\w", text + capsys.readouterr().out)) | OF_OTHERS
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
     lost = []
@@ -425,9 +444,10 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_the_pages_are_short() -> None:
-    users, evidence = word_counts.totals()
+    users, evidence, research = word_counts.totals()
     assert users <= 35_000, "cut before you add: python tests/support/words.py --pages"
     assert evidence <= 20_400
+    assert research <= 5_000
 
 
 def test_the_readme_is_short() -> None:
@@ -444,5 +464,6 @@ def test_the_lists_of_files_and_metrics_are_up_to_date() -> None:
 
 def test_every_page_is_in_the_site() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        assert f" {page.name}\n" in nav, f"docs/{page.name} is missing in the nav of mkdocs.yml"
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert f" {name}\n" in nav, f"docs/{name} is missing in the nav of mkdocs.yml"

@@ -83,7 +83,10 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--env-kwargs", '{"env_id": "x"}'], "takes no argument 'env_id'"),
         (["--env-kwargs", '{"env_class": "this:s"}'], "env_class is no argument"),
         (["--env-kwargs", '{"max_episode_steps": 3}'], "valid: max_turns"),
-        (["--env-kwargs", '{"split": "generated"}', "--split", "generated_unseen"], "split is given by itself and among env_kwargs"),
+        (
+            ["--env-kwargs", '{"split": "generated"}', "--split", "generated_unseen"],
+            "split is given by itself and among env_kwargs",
+        ),
         (["--env-kwargs", '{"show_admissible": "off"}'], "show_admissible is 'off'; valid: true or false"),
         (["--tasks", "0"], "count is 0; valid: a whole number of at least 1"),
     ):
@@ -95,8 +98,14 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
     ("given", "words"),
     [
         (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is given by itself and among env_kwargs"),
-        (["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'], "reading is given by itself and among env_kwargs"),
-        (["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'], "show_admissible is given by itself and among env_kwargs"),
+        (
+            ["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'],
+            "reading is given by itself and among env_kwargs",
+        ),
+        (
+            ["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'],
+            "show_admissible is given by itself and among env_kwargs",
+        ),
         (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is given by itself and among env_kwargs"),
         (["--env-kwargs", '{"channel": "text"}'], "--channel"),
     ],

@@ -148,8 +148,6 @@ def test_an_unknown_argument_of_an_environment_is_one_line() -> None:
         ("quickstart --limit 0", "--limit is 0; it must be at least 1"),
         ("study run --parallel 0 bench", "--parallel is 0; it must be at least 1"),
         ("bench rollout --threads 0", "--threads is 0; it must be at least 1"),
-        ("bench retrieval --clients 0", "--clients is 0; it must be at least 1"),
-        ("bench proxy --sessions 0", "--sessions is 0; it must be at least 1"),
         ("bench gpu --turns 0", "--turns is 0; it must be at least 1"),
     ],
 )

@@ -16,20 +16,21 @@ pytest.importorskip("torch", reason="the options of the proxy need turngym[train
 
 from other_values import other_value
 
-from turngym.agents.agent_options import AgentOptions
 from turngym.core.needed import check_needed, needed_keys, needs_of
 from turngym.core.settings import FLAT, Needs, SettingsError, inner_groups, settings_of
 from turngym.scripts import bench, command_line, serve
 from turngym.scripts import main as command
 from turngym.scripts.study import main as study
 
+TYPED = ("eval", "rollout")
+"""Verbs whose settings that need others live inside them: the type refuses them (`core.spec`)."""
 VERBS = {
     **{
         f"{name} {one}": path
         for name, group in (("serve", serve), ("bench", bench), ("study", study))
         for one, path in group.VERBS.items()
     },
-    **{name: path for name, path in command.VERBS.items() if name not in ("serve", "bench", "study", "train")},
+    **{name: path for name, path in command.VERBS.items() if name not in ("serve", "bench", "study", "train", *TYPED)},
 }
 REQUIRED: Mapping[str, Any] = {
     **dict.fromkeys(("out", "student", "corpus", "run", "folder", "file", "model", "adapter", "index", "panel"), "x"),
@@ -307,12 +308,6 @@ def test_a_long_value_is_cut_and_a_key_in_it_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("eval --panel alfworld-quickstart --examples-as text", "--examples-as text needs --examples"),
-        ("eval --panel alfworld-quickstart --token-ids", "--token-ids needs an endpoint as --agent (openai:MODEL)"),
-        ("eval --panel alfworld-quickstart --agent random --noise .2", "--noise 0.2 needs an expert or another player"),
-        ("eval --rescore x --samples 2", "--samples 2 needs --panel"),
-        ("rollout --append", "--append needs --out"),
-        ("rollout --policy-server http://127.0.0.1:1", "--policy-server http://127.0.0.1:1 needs a model that it has"),
         ("serve proxy --student s --out o --no-train --judge expert", "--judge expert needs to train"),
         ("serve proxy --student s --out o --prm-opd.w-hint 2", "--prm-opd.w-hint 2.0 needs --algorithm prm-opd"),
         ("serve policy m --engine vllm --cache-tokens 9", "--cache-tokens 9 needs --engine sglang"),
@@ -333,13 +328,31 @@ def test_each_verb_says_so_before_anything_is_opened(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_agent_of_another_package_is_given_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"temperature": 0.1, "noise": 0.1, "device": "cpu", "max_new_tokens": 3}
-    check_needed(AgentOptions(agent="a.b:c", **given))
-    monkeypatch.setattr("turngym.agents.agent_options.installed", lambda group: {"mine": None})
-    check_needed(AgentOptions(agent="mine", **given))
-    with pytest.raises(SettingsError, match="needs a model as --agent"):
-        check_needed(AgentOptions(agent="searching", **given))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("eval --token-ids", "token_ids is a setting of agent = openai or own; agent is player"),
+        ("eval --agent random --noise .2", "noise is a setting of agent = player or own; agent is random"),
+        ("eval --agent expert --memory all", "memory is a setting"),
+        ("eval --agent openai:m --examples.form text", "examples must be given"),
+        ("eval --agent openai:m --device cpu", "device is a setting"),
+        ("eval --agent model:x --policy-server http://127.0.0.1:1 --threads 2", "threads is a setting"),
+        (
+            "rollout --policy-server http://127.0.0.1:1",
+            "policy_server is a setting of agent = model or own; agent is player",
+        ),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_type(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb, *more = words.split()
+    panel = ["--panel", "alfworld-quickstart"] if verb == "eval" else []
+    assert command.main([verb, *panel, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_class_names_settings_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from turngym.agents.worlds import load_world
-from turngym.scripts.command_line import with_homes
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.scripts.rollout import RolloutOptions
 from turngym.trainers.several import further_env
 
 NAMES = {
@@ -64,12 +62,12 @@ def test_evaluations_traces_results_and_reports(place: str, run: Run) -> None:
     short = ["--samples", "1", "--limit", "2", "--max-turns", "3"]
     run("panel", "show", panel)
     run("eval", "--panel", panel, "--agent", "expert", *short, "--out", f"{place}/one")
-    run("eval", "--config", f"{place}/one/config.toml", "--out", f"{place}/two")
+    run("eval", "--config", f"{place}/one/spec.toml", "--out", f"{place}/two")
     run("eval", "--rescore", f"{place}/one", "--out", f"{place}/again")
     assert "0.0" in run("eval", "--compare", f"{place}/one", f"{place}/two")
 
     run("rollout", "--agent", "expert", "--split", "generated", "--tasks", "2", "--out", f"{place}/r.jsonl")
-    run("rollout", "--config", f"{place}/r.config.toml", "--append", "--seed", "1")
+    run("rollout", "--config", f"{place}/r.spec.toml", "--out", f"{place}/r.jsonl", "--append", "--seed", "1")
     run("rollout", "--agent", f"replay:{place}/r.jsonl", "--split", "generated", "--tasks", "2", "--max-turns", "2")
     for words in (["print"], ["print", "--turns", "--prompt"], ["verify"]):
         run("trace", words[0], f"{place}/r.jsonl", *words[1:])
@@ -141,8 +139,8 @@ def test_a_run_is_called_by_its_whole_name(tmp_path: Path) -> None:
 def test_two_traces_whose_names_have_dots_have_settings_of_their_own(tmp_path: Path) -> None:
     for name in ("lr.1", "lr.2", "trace.jsonl"):
         assert main(["rollout", "--agent", "expert", "--tasks", "1", "--out", str(tmp_path / name)]) == 0
-    found = {path.name for path in tmp_path.glob("*.config.toml")}
-    assert found == {"lr.1.config.toml", "lr.2.config.toml", "trace.config.toml"}
+    found = {path.name for path in tmp_path.glob("*.toml")}
+    assert found == {"lr.1.spec.toml", "lr.2.spec.toml", "trace.spec.toml"}
 
 
 def test_a_comma_in_a_path_ends_no_setting_of_a_further_environment() -> None:
@@ -153,7 +151,6 @@ def test_a_comma_in_a_path_ends_no_setting_of_a_further_environment() -> None:
 
 def test_a_home_folder_stands_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert with_homes(RolloutOptions(out=Path("~/x.jsonl"))).out == tmp_path / "x.jsonl"
     (tmp_path / "c.toml").write_text('agent = "expert"\nsplit = "generated"\ntasks = 1\nout = "~/x.jsonl"\n')
     assert main(["rollout", "--config", "~/c.toml"]) == 0
     assert (tmp_path / "x.jsonl").is_file()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from turngym.agents.evaluation.compare import decisive, describe, differing, recorded
-from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.compare import decisive, describe, differences_of
+from turngym.agents.evaluation.evaluate import USUAL, evaluate
+from turngym.agents.play_spec import EvalSpec
+from turngym.agents.resolve_play import resolve_play
 from turngym.scripts.main import main
 
 PANEL = "alfworld-quickstart"
@@ -31,7 +34,7 @@ def report(runs: Path, capsys: pytest.CaptureFixture[str], *names: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("other", "said"), [("short", "make.max_turns 24 and 3"), ("reject", "make.on_invalid")])
+@pytest.mark.parametrize(("other", "said"), [("short", "max_turns 24 and 3"), ("reject", "on_invalid")])
 def test_other_settings_are_said_and_the_pair_is_refused(
     runs: Path, capsys: pytest.CaptureFixture[str], other: str, said: str
 ) -> None:
@@ -53,26 +56,24 @@ def test_what_the_panel_fixes_may_be_said_again(runs: Path, capsys: pytest.Captu
 
 def test_other_players_are_compared_and_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = report(runs, capsys, "own", "random")
-    assert "| agent | expert | random |" in text
+    assert "| agent.kind | player | random |" in text
     assert "not compared" not in text
 
 
 def test_which_differences_decide() -> None:
-    first = {"agent": "a", "model": "1", "temperature": 0.0, "make.max_turns": 24, "preset": "react"}
-    second = {"agent": "b", "model": "2", "temperature": None, "make.max_turns": 24}
-    differ = differing(first, second)
-    assert list(differ) == ["agent", "model", "temperature", "preset"]
-    assert decisive(differ) == {"preset": ("react", None)}
-    assert list(decisive(differing(first, {**first, "temperature": 0.85}))) == ["temperature"]
-    assert describe({"preset": ("react", None)}) == "preset 'react' and None"
+    def spec(**given: Any) -> EvalSpec:
+        return resolve_play([("test", {"panel": PANEL, **given})], usual=USUAL).spec
 
-
-def test_settings_out_of_the_episodes() -> None:
-    evaluated = {"agent": "a", "make": {"on_invalid": "reject", "data": "d"}, "goal_rate": 0.5, "chat": "c"}
-    assert recorded([evaluated]) == {"agent": "a", "make.on_invalid": "reject", "chat": "c"}
-    # an evaluation in training says its limit of turns beside the rest
-    trained = {"agent": "a", "max_turns": 5, "panel": {"name": "alfworld-quickstart-v1"}}
-    assert recorded([trained])["make.max_turns"] == 5
-    assert recorded([{"panel": {"name": "alfworld-quickstart-v1"}}])["make.max_turns"] == 24
-    assert recorded([{"panel": {"name": "gone-v1"}}]) == {}
-    assert recorded([{"seed": 1}, {"seed": 2}]) == {"seed": "1 and 2"}
+    first = spec(agent="openai:a", preset="react", temperature=0.0)
+    differ = differences_of(first, spec(agent="random"))
+    # who plays and a preset's name decide nothing; its rules do
+    assert decisive(differ).keys() == {path for path in differ if path.startswith("play.")} - {"play.samples"}
+    assert decisive(differ)["play.env.max_turns"] == (49, 24)
+    assert list(decisive(differences_of(first, spec(agent="openai:b", preset="react", temperature=0.85)))) == [
+        "agent.temperature"
+    ]
+    # how much is played, and who computes, change no paired difference
+    other = spec(agent="openai:a", preset="react", temperature=0.0, samples=9, limit=2, slots=3, seed=8)
+    assert not decisive(differences_of(first, other))
+    assert list(differences_of(first, other)) == ["play.tasks.sampling.kind", "play.samples", "play.seed"]
+    assert describe({"play.env.max_turns": (24, 3)}) == "max_turns 24 and 3"

@@ -19,6 +19,9 @@ from turngym.agents.evaluation.packed import packed
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import compare, score
 from turngym.agents.evaluation.seeds import rise
+from turngym.agents.play_spec import EvalSpec
+from turngym.core.episode import Episode
+from turngym.core.spec import put, read, to_table
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped, write_table
 
@@ -57,7 +60,7 @@ def test_results_stand_by_panel_the_best_first(results: dict[str, PackedResult])
     row = dict(zip(header, rows[0], strict=True))
     assert (row["result"], row["samples"], row["tasks"], row["errors"]) == ("expert", "1", "4", "0")
     assert row["success % [95 %]"] == "100.0 [39.8, 100.0]"
-    preset = replace(results["shop"], settings={**results["shop"].settings, "preset": "turnopd"})
+    preset = with_settings(results["shop"], {"preset": "turnopd"})
     assert [group.title for group in grouped({"shop": results["shop"], "other": preset})] == [
         "webshop-quickstart-v1",
         "webshop-quickstart-v1, preset turnopd",
@@ -76,7 +79,7 @@ def test_differences_are_paired_where_tasks_and_settings_are_the_same(results: d
     assert known.mean < 0
     assert cells["expert"]["team/noisy"].startswith(f"{-100 * known.mean:+.1f}")
     assert cells["expert"]["hasty"] == "-"
-    assert "expert and hasty: played otherwise: make.max_turns 3 and 24" in notes
+    assert "expert and hasty: played otherwise: max_turns 3 and 24" in notes
     assert grouped(results)[1].paired() is None
 
 
@@ -96,7 +99,13 @@ def test_tasks_that_both_played_are_compared(results: dict[str, PackedResult]) -
 def played(results: dict[str, PackedResult], *wins: bool) -> PackedResult:
     """The expert's result with other outcomes, one for each of its four tasks."""
     one = results["expert"]
-    episodes = tuple(replace(episode, success=won) for episode, won in zip(one.episodes, wins, strict=True))
+
+    def with_turns(episode: Episode, won: bool) -> Episode:
+        # runs that say the same to the letter are one run
+        first, *others = episode.turns
+        return replace(episode, success=won, turns=(replace(first, response=f"{first.response} {wins}"), *others))
+
+    episodes = tuple(with_turns(episode, won) for episode, won in zip(one.episodes, wins, strict=True))
     return replace(one, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
 
 
@@ -135,8 +144,18 @@ def test_training_seeds_of_a_method_stand_together(results: dict[str, PackedResu
     assert grouped({"a-seed0": named["a-seed0"], "expert": named["expert"]})[0].by_method() is None
 
 
-def with_settings(result: PackedResult, **settings: Any) -> PackedResult:
-    return replace(result, settings={**result.settings, **settings})
+def with_settings(result: PackedResult, settings: dict[str, Any]) -> PackedResult:
+    """The result with other values at some paths of its settings."""
+    table = to_table(result.spec)
+    for path, value in settings.items():
+        put(table, path, None)
+        put(table, path, value)
+    return replace(result, spec=read(EvalSpec, table, "test"))
+
+
+def model(weights: str, **chat: Any) -> dict[str, Any]:
+    """Settings of a model that plays."""
+    return {"agent": {"kind": "model", "folder": "m", "weights": weights, "chat": chat}}
 
 
 @pytest.mark.parametrize(
@@ -144,10 +163,10 @@ def with_settings(result: PackedResult, **settings: Any) -> PackedResult:
     [
         (("m", "m-seed0"), ({}, {}), "m has no training seed in its name, and m-seed0 has one"),
         (("m-seed0", "m-seed00"), ({}, {}), "m-seed0 and m-seed00 are both of training seed 0"),
-        (("m-seed0", "m-seed1"), ({"model": "ab"}, {"model": "ab"}), r"of the same model \(files ab\)"),
-        (("m-seed0", "m-seed1"), ({}, {"make": {"max_turns": 10**12}}), "make.max_turns 24 and 1000000000000"),
-        (("m-seed0", "m-seed1"), ({"model": "a", "chat": "x"}, {"model": "b", "chat": "y"}), "chat 'x' and 'y'"),
-        (("m-seed0", "m-seed1"), ({}, {"agent": "random"}), "agent 'expert' and 'random'"),
+        (("m-seed0", "m-seed1"), (model("ab"), model("ab")), r"of the same model \(files ab\)"),
+        (("m-seed0", "m-seed1"), ({}, {"play.env.max_turns": 10**9}), "max_turns 24 and 1000000000"),
+        (("m-seed0", "m-seed1"), (model("a", system="x"), model("b", system="y")), "system 'x' and 'y'"),
+        (("m-seed0", "m-seed1"), ({}, {"agent": {"kind": "random"}}), "kind 'player' and 'random'"),
     ],
 )
 def test_files_that_are_no_seeds_of_one_method_stand_alone(
@@ -155,8 +174,7 @@ def test_files_that_are_no_seeds_of_one_method_stand_alone(
 ) -> None:
     wins = (True, True, True, False), (True, False, False, False)
     named = {
-        name: with_settings(played(results, *won), **more)
-        for name, won, more in zip(names, wins, settings, strict=True)
+        name: with_settings(played(results, *won), more) for name, won, more in zip(names, wins, settings, strict=True)
     }
     (group,) = grouped(named)
     assert {name: [*runs.values()] for name, runs in group.methods.items()} == {n: [r] for n, r in named.items()}
@@ -173,7 +191,10 @@ def test_files_without_a_common_task_stand_alone(results: dict[str, PackedResult
 
 
 def test_one_sealed_file_is_one_seed_and_models_of_their_own_are_several(results: dict[str, PackedResult]) -> None:
-    one, other = (with_settings(results["expert"], model=model, seed=seed) for seed, model in enumerate("ab"))
+    one, other = (
+        with_settings(played(results, True, True, True, seed == 0), {**model(weights), "play.seed": seed})
+        for seed, weights in enumerate("ab")
+    )
     assert not grouped({"m-seed0": one, "m-seed1": other})[0].apart()
     copied = replace(one, seal="c0ffee")
     (group,) = grouped({f"m-seed{seed}": copied for seed in range(3)})

@@ -113,8 +113,8 @@ def test_a_run_is_one_seed_of_one_method(
         ([poor[0], poor[0]], [good[0], good[0]], f"name {poor[0]} 2 times"),
         ([poor[0], copied], good, "are the same evaluation"),
         (poor, [copied, again], f"--first {poor[0]} and --second {copied} are the same evaluation"),
-        ([poor[0], str(other)], good, "make.max_turns 24 and 7"),
-        ([poor[0], good[0]], [poor[1], good[1]], "agent 'expert (noise 0.7)' and 'expert (noise 0.3)'"),
+        ([poor[0], str(other)], good, "max_turns 24 and 7"),
+        ([poor[0], good[0]], [poor[1], good[1]], "noise 0.7 and 0.3"),
     ):
         assert main(["study", "plan", "--first", *first, "--second", *second]) == 2
         error = capsys.readouterr().err.strip()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turngym.scripts.bench_server import children
+from bench_server import children
 
 PATIENCE = 60.0
 """Seconds to the end after each of two signals; a drain has 20 or 30."""

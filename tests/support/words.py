@@ -51,11 +51,12 @@ def counts() -> dict[str, dict[str, int]]:
     return found
 
 
-def totals() -> tuple[int, int]:
-    """Words of the pages for users (written by hand, without Evidence, Contrib and the changelog), and of these two."""
+def totals() -> tuple[int, int, int]:
+    """Words of the pages for users (by hand, without the changelog and the next two), of Evidence and
+    Contrib, and of Research."""
     by_section = {name: sum(inside.values()) for name, inside in counts().items()}
-    evidence = by_section["Evidence"] + by_section["Contrib"]
-    return sum(by_section.values()) - evidence - by_section["made"], evidence
+    evidence, research = by_section["Evidence"] + by_section["Contrib"], by_section["Research"]
+    return sum(by_section.values()) - evidence - research - by_section["made"], evidence, research
 
 
 if __name__ == "__main__":
@@ -64,4 +65,5 @@ if __name__ == "__main__":
         for page, number in sorted(inside.items(), key=lambda item: -item[1]):
             if "--pages" in sys.argv[1:]:
                 print(f"         {number:7,}  {page}")
-    print(f"{totals()[0]:7,}  pages for users, written by hand\n{totals()[1]:7,}  evidence, contrib")
+    for number, what in zip(totals(), ("pages for users, written by hand", "evidence, contrib", "research"), strict=True):
+        print(f"{number:7,}  {what}")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_runs import command, save_tiny
 
-from turngym.core.trace import iter_episodes
+from turngym.agents.evaluation.compare import spec_of
 from turngym.envs.panels import panel_of_env, write_panel
 from turngym.envs.webshop import nouns
 from turngym.scripts.main import main
@@ -66,7 +66,7 @@ def test_a_run_is_not_resumed_with_another_scoring(
     assert f"the rewards of turngym/WebShop-v0 are approximate ({why})" in said
     assert f"evaluations: scores of mine-v1 are approximate ({why})" in said
     (trace,) = (tmp_path / "run" / "eval").glob("step_000001.jsonl")
-    assert {episode.meta["scored_with"] for episode in iter_episodes(trace)} == {"builtin"}
+    assert spec_of(trace).play.scoring["scored_with"] == "builtin"
     # the run's environment goes with the run, and its shop with it
     gc.collect()
     nouns.record_nouns("full-synthetic", data)

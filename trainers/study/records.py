@@ -19,6 +19,7 @@ import numpy as np
 
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
+from turngym.agents.evaluation.statistics import alike
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
@@ -584,7 +585,7 @@ def merge_records(files: Mapping[str, Records]) -> Records:
             _compare(games.setdefault(record.world, one), one, game_settings)
             _compare(rows.setdefault(row, one), one, row_settings)
             place, other = cells.setdefault((*row, record.seed), one)
-            if other != record:
+            if other != record and not alike(to_json(other), to_json(record)):
                 raise TurngymError(f"{place} and {file} both have {_name(record)}, with other numbers: leave one out")
     made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
     order = {name: place for place, name in enumerate(_names(files.values()))}

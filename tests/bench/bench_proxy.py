@@ -7,14 +7,15 @@ messages. The exit status is 1 if a turn was lost, sessions were mixed up, the s
 cleanly.
 
 Examples:
-    turngym bench proxy
-    turngym bench proxy --sessions 64 --seconds 120 --no-train
+    python tests/bench/bench_proxy.py
+    python tests/bench/bench_proxy.py --sessions 64 --seconds 120 --no-train
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -24,10 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench_server import Server
+
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.redaction import excerpt
 from turngym.core.settings import Above0, Count, Length
-from turngym.scripts.bench_server import Server
 from turngym.scripts.command_line import read
 
 # --- Clients, and what the records must hold
@@ -158,8 +160,7 @@ def check(out: Path, tally: Tally) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `turngym bench proxy`."""
-    config = read(BenchProxy, argv, prog="turngym bench proxy", description=__doc__)
+    config = read(BenchProxy, argv, prog="bench_proxy.py", description=__doc__)
     if config.out is not None:
         return run_load(config, config.out)
     with tempfile.TemporaryDirectory() as folder:
@@ -206,3 +207,7 @@ def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[
             f"{training['ready_turns']:,} ready, {training['to_judge']} to judge"
         )
     return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`turngym bench retrieval` on a few hundred passages: both servers start, answer alike, and the figures are there."""
+"""The bench of the retrieval server on a few hundred passages: both servers start, answer alike and are measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench_retrieval as bench
 import pytest
-
-from turngym.scripts import bench_retrieval as bench
-from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, distinct_queries
-from turngym.scripts.bench_server import Server, cpu_seconds
+from bench_retrieval import OURS, PEERS, Tally, distinct_queries
+from bench_server import Server, cpu_seconds
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")

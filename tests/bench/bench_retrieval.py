@@ -14,8 +14,8 @@ about batching and threads, not about web frameworks), the `datasets` library, w
 neural encoder.
 
 Examples:
-    turngym bench retrieval
-    turngym bench retrieval --passages 200000 --clients 128 --json retrieval.json
+    python tests/bench/bench_retrieval.py
+    python tests/bench/bench_retrieval.py --passages 200000 --clients 128 --json retrieval.json
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from bench_server import Server, started
 
-from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.redaction import excerpt
 from turngym.core.settings import Above0, Count, Length, Range, Seed
 from turngym.core.tables import print_table
-from turngym.scripts.bench_server import Server, started
 from turngym.scripts.command_line import read
 
 # --- Made-up passages and queries
@@ -236,11 +235,11 @@ def make_peer(folder: Path, threads: int = 0) -> Any:
     return app
 
 
-def serve_peer() -> int:
+def serve_peer(folder: Path, threads: int) -> int:
     from waitress import create_server
 
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    app = make_peer(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    app = make_peer(folder, threads)
     server = create_server(
         app, host="127.0.0.1", port=0, threads=THREADS, connection_limit=1000, asyncore_use_poll=True
     )
@@ -251,7 +250,8 @@ def serve_peer() -> int:
 
 # --- The load test
 
-OURS = "turngym"
+OURS, PEER = "turngym", "peer"
+"""Ours, and the word with which this file starts as the peer, in a process of its own."""
 PEERS = {"Search-R1 per request": "0", "the same, 1 thread each": "1"}
 """Number of faiss threads in each request of the peer; 0 is faiss' default."""
 
@@ -263,7 +263,7 @@ def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         folder = config.index or Path(scratch) / "index"
         build_load_index(config, folder, Path(scratch))
-        peer = ["-m", "turngym.scripts.bench_retrieval", str(folder)]
+        peer = [__file__, PEER, str(folder)]
         verb = ["serve", "retrieval", "--index", str(folder), "--port", "0"]
         commands = {name: [*peer, threads] for name, threads in PEERS.items()}
         commands[OURS] = ["-m", "turngym.scripts.main", *verb]
@@ -382,17 +382,16 @@ class RetrievalBench:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `turngym bench retrieval`; the exit status is 1 if a request failed or other passages were found."""
-    config = read(RetrievalBench, argv, prog="turngym bench retrieval", description=__doc__)
+    """The exit status is 1 if a request failed or other passages were found."""
+    config = read(RetrievalBench, argv, prog="bench_retrieval.py", description=__doc__)
     figures: dict[str, Any] = {}
-    try:
-        met = load_test(config, figures)
-    except RetrievalError as error:
-        raise TurngymError(str(error)) from error
+    met = load_test(config, figures)
     if config.json is not None:
         config.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if met else 1
 
 
-if __name__ == "__main__":  # the peer, in a process of its own: INDEX_FOLDER [THREADS]
-    sys.exit(serve_peer())
+if __name__ == "__main__":
+    if sys.argv[1:2] == [PEER]:
+        sys.exit(serve_peer(Path(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(sys.argv[1:]))
