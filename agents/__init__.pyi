@@ -35,7 +35,6 @@ from .rendering.chat_settings import ChatSettings as ChatSettings
 from .rendering.renderer import ChatRenderer as ChatRenderer
 from .rendering.renderer import TextEpisodes as TextEpisodes
 from .resolve_play import resolve_agent as resolve_agent
-from .resolve_play import resolve_play as resolve_play
 from .rollout_sources import ExpertSource as ExpertSource
 from .rollout_sources import LiveSource as LiveSource
 from .saved_model import save_model as save_model

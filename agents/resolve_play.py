@@ -90,7 +90,7 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises SpecError for settings that do not exist, and for one that is given twice.
     """
-    found = expand(EvalSpec, table, where)
+    found = _unsaid(expand(EvalSpec, table, where))
     play = found.get("play", {})
     kwargs = play.get("env_kwargs", {})
     if "channel" in kwargs:
@@ -101,6 +101,14 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise SpecError(f"{where}: {name} is given by itself and among env_kwargs; valid: once")
         put(found, homes[name], kwargs.pop(name))
     return found
+
+
+def _unsaid(table: dict[str, Any]) -> dict[str, Any]:
+    """`table` without a channel of `auto`, which stands for what holds where nobody says one."""
+    chat = at(table, "agent.chat")
+    if isinstance(chat, dict) and chat.get("channel") == "auto":
+        del chat["channel"]
+    return table
 
 
 def panel_name(panel: Panel, named: str) -> str:
@@ -123,7 +131,7 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool
         where: who gives them, for errors.
         asked: whether people asked for them; what another kind of agent has alone is left out otherwise.
     """
-    given = expand(_Alone, table, where)
+    given = _unsaid(expand(_Alone, table, where))
     layers = [Layer(name=where, table=given, asked=asked)]
     if at(given, "agent.kind") == "model":
         layers.insert(0, folder_layer(str(at(given, "agent.folder"))))

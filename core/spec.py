@@ -405,8 +405,9 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
             or kind_of(setting.tables[0]) is None
         ):
             continue
-        mains = {kind_of(one): _main(one) for one in setting.tables if _main(one)}
-        fits = [kind for kind, main in mains.items() if main in inner and list(mains.values()).count(main) == 1]
+        names = [field.name for one in setting.tables for field in fields_of(one)]
+        # a field that several kinds have says nothing of the kind
+        fits = [kind_of(one) for one in setting.tables if _main(one) in inner and names.count(_main(one)) == 1]
         if len(fits) == 1:
             inner[KIND] = fits[0]
     return table
@@ -442,7 +443,8 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     try:
         found = msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{where} is {brief(' '.join(words), 80)}; valid: {_valid(str(error))}") from None
+        shown = " ".join(words)
+        raise SpecError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
     return found
 
 
@@ -656,12 +658,11 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     name = short_name(cls, path) if path in settings_of(cls) else path
     value = at(table, path)
     setting = settings_of(cls).get(path)
-    choices = choices_of(setting.type) if setting is not None else []
+    valid = _valid(what) if setting is None else _valid_for(setting, value, what)
     if path.endswith(f".{KIND}"):
         union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
-        choices = [] if union is None else [str(kind_of(one)) for one in union.tables]
-        name = path
-    valid = f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(what)
+        kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
+        valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
     return f"{_said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
 
 
@@ -682,6 +683,12 @@ _NAMES = {
     "null": NONE,
 }
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+
+
+def _valid_for(setting: Setting, value: Any, said: str) -> str:
+    """What a setting may be; `said` is what msgspec says of `value`."""
+    choices = choices_of(setting.type)
+    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(said)
 
 
 def _valid(said: str) -> str:

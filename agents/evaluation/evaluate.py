@@ -102,8 +102,10 @@ def play_evaluation(
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
     with locked_folder(out):
         panel = panel or load_panel(tasks.panel)
-        if panel.sha256 != tasks.sha256:
-            raise PanelError(f"{panel.full_name} has sha256 {panel.sha256[:12]}, the settings say {tasks.sha256[:12]}")
+        own, said = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
+        if own != said:
+            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (own, said))
+            raise PanelError(f"{panel.full_name} has {known}, the settings say {given}")
         ready = open_play(found.spec, agent)
         chosen = _tasks(panel, ready, verify)
         # an evaluation that shows how its own tasks are done would measure copying

@@ -16,7 +16,7 @@ from turngym.agents.play_spec import EvalSpec, First, OnPanel, PlaySpec, Publish
 from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_preset
 from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError
-from turngym.core.redaction import brief, excerpt
+from turngym.core.redaction import excerpt
 from turngym.core.spec import Layer, differing, merged, to_table
 from turngym.core.task import plain_id
 from turngym.envs.panels import Panel, PanelError, shipped_panel
@@ -132,7 +132,7 @@ def _rules(original: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[s
             if name == "max_turns":
                 yield f"{given} turns ({wanted})"
             else:
-                yield f"{name} {brief(given, 40)}" + ("" if wanted is None else f" ({wanted})")
+                yield f"{name} {excerpt(given, 40)}" + ("" if wanted is None else f" ({wanted})")
 
 
 def _depth(play: PlaySpec) -> Iterator[str]:

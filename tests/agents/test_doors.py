@@ -33,7 +33,7 @@ import gymnasium
 from turngym.agents.playing.agent import Reply, ResponseWriter
 from turngym.envs.base import Outcome, TextEnv
 from turngym.core.task import Task, ToolSpec, content_hash
-from turngym.envs.guard import ActionGuard
+from turngym.envs.registration import register
 
 
 class CountEnv(TextEnv):
@@ -100,10 +100,6 @@ class Fast:
         pass
 
 
-def make(channel=None, **kwargs):
-    return ActionGuard(CountEnv(**kwargs), channel=channel, max_turns=12)
-
-
 def stubborn(guard):
     return Stubborn(guard.base)
 
@@ -113,7 +109,7 @@ def fast_agent(env, options):
 
 
 if "toy_counting/Count-v0" not in gymnasium.registry:
-    gymnasium.register("toy_counting/Count-v0", entry_point=make, disable_env_checker=True, order_enforce=False)
+    register("toy_counting/Count-v0", CountEnv, max_turns=12)
 """
 ENV = "toy_counting:toy_counting/Count-v0"
 
@@ -154,7 +150,7 @@ def untimed(episodes: Any) -> list[Episode]:
 def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
     result = evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False)
     assert (result.scores.overall.avg.mean, len(result.episodes), result.resumed) == (1.0, 4, 0)
-    assert "few-v1, first 2 tasks: 2 samples" in str(result)
+    assert "few-v1, first 2 tasks, on_invalid reject (noop): 2 samples" in str(result)
     assert "Avg@2" in str(result)
     header, rows = result.table()
     assert header == ["", "expert"]
@@ -207,7 +203,7 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
     assert again.spec.chat == ModelChat(channel="tool", system="Go.")
     with pytest.raises(AgentError, match="noise, device: settings of agents"):
         play_episodes(agent=ExpertAgent(), noise=0.5, device="cpu", channel="text")
-    with pytest.raises(SpecError, match=r"no setting temprature\. Did you mean 'temperature'"):
+    with pytest.raises(SpecError, match=r"no setting 'temprature'\. Did you mean 'temperature'"):
         resolve_agent({"agent": "random", "temprature": 1.0})
 
 
@@ -221,7 +217,7 @@ def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
     assert played.errors == 0
     *_, written, departs = str(played).splitlines()
     assert written == f"4 episodes in {out}"
-    assert departs.startswith("Not as the original: episodes end after 5 turns; ")
+    assert departs.startswith("Not as the original: on_invalid reject (noop); episodes end after 5 turns; ")
     with pytest.raises(TurngymError, match=r"add to it with --append \(append=True\)"):
         play_episodes(tasks=1, out=out, env_kwargs=kwargs, progress=False)
     more = play_episodes(
@@ -231,7 +227,7 @@ def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
     drawn = [play_episodes(tasks=3, draw=True, seed=seed, env_kwargs=kwargs, progress=False) for seed in (1, 1, 2)]
     ids = [[episode.task.task_id for episode in one.episodes] for one in drawn]
     assert ids[0] == ids[1] != ids[2]
-    named = play_episodes(tasks=[ids[0][0]], env_kwargs=kwargs, progress=False)
+    named = play_episodes(task=[ids[0][0]], env_kwargs=kwargs, progress=False)
     assert [episode.task.task_id for episode in named.episodes] == ids[0][:1]
 
 

@@ -585,7 +585,7 @@ def test_the_key_is_in_no_file(serve: Any, tmp_path: Path, monkeypatch: pytest.M
     results = json.loads((tmp_path / "eval" / "results.json").read_text())
     assert results["usage"]["answers"] == 4
     asked = len(fake.requests)
-    assert main.main(["eval", "--config", str(tmp_path / "eval" / "config.toml")]) == 0
+    assert main.main(["eval", "--config", str(tmp_path / "eval" / "spec.toml")]) == 0
     assert len(fake.requests) == asked  # resumed: nothing was played again
     again = json.loads((tmp_path / "eval" / "results.json").read_text())
     assert {**again, "seconds": 0, "date": ""} == {**results, "seconds": 0, "date": ""}

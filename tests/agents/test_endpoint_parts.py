@@ -415,8 +415,8 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"extra_body": '{"seed": 1}'}, "--extra-body sets seed"),
         ({"extra_body": "[]"}, "must be a JSON object"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"request_deadline": 0.0}, "--request-deadline is 0"),
-        ({"request_retries": -1}, "--request-retries is -1"),
+        ({"request_deadline": 0.0}, "request_deadline is 0"),
+        ({"request_retries": -1}, "request_retries is -1"),
         ({"price_in": 1.0}, "--price-out is missing"),
     ],
 )

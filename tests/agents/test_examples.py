@@ -257,7 +257,7 @@ def test_a_result_says_which_examples_were_shown(tmp_path: Path, capsys: pytest.
     assert "Example 1:\n-= Welcome to TextWorld" in text.episodes[0].system
     with pytest.raises(TurngymError, match="played with model"):
         evaluate("alfworld-quickstart", student, out=tmp_path / "turns", **about)
-    assert main(["eval", "--config", str(tmp_path / "turns" / "config.toml"), "--out", str(tmp_path / "again")]) == 0
+    assert main(["eval", "--config", str(tmp_path / "turns" / "spec.toml"), "--out", str(tmp_path / "again")]) == 0
     notes = compare_recorded(tmp_path / "plain", tmp_path / "again").notes()
     assert [note for note in notes if note.startswith("examples differs: None and '1 as turns, ")]
     with pytest.raises(AgentError, match="--examples are for models"):

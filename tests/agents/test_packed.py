@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
-from turngym.agents import evaluate
-from turngym.agents.evaluation.compare import compare_recorded
+from turngym.agents import evaluate, play_episodes
+from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore
 from turngym.agents.evaluation.packed import (
     check_result,
     first_difference,
@@ -23,6 +24,7 @@ from turngym.agents.evaluation.packed import (
 )
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.agents.evaluation.scores import EvaluationError, score
+from turngym.agents.play_spec import Compute, Whole
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.task import Verdict
 from turngym.scripts.main import main
@@ -55,12 +57,11 @@ def test_what_was_packed_is_read_and_checked(run: Path, result: PackedResult, tm
     written = json.loads((run / "results.json").read_text())
     assert read.scores == written["scores"]
     assert read.versions == written["versions"]
-    assert (read.settings["agent"], read.settings["panel"], read.settings["seed"]) == (
-        "expert (noise 0.6)",
-        f"{PANEL}-v1",
-        3,
-    )
-    assert read.settings["make"] == {"max_turns": 9}
+    assert (read.agent, read.spec) == (result.agent, result.spec)
+    assert read.agent == "expert (noise 0.6)"
+    # who computed is nobody's business
+    assert differences_of(read.spec, rescore(run).spec) == {}
+    assert read.spec.compute == Compute()
     assert path.stat().st_size < 10_000
 
 
@@ -87,8 +88,18 @@ def turn_changed(make: Callable[[Turn], Turn]) -> Callable[[PackedResult], Packe
     return change
 
 
-def setting(**changes: Any) -> Callable[[PackedResult], PackedResult]:
-    return lambda result: replace(result, settings={**result.settings, **changes})
+def setting(path: str, value: Any) -> Callable[[PackedResult], PackedResult]:
+    """The setting at a dotted path becomes `value`, valid or not."""
+
+    def change(result: PackedResult) -> PackedResult:
+        def changed(spec: Any, names: list[str]) -> Any:
+            first, *rest = names
+            inner = changed(getattr(spec, first), rest) if rest else value
+            return replaced(spec, **{first: inner})
+
+        return replace(result, spec=changed(result.spec, path.split(".")))
+
+    return change
 
 
 def with_episodes(
@@ -98,7 +109,9 @@ def with_episodes(
 
     def change(result: PackedResult) -> PackedResult:
         episodes = choose(result.episodes)
-        return replace(result, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
+        return replace(
+            result, episodes=episodes, scores=json.loads(json.dumps(score(episodes, result.spec.play).to_json()))
+        )
 
     return change
 
@@ -111,13 +124,6 @@ def best_twice(episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
     """Whoever won once is said to have won twice: the other sample is the same episode under another number."""
     won = {one.task.task_id: one for one in episodes if one.success}
     return tuple(replace(won.get(one.task.task_id, one), sample=one.sample) for one in episodes)
-
-
-def first_tasks(result: PackedResult) -> PackedResult:
-    """Four of the five tasks, with their table, as if no more had been asked for."""
-    known = list(dict.fromkeys(one.task.task_id for one in result.episodes))[:4]
-    made = with_episodes(lambda all_: tuple(one for one in all_ if one.task.task_id in known))(result)
-    return replace(made, settings={**made.settings, "tasks": 4})
 
 
 def table_digit(result: PackedResult) -> PackedResult:
@@ -145,19 +151,23 @@ CHANGES = {
     "a digit of the table": (table_digit, "table: overall.avg.mean is"),
     "an episode left out": (with_episodes(lambda all_: all_[1:]), "sample 0: the episode is missing"),
     "an episode too many": (with_episodes(lambda all_: (*all_, all_[0])), "sample 0: one episode too many"),
-    "tasks left out": (first_tasks, "settings: 4 tasks, of the panel these are 5"),
+    "tasks left out": (
+        setting("play.tasks.sampling", Whole()),
+        "/7 sample 0: the episode is missing",
+    ),
+    "the panel's size": (setting("play.tasks.size", 5), "settings: size is 5"),
     "a task's hash": (
         lambda result: episode_changed(0, task=replace(result.episodes[0].task, sha256="0" * 64))(result),
         "its task has sha256 000000000000, the panel says",
     ),
-    "the panel's hash": (setting(panel_sha256="0" * 64), "settings: panel_sha256 is"),
-    "another panel": (setting(panel="alfworld-generated-eval-v1"), "settings: panel_sha256 is"),
+    "the panel's hash": (setting("play.tasks.sha256", "0" * 64), "sha256"),
+    "another panel": (setting("play.tasks.panel", "alfworld-generated-eval-v1"), "sha256"),
     "a setting of the environment": (
-        setting(make={"max_turns": 30}),
+        setting("play.env.max_turns", 30),
         "in the file, 'unfinished'",
     ),
-    "the seed": (setting(seed=4), "played with seed 3, the settings say 4"),
-    "the number of samples": (setting(samples=3), "sample 2: the episode is missing"),
+    "the seed": (setting("play.seed", 4), "played with seed 3, the settings say 4"),
+    "the number of samples": (setting("play.samples", 3), "sample 2: the episode is missing"),
 }
 
 
@@ -177,12 +187,11 @@ def test_an_untouched_file_has_no_differences(result: PackedResult, tmp_path: Pa
 
 
 EDITS = {
-    "the temperature": ('"temperature": null', '"temperature": 0.1', "settings.temperature"),
-    "the agent": ('"agent": "expert', '"agent": "learned', "settings.agent"),
+    "the noise": ('"noise": 0.6', '"noise": 0.1', "spec.agent.noise"),
+    "the agent": ('"agent": "expert', '"agent": "learned', "agent"),
     "a version": ('"python": "3', '"python": "4', "versions.python"),
-    "a new setting": ('"seed": 3', '"seed": 3, "preset": "turnopd"', "settings.preset"),
-    "a setting taken out": ('"make": {"max_turns": 9}', '"make": {}', "settings.make.max_turns"),
-    "the model": ('"limit": 5', '"limit": 5, "model": "0123456789abcdef"', "settings.model"),
+    "a setting": ('"preset": null', '"preset": "turnopd"', "spec.preset"),
+    "a setting taken out": ('"max_turns": 9, ', '"max_turns": 50, ', "spec.play.env.max_turns"),
     "the date": ('"date": "20', '"date": "19', "date"),
     "a digit": ('"turns": 8', '"turns": 7', "table"),
     "an episode": ('"finish":"', '"finish":"x', "{task} sample 0"),
@@ -216,22 +225,23 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "empty": b"",
         "plain": b"{}",
         "other": lzma.compress(b'{"format": "other"}'),
-        "newer": lzma.compress(lines[0].replace('"version": 2', '"version": 3').encode()),
+        "newer": lzma.compress(lines[0].replace('"version": 3', '"version": 4').encode()),
         "line": lzma.compress("\n".join([lines[0], lines[1][:-9]]).encode()),
     }
     for data in cases.values():
         path.write_bytes(data)
         with pytest.raises(EvaluationError, match=r"a\.result\.xz is not a packed result: .+"):
             read_result(path)
-    for name, value in {"samples": "x", "tasks": True, "seed": None, "make": 5, "limit": "z", "panel": ["x"]}.items():
-        setting(**{name: value})(result).write(path)
-        with pytest.raises(EvaluationError, match=rf"its setting {name} is {re.escape(repr(value))}"):
+    for name, value in {"samples": "x", "seed": None, "env_kwargs": 5, "tasks.panel": ("x",)}.items():
+        setting(f"play.{name}", value)(result).write(path)
+        with pytest.raises(EvaluationError, match=rf"its spec: (play\.)?{re.escape(name.rpartition('.')[2])} is "):
             read_result(path)
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "date": ({"date": None}, r"date is None; valid: a text"),
         "versions": ({"versions": {"turngym": 3}}, r"versions\.turngym is 3"),
         "list": ({"versions": ["turngym"]}, r"versions is \['turngym'\]; valid: a table"),
         "seconds": ({"seconds": "x"}, r"seconds is 'x'; valid: a finite number"),
+        "agent": ({"agent": ["a"]}, r"agent is \['a'\]"),
         "nan": ({"seconds": float("nan")}, r"seconds is nan"),
         "huge": ({"seconds": 10**400}, r"seconds is 1000"),
         "negative": ({"seconds": -5.0}, r"-5\.0; valid: at least 0"),
@@ -242,11 +252,7 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         replace(result, **changes).write(path)
         with pytest.raises(EvaluationError, match=said):
             read_result(path)
-    for name, value in {"agent": ["a"], "temperature": "hot", "preset": 3, "player": ["x"]}.items():
-        setting(**{name: value})(result).write(path)
-        with pytest.raises(EvaluationError, match=rf"its setting {name} is .*; valid: "):
-            read_result(path)
-    many = check_result(setting(samples=10**9)(result).write(path))
+    many = check_result(setting("play.samples", 10**9)(result).write(path))
     assert f"{5 * 10**9 - 10} episodes are missing" in many
     with pytest.raises(EvaluationError, match="No such file"):
         read_result(tmp_path / "none.result.xz")
@@ -267,20 +273,18 @@ def test_who_has_the_player_can_tell_whether_it_played(result: PackedResult) -> 
 
 
 def test_what_cannot_be_packed(run: Path, tmp_path: Path) -> None:
-    lines = (run / "trace.jsonl").read_text().splitlines()
-    (tmp_path / "trace.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    head, *lines = (run / "trace.jsonl").read_text().splitlines()
+    (tmp_path / "trace.jsonl").write_text("\n".join([head, *lines[:-1]]) + "\n")
     with pytest.raises(EvaluationError, match="lacks 1 episodes"):
         packed(tmp_path)
-    bare = [json.loads(line) for line in lines]
-    for one in bare:
-        del one["meta"]["panel"], one["crc"]
-    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, bare)) + "\n")
+    play_episodes(tasks=1, out=tmp_path / "t.jsonl", progress=False)
     with pytest.raises(EvaluationError, match="not played on a panel"):
-        packed(tmp_path)
+        packed(tmp_path / "t.jsonl")
     changed = [
         line.replace("You are in the middle", "You are at the edge") for line in map(json.dumps, map(json.loads, lines))
     ]
-    (tmp_path / "trace.jsonl").write_text("\n".join(re.sub(r', "crc": "\w+"', "", line) for line in changed) + "\n")
+    bare = [re.sub(r', "crc": "\w+"', "", line) for line in changed]
+    (tmp_path / "trace.jsonl").write_text("\n".join([head, *bare]) + "\n")
     with pytest.raises(EvaluationError, match="turn 0: observation is"):
         pack_result(tmp_path, tmp_path / "a.result.xz")
     assert not (tmp_path / "a.result.xz").exists()

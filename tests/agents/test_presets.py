@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,23 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
-from turngym.agents import presets as published
-from turngym.agents.agent_options import AgentOptions
-from turngym.agents.endpoint.client import EndpointOptions
-from turngym.agents.evaluation.training_evaluation import eval_note
+from turngym.agents.evaluation.play_episodes import USUAL as ROLLOUT
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe
-from turngym.agents.presets import PRESETS, preset_table
+from turngym.agents.presets import preset_table, presets
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.tables import markdown
-from turngym.core.trace import read_trace
-from turngym.envs.panels import load_panel
+from turngym.core.trace import read_specs, read_trace
+from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import register
 from turngym.scripts import main as command
 from turngym.trainers import train
 from turngym.trainers.open_demonstrations import open_demonstrations
-from turngym.trainers.panel_evaluation import eval_make
+from turngym.trainers.panel_evaluation import eval_spec
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.student_sources import played_source
@@ -51,29 +50,30 @@ def student(world: str = "alfworld") -> str:
 
 
 def test_limits_of_table_7_and_the_others() -> None:
-    limits = {(row.name, row.env_id): row.max_turns for row in PRESETS}
+    limits = {(row.name, row.env_id): row.make()["max_turns"] for row in presets()}
     assert [limits["turnopd", env] for env in (ALFWORLD, WEBSHOP, SEARCH)] == [80, 50, 30]
     assert [limits["verl-agent", env] for env in (ALFWORLD, WEBSHOP, SEARCH)] == [50, 15, 4]
     assert [limits["react", env] for env in (ALFWORLD, WEBSHOP, SEARCH)] == [49, 14, 7]
     # four searches, and a turn that can only answer
     assert limits["search-r1", SEARCH] == 5
-    assert len(limits) == len(PRESETS)
+    assert len(limits) == len(presets())
 
 
-@pytest.mark.parametrize("row", PRESETS, ids=lambda row: f"{row.name}-{row.env_id}")
+@pytest.mark.parametrize("row", presets(), ids=lambda row: f"{row.name}-{row.env_id}")
 def test_every_preset_makes_its_environment_and_says_how_to_act(row: Preset) -> None:
-    chat = row.chat(row.make())
+    chat = row.beside({})["agent"]["chat"]
     settings = row.settings(ChatSettings(), row.make())
     env: Any = gym.make(row.env_id, **row.make(), channel=chat["channel"])
     env.reset(seed=0)
-    assert (env.max_turns, env.on_invalid, env.tool.name) == (row.max_turns, row.on_invalid, row.tool)
-    assert ("\nAdmissible actions:\n- " in env.reset(seed=0)[0]) == row.show_admissible
+    own = row.table["play"]["env"]
+    assert (env.max_turns, env.on_invalid, env.tool.name) == (own["max_turns"], own["on_invalid"], own["tool_name"])
+    assert ("\nAdmissible actions:\n- " in env.reset(seed=0)[0]) == own.get("show_admissible", False)
     system = chat.get("system", env.instructions + env.channel.instructions(env.tool))
     assert "{" not in system
     if settings.remembers.templates is not None:
         system += settings.remembers.templates.first
         assert chat["system"] == ""
-    needed = [row.tool] if row.channel == "tool" else [f"</{tag}>" for tag in env.tool.tags]
+    needed = [own["tool_name"]] if chat["channel"] == "tool" else [f"</{tag}>" for tag in env.tool.tags]
     assert all(word in system for word in needed)
     assert row.sources
     assert row.differs
@@ -87,56 +87,23 @@ def test_a_preset_arrives_whole(tmp_path: Path) -> None:
     row = preset("verl-agent", ALFWORLD)
     few = {"max_turns": 4, "threads": 1, "limit": 1, "progress": False, "max_new_tokens": 16}
     result = evaluate("alfworld-quickstart", student(), preset="verl-agent", out=tmp_path, **few)  # type: ignore[arg-type]
-    assert result.settings["samples"] == 1
+    assert result.spec.play.samples == 1
     (episode,) = result.episodes
-    assert episode.system == row.system
+    assert episode.system == row.table["agent"]["chat"]["system"] == ""
     assert len(episode.segments) == episode.depth == 4
-    made = result.settings["make"]
-    assert (made["max_turns"], made["on_invalid"]) == (4, "noop")
-    assert "invalid_cost" not in made, "evaluations have no cost of form"
+    env = result.spec.play.env
+    assert (env.max_turns, env.on_invalid) == (4, "noop")
+    assert env.invalid_cost == 0.0, "evaluations have no cost of form"
     assert episode.meta["temperature"] == 0.4
     prompt = load_tokenizer(student().partition(":")[2]).decode(episode.segments[1][: episode.turns[1].prompt_span[1]])
     assert "You have taken 1 step(s) so far. The last 1 observations, and what you did: [Observation 1: '-=" in prompt
     assert "These actions are admissible now: ['go to " in prompt
     assert "<|system|>" not in prompt
-    written = json.loads((tmp_path / "results.json").read_text())["settings"]
-    assert (written["preset"], written["preset_values"]["make"]["max_turns"]) == ("verl-agent", 50)
-    assert written["preset_values"]["chat"]["memory"] == "verl-agent:2"
-    assert read_trace(tmp_path / "trace.jsonl")[0][0].meta["preset_sha256"] == row.identity["preset_sha256"]
-    said = (
-        "preset verl-agent but 4 turns (50), max_new_tokens 16 (512), max_turns 4 instead of the panel's 24: 1 sample"
-    )
+    written = json.loads((tmp_path / "results.json").read_text())["spec"]
+    assert written["preset"] == "verl-agent"
+    assert written["agent"]["chat"]["memory"]["turns"] == 2
+    said = "preset verl-agent but 4 turns (50), max_new_tokens 16 (512): 1 sample"
     assert said in result.title
-
-
-def test_what_is_given_takes_the_place_of_a_value() -> None:
-    row = preset("turnopd", SEARCH)
-    made = row.make({"max_turns": 3, "tool_name": "find", "topk": 1})
-    assert (made["max_turns"], made["tool_name"], made["topk"], made["on_invalid"]) == (3, "find", 1, "noop")
-    assert "call the tool find once" in row.chat(made)["system"]
-    given = {"channel": "tool:qwen", "memory": "react", "observation_role": "auto", "max_new_tokens": 7}
-    player = row.player(given, made)
-    assert (player["channel"], player["memory"], player["observation_role"]) == ("tool:qwen", "react", "tool")
-    assert player["max_new_tokens"] == 7
-    assert AgentOptions(**player).system == row.chat(made)["system"]
-    assert row.player({"memory": "all", "system": ""}, made)["memory"] == "all"
-    assert row.player({"memory": "all", "system": ""}, made)["system"] == ""
-
-
-def test_another_channel_brings_its_own_instructions_and_role() -> None:
-    row = preset("turnopd", ALFWORLD)
-    text = row.player({"channel": "text", "system": None, "observation_role": "auto"}, row.make())
-    assert (text["channel"], text["system"], text["observation_role"], text["memory"]) == ("text", None, "auto", "all")
-    named = {"channel": "text", "system": "Be brief.", "observation_role": "tool"}
-    assert row.player(named, row.make()) == {**named, "memory": "all", "temperature": 0.85}
-    react = preset("react", ALFWORLD)
-    assert react.player({"channel": "tool", "system": None}, react.make()) == {
-        "channel": "tool",
-        "system": None,
-        "memory": "react",
-        "max_new_tokens": 100,
-        "temperature": 0.0,
-    }
 
 
 def test_a_models_own_settings_stay_where_the_preset_says_nothing() -> None:
@@ -152,35 +119,42 @@ def test_the_limit_of_a_preset_is_played(tmp_path: Path) -> None:
     )
     (episode,) = played.episodes
     assert (episode.status.value, episode.depth) == ("truncated_turns", 49)
-    assert episode.meta["preset"] == "react"
+    assert (played.spec.preset, played.spec.play.env.max_turns) == ("react", 49)
     assert episode.turns[0].response.startswith("<action>")
-    config = (tmp_path / "t.config.toml").read_text()
-    assert 'preset = "react"' in config
-    assert "max_turns" not in config
+    written = (tmp_path / "t.spec.toml").read_text()
+    assert 'preset = "react"  # play_episodes()' in written
+    assert "max_turns = 49  # preset react" in written
 
 
-def test_another_preset_is_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_preset_is_another_evaluation(tmp_path: Path) -> None:
     evaluate("alfworld-quickstart", "expert", preset="react", out=tmp_path, **FEW)
     for other in (None, "turnopd"):
         with pytest.raises(TurngymError, match="played with"):
             evaluate("alfworld-quickstart", "expert", preset=other, out=tmp_path, **FEW)
     assert evaluate("alfworld-quickstart", "expert", preset="react", out=tmp_path, **FEW).resumed == 1
-    corrected = replace(preset("react", ALFWORLD), system="Another text.")
-    monkeypatch.setattr(published, "PRESETS", (corrected,))
-    with pytest.raises(TurngymError, match="played with preset_sha256"):
-        evaluate("alfworld-quickstart", "expert", preset="react", out=tmp_path, **FEW)
+    # a later version may have corrected it: what it set stands in the trace
+    corrected = edited(preset("react", ALFWORLD), "max_turns", 48)
+    with pytest.raises(TurngymError, match=r"played with play\.env\.max_turns 49, this evaluation has 48"):
+        evaluate("alfworld-quickstart", "expert", preset=corrected, out=tmp_path, **FEW)
+
+
+def edited(row: Preset, name: str, value: Any) -> Preset:
+    """A preset with another argument of the environment."""
+    table = deepcopy(dict(row.table))
+    table["play"]["env"][name] = value
+    return replace(row, table=table)
 
 
 def test_the_list_is_part_of_an_evaluation(tmp_path: Path) -> None:
     evaluate("alfworld-quickstart", "expert", env_kwargs={"show_admissible": True}, out=tmp_path, **FEW)
-    with pytest.raises(TurngymError, match="played with make"):
+    with pytest.raises(TurngymError, match=r"played with play\.env\.show_admissible True"):
         evaluate("alfworld-quickstart", "expert", out=tmp_path, **FEW)
 
 
 def test_a_preset_of_ones_own_and_an_object() -> None:
-    own = replace(preset("react", ALFWORLD), name="mine", max_turns=2)
+    own = replace(edited(preset("react", ALFWORLD), "max_turns", 2), name="mine")
     result = evaluate("alfworld-quickstart", "random", preset=own, **FEW)
-    assert (result.settings["preset"], result.episodes[0].depth) == ("mine", 2)
+    assert (result.spec.preset, result.episodes[0].depth) == ("mine", 2)
     with pytest.raises(AgentError, match="preset 'mine' says how an agent is spoken to"):
         evaluate("alfworld-quickstart", ExpertAgent(), preset=own, **FEW)
 
@@ -195,7 +169,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "Admissible" not in episode.turns[0].observation
     assert episode.turns[0].response.startswith("<tool_call>")
     # the file beside a result repeats it
-    again = ["eval", "--config", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "b")]
+    again = ["eval", "--config", str(tmp_path / "a" / "spec.toml"), "--out", str(tmp_path / "b")]
     assert command.main(again) == 0
     (twin,) = read_trace(tmp_path / "b" / "trace.jsonl")[0]
     assert (twin.meta, twin.turns) == (episode.meta, episode.turns)
@@ -216,29 +190,26 @@ def of_run(**given: Any) -> RunInfo:
     return RunInfo(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None), **given)
 
 
-def test_which_limit_an_evaluation_in_training_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_limit_an_evaluation_in_training_has() -> None:
     panel, bare = load_panel("alfworld-quickstart"), load_panel("alfworld-generated-eval")
-    default = eval_make(panel, None, {}, of_run())
+
+    def made(panel: Panel, named: str | None, given: dict[str, Any], **run: Any) -> dict[str, Any]:
+        info = of_run(**{"max_turns": 50, **run})
+        found = eval_spec(panel, PlayConfig(preset=named), given, info, ChatSettings(), None)
+        return make_arguments(found.spec.play)
+
+    default = made(panel, None, {})
     assert (default["max_turns"], default["on_invalid"], default["part"]) == (24, "noop", "eval")
-    assert eval_note(panel, None, default) == {}
-    assert eval_make(bare, None, {}, of_run(max_turns=33))["max_turns"] == 33
-    named = eval_make(panel, "turnopd", {}, of_run(max_turns=80))
+    assert made(bare, None, {}, max_turns=33)["max_turns"] == 33
+    named = made(panel, "turnopd", {}, max_turns=80)
     assert (named["max_turns"], named["on_invalid"], named["part"]) == (80, "reject", "eval")
-    capsys.readouterr()
-    asked = eval_make(panel, "turnopd", {}, of_run(max_turns=5, explicit_turns=True))
-    assert asked["max_turns"] == 5
-    assert eval_make(panel, None, {}, of_run(max_turns=50, explicit_turns=True))["max_turns"] == 50
-    assert eval_note(panel, None, asked)["max_turns"] == 5
-    assert capsys.readouterr().err == "evaluations: max_turns 5 instead of alfworld-quickstart-v1's 24\n"
-    quiet = eval_make(bare, None, {"on_invalid": "noop", "data": "d"}, of_run(max_turns=9))
-    # without the limit nobody could play it again, nor tell it from an evaluation with another
-    assert eval_note(bare, None, quiet) == {"max_turns": 9, "make": {"on_invalid": "noop"}}
-    assert eval_note(bare, None, {**quiet, "max_turns": 50}) == {"make": {"on_invalid": "noop"}}
-    preset = eval_make(panel, "turnopd", {}, of_run(max_turns=24, explicit_turns=True))
-    assert eval_note(panel, "turnopd", preset)["max_turns"] == 24
+    assert made(panel, "turnopd", {}, max_turns=5, explicit_turns=True)["max_turns"] == 5
+    assert made(panel, None, {}, max_turns=50, explicit_turns=True)["max_turns"] == 50
     # how the agent is spoken to is true of evaluations, what is trained on is not
-    told = eval_make(panel, None, {"show_admissible": True, "config": "full", "tool_name": "act"}, of_run())
+    told = made(panel, None, {"show_admissible": True, "config": "full", "tool_name": "act"})
     assert (told["show_admissible"], told["config"], told["tool_name"]) == (True, "small", "act")
+    assert made(bare, None, {"on_invalid": "noop"})["on_invalid"] == "noop"
+    assert made(panel, "turnopd", {"on_invalid": "terminate"})["on_invalid"] == "terminate"
 
 
 def config(tmp_path: Path, **given: Any) -> Any:
@@ -273,7 +244,8 @@ def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: p
     settings |= {"panel": "alfworld-quickstart", "tensorboard": False, "progress": False}
     result = train("opd", steps=1, preset="verl-agent", **settings)
     (episode,) = read_trace(tmp_path / "eval" / "step_000001.jsonl")[0]
-    assert (episode.depth, episode.meta["preset"], episode.meta["max_turns"]) == (3, "verl-agent", 3)
+    (spec,) = read_specs(tmp_path / "eval" / "step_000001.jsonl").values()
+    assert (episode.depth, spec["preset"], spec["play"]["env"]["max_turns"]) == (3, "verl-agent", 3)
     assert episode.meta["temperature"] == 0.4
     saved = ChatSettings.load(result.model)
     assert (saved.memory, saved.system, saved.channel) == ("verl-agent:2", "", "text:verl-agent")
@@ -299,20 +271,18 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     (episode,) = played_source(env, open_demonstrations(env)[0])(request)
     env.student.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)
-    assert episode.system == preset("verl-agent", ALFWORLD).system
+    assert episode.system == ""
     assert not any(turn.observation.startswith("Nothing happens.") for turn in episode.turns)
 
 
 @pytest.mark.parametrize("name", ["turnopd", "search-r1", "verl-agent", "react"])
 def test_an_endpoint_plays_every_preset(name: str) -> None:
     pytest.importorskip("httpx")
-    row = preset(name, SEARCH)
-    endpoint: Any = EndpointOptions(base_url="http://127.0.0.1:1/v1")
-    options = AgentOptions(agent="openai:m", endpoint=endpoint, **row.chat(row.make()))
-    opened = open_agent(options, lambda: probe(SEARCH, row.make()))
-    assert (opened.channel, opened.system) == (row.channel, row.chat(row.make()).get("system"))
-    assert opened.agent.memory.name == row.memory  # type: ignore[attr-defined]
-    other = open_agent(replace(options, memory="window:3", prompts=None), lambda: probe(SEARCH, row.make()))
-    assert other.fingerprint != opened.fingerprint
-    with pytest.raises(TurngymError, match="memory 'windw:2' is unknown"):
-        open_agent(replace(options, memory="windw:2", prompts=None), lambda: probe(SEARCH, row.make()))
+    asked = {"env": SEARCH, "preset": name, "agent": "openai:m", "base_url": "http://127.0.0.1:1/v1"}
+    spec = resolve_play([("test", asked)], usual=ROLLOUT).spec
+    opened = open_agent(spec.agent, lambda: probe(SEARCH, make_arguments(spec.play)))
+    wanted = preset(name, SEARCH).beside({})["agent"]["chat"]
+    assert (opened.channel, opened.system) == (wanted["channel"], wanted.get("system"))
+    assert opened.agent.memory.name.partition(":")[0] == wanted["memory"]["kind"]  # type: ignore[attr-defined]
+    with pytest.raises(TurngymError, match=r"memory: 'windw:2' is not known; valid: all, window, react, verl-agent"):
+        resolve_agent({"agent": "openai:m", "memory": "windw:2"})

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from turngym.agents.evaluation.compare import compare_recorded, rescore
-from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.evaluate import USUAL, evaluate
 from turngym.agents.evaluation.packed import packed
-from turngym.agents.evaluation.published import published_tasks, workers_of
+from turngym.agents.evaluation.published import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError, ScoreError
+from turngym.agents.play_spec import Published, Whole
+from turngym.agents.resolve_play import resolve_play
+from turngym.core.spec import SpecError
 from turngym.envs.panels import load_panel
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.scripts.main import main
@@ -22,10 +25,15 @@ HOUSES = "alfworld-quickstart"
 
 
 def test_words_of_sampling() -> None:
-    assert [workers_of(text) for text in ("panel", "published", "published:140")] == [None, 128, 140]
-    for text in ("publishd", "published:", "published:0", "published:-3", "published:99999", "panel:3", "published:١"):
-        with pytest.raises(EvaluationError, match="valid are panel, published"):
-            workers_of(text)
+    def sampling(text: str) -> Any:
+        return resolve_play([("test", {"panel": HOUSES, "sampling": text})], usual=USUAL).spec.play.tasks.sampling  # type: ignore[union-attr]
+
+    known = [sampling(text) for text in ("panel", "published", "published:140")]
+    assert known == [Whole(), Published(harness=128), Published(harness=140)]
+    for text in ("publishd", "published:", "published:0", "published:-3", "published:99999", "panel:3"):
+        with pytest.raises(SpecError) as caught:
+            sampling(text)
+        assert "sampling" in str(caught.value) or "harness" in str(caught.value)
 
 
 def test_every_alfworld_worker_goes_through_its_own_shuffle() -> None:
@@ -97,14 +105,14 @@ def test_a_number_is_the_mean_over_draws(tmp_path: Path) -> None:
     result = evaluate(HOUSES, "expert", out=tmp_path, **settings)  # type: ignore[arg-type]
     assert len(result.outcomes) == 300
     assert result.missing == 0
-    assert result.settings["tasks"] == len({one.task.task_id for one in result.outcomes}) < 300
+    assert len({one.task.task_id for one in result.outcomes}) < 300
     won = sum(one.success for one in result.outcomes)
     assert result.scores.overall.avg.mean == pytest.approx(won / 300)
     assert 0 < won < 300
     assert sum(row.episodes for row in result.scores.categories) == 300
-    assert "300 draws of" in result.title
+    assert "300 draws" in result.title
     assert "published:150" in result.title
-    assert "tasks drawn as by 150 workers of verl-agent" in result.departs
+    assert "tasks drawn as by 150 workers of verl-agent" in result.departs.line
     # read again, resumed, and in another number of slots
     again = rescore(tmp_path)
     assert (again.scores, again.title, again.missing) == (result.scores, result.title, 0)
@@ -126,7 +134,7 @@ def test_what_departs_under_a_preset() -> None:
     ways = {}
     for sampling in ("panel", "published", "published:140"):
         settings = {"preset": "verl-agent", "sampling": sampling, "progress": False}
-        ways[sampling] = evaluate(HOUSES, "expert", **settings).departs  # type: ignore[arg-type]
+        ways[sampling] = evaluate(HOUSES, "expert", **settings).departs.line  # type: ignore[arg-type, union-attr]
     assert "128 draws" in ways["panel"]
     assert "workers (128)" not in ways["panel"]
     assert "128 draws" not in ways["published"]
@@ -139,11 +147,10 @@ def test_draws_and_panels_are_not_compared(tmp_path: Path, capsys: pytest.Captur
     command = ["eval", "--panel", HOUSES, "--agent", "expert", "--samples", "1"]
     assert main([*command, "--out", str(tmp_path / "a"), "--sampling", "published:300"]) == 0
     assert main([*command, "--out", str(tmp_path / "b")]) == 0
-    assert json.loads((tmp_path / "a" / "results.json").read_text())["settings"]["draws"] == 300
     with pytest.raises(ScoreError, match="sampling"):
         compare_recorded(tmp_path / "a", tmp_path / "b")
     assert main([*command, "--sampling", "published", "--limit", "3"]) == 2
-    assert "give one of both" in capsys.readouterr().err
+    assert "limit is a setting of play.tasks.sampling = first" in capsys.readouterr().err
 
 
 def test_search_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,288 @@
+"""Settings as typed values: names, kinds, layers, comparison and TOML, on types of this test."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from turngym.core.spec import (
+    KIND,
+    Count,
+    Layer,
+    Positive,
+    Spec,
+    SpecError,
+    diff,
+    expand,
+    find,
+    read,
+    read_word,
+    resolve,
+    settings_of,
+    sha256_of,
+    short_name,
+    to_table,
+    to_toml,
+)
+
+
+class Judge(Spec, tag_field=KIND):
+    """Who judges."""
+
+
+class Rules(Judge, tag="rules"):
+    """Nobody."""
+
+
+class Model(Judge, tag="model"):
+    folder: str
+    """Where it lies."""
+    votes: Annotated[int, Meta(ge=1, le=99)] = 3
+
+
+class Url(Judge, tag="url"):
+    address: str
+    votes: Count = 5
+    deadline: Positive = 9.0
+
+
+class Env(Spec):
+    id: str
+    turns: Count | None = 50
+    split: str | None = None
+
+
+class Third(Spec, tag_field=KIND):
+    """Of two kinds, which begin alike."""
+
+
+class Bare(Third, tag="bare"):
+    note: str = ""
+
+
+class Whole(Third, tag="whole"):
+    name: str = ""
+    note: str = ""
+
+
+class Extra(Spec):
+    folder: str
+
+
+class Run(Spec):
+    env: Env
+    judge: Rules | Model | Url = Rules()
+    second: Extra | None = None
+    third: Bare | Whole = Whole()
+    names: tuple[str, ...] = ()
+    loud: bool = False
+    how: Literal["fast", "slow"] = "fast"
+    more: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def made(*tables: dict[str, Any]) -> Run:
+    layers = [Layer(name="default", table={"env": {"id": "e"}})]
+    for table in tables:
+        layers.append(Layer(name="test", table=expand(Run, table, "test"), asked=True))
+    return resolve(Run, layers).spec
+
+
+def test_settings_have_paths_and_short_names() -> None:
+    settings = settings_of(Run)
+    assert list(settings)[:4] == ["env", "env.id", "env.turns", "env.split"]
+    assert [one.__name__ for one in settings["judge.votes"].owners] == ["Model", "Url"]
+    assert settings["judge.folder"].about == "Where it lies."
+    assert short_name(Run, "env.turns") == "turns"
+    assert short_name(Run, "judge.address") == "address"
+    # of several the path with the fewest parts; judge.folder and second.folder have as many
+    assert find(Run, "env.turns", "test") is find(Run, "turns", "test") is settings["env.turns"]
+    with pytest.raises(SpecError, match=r"test: folder means judge\.folder or second\.folder"):
+        find(Run, "folder", "test")
+    with pytest.raises(SpecError, match=r"test: there is no setting 'turms'\. Did you mean 'turns'"):
+        find(Run, "turms", "test")
+
+
+def test_what_people_write_becomes_whole_paths() -> None:
+    assert made({"turns": 3, "split": "none"}).env == Env(id="e", turns=3, split=None)
+    assert made({"turns": "none"}).env.turns is None
+    assert made({"judge": "model:a:b"}).judge == Model(folder="a:b")
+    assert made({"judge": "rules"}).judge == Rules()
+    assert made({"judge": {"kind": "url", "address": "x", "votes": 1}}).judge == Url(address="x", votes=1)
+    assert made({"judge": {"kind": "url"}, "address": "x"}).judge == Url(address="x")
+    # a field with which one kind begins names that kind, if it alone has it
+    assert expand(Run, {"judge.votes": 2}, "test") == {"judge": {"votes": 2}}
+    assert expand(Run, {"third.note": "x"}, "test") == {"third": {"note": "x"}}
+    assert made({"address": "x"}).judge == Url(address="x")
+    assert made({"judge.folder": "x"}).judge == Model(folder="x")
+    assert made({"judge": Model(folder="x", votes=2)}).judge == Model(folder="x", votes=2)
+    assert made({"second": "x"}).second == Extra(folder="x")
+    assert made({"second": "x"}, {"second": "none"}).second is None
+    assert made({"more": '{"a": 1}'}).more == {"a": 1}
+    for name, value, said in (
+        ("judge", "modle:x", r"t: judge: 'modle:x' is not known; valid: rules, model, url\. Did you mean"),
+        ("judge", "rules:x", "rules takes no value"),
+        ("more", "{", "t: more is '{'; valid: a table, or a JSON object"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            expand(Run, {name: value}, "t")
+    with pytest.raises(SpecError, match=r"t: env\.turns is given as turns and as env\.turns"):
+        expand(Run, {"turns": 3, "env.turns": 4}, "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "value"),
+    [
+        ("env.turns", ["7"], 7),
+        ("env.turns", ["none"], None),
+        ("loud", ["true"], True),
+        ("names", [], ()),
+        ("names", ["a", "b"], ("a", "b")),
+        ("more", ['{"a": [1]}'], {"a": [1]}),
+        ("judge", ["model:x"], "model:x"),
+        ("judge.deadline", ["0.5"], 0.5),
+        ("how", ["slow"], "slow"),
+    ],
+)
+def test_words_of_a_command_line(name: str, words: list[str], value: Any) -> None:
+    assert read_word(settings_of(Run)[name], words, "--x") == value
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("env.turns", ["0"], "--x is '0'; valid: .*at least 1"),
+        ("env.turns", ["x"], "--x is 'x'; valid: a whole number or none"),
+        ("env.turns", ["1", "2"], "--x needs one value; it is given 2"),
+        ("env.turns", [], "--x needs a value"),
+        ("judge.deadline", ["0"], "--x is '0'; valid: a number above 0"),
+        ("how", ["fats"], "--x is 'fats'; valid: fast, slow. Did you mean 'fast'"),
+    ],
+)
+def test_words_that_cannot_be(name: str, words: list[str], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        read_word(settings_of(Run)[name], words, "--x")
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_stand_on_top_of_each_other() -> None:
+    below = {"env": {"id": "e", "turns": 9}, "judge": {"kind": "url", "address": "x", "votes": 7}, "more": {"a": 1}}
+    layers = [
+        Layer(name="below", table=below),
+        Layer(name="made", table=lambda asked: {"loud": asked["env"]["turns"] == 4}),
+        Layer(name="on top", table={"env": {"turns": 4}, "more": {"b": 2}}, asked=True),
+    ]
+    found = resolve(Run, layers)
+    assert found.spec.env == Env(id="e", turns=4)
+    assert found.spec.judge == Url(address="x", votes=7)
+    assert (found.spec.more, found.spec.loud) == ({"a": 1, "b": 2}, True)
+    assert found.origins["env.turns"] == "on top"
+    assert found.origins["env.id"] == found.origins["judge.votes"] == found.origins["more.a"] == "below"
+    assert found.origins["more.b"] == "on top"
+    assert "how" not in found.origins
+    # another kind takes the place of the whole table
+    other = resolve(Run, [*layers, Layer(name="new", table={"judge": {"kind": "model", "folder": "y"}}, asked=True)])
+    assert other.spec.judge == Model(folder="y")
+    assert other.origins["judge.folder"] == "new"
+    assert "judge.address" not in other.origins
+    # and no table at all takes the place of one
+    assert resolve(Run, [*layers, Layer(name="new", table={"second": None}, asked=True)]).spec.second is None
+
+
+def test_what_another_kind_has_is_left_out_unless_it_was_asked_for() -> None:
+    base = Layer(name="default", table={"env": {"id": "e"}})
+    chosen = Layer(name="you", table={"judge": {"kind": "rules"}}, asked=True)
+    quiet = Layer(name="preset", table={"judge": {"votes": 2}})
+    assert resolve(Run, [base, quiet, chosen]).spec.judge == Rules()
+    asked = Layer(name="you", table={"judge": {"votes": 2}}, asked=True)
+    with pytest.raises(SpecError, match=r"you: votes is a setting of judge = model or url; judge is rules"):
+        resolve(Run, [base, asked])
+    file = Layer(name="a.toml", table={"judge": {"deadline": 2.0}}, asked=True)
+    model = Layer(name="you", table={"judge": {"kind": "model", "folder": "x"}}, asked=True)
+    with pytest.raises(SpecError, match=r"a\.toml: deadline is a setting of judge = url; judge is model"):
+        resolve(Run, [base, file, model])
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"env": {"id": "e", "turns": 0}}, "f: turns is 0; valid: .*at least 1"),
+        ({"env": {"id": "e", "turns": True}}, "f: turns is True; valid: "),
+        ({"env": {"id": "e", "turns": "4"}}, "f: turns is '4'; valid: a whole number"),
+        ({"env": {}}, "f: env.id must be given|f: id must be given"),
+        ({}, "f: env must be given"),
+        ({"env": {"id": "e"}, "how": "fats"}, "f: how is 'fats'; valid: fast, slow. Did you mean"),
+        (
+            {"env": {"id": "e"}, "judge": {"kind": "modle"}},
+            r"f: judge\.kind is 'modle'; valid: rules, model, url\. Did",
+        ),
+        ({"env": {"id": "e"}, "judge": {"kind": "model"}}, "f: judge.folder must be given"),
+        ({"env": {"id": "e", "trns": 3}}, r"f: there is no setting 'env\.trns'\. Did you mean 'turns'"),
+        ({"env": {"id": "e"}, "judge": {"kind": "url", "address": "a", "deadline": float("nan")}}, "deadline is nan"),
+        ({"env": {"id": "e"}, "names": [3]}, "f: names is"),
+    ],
+)
+def test_values_that_cannot_be_are_one_line(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        read(Run, table, "f")
+    assert "\n" not in str(caught.value)
+
+
+def run(**more: Any) -> Run:
+    return Run(env=Env(id="e"), **more)
+
+
+def test_values_differ_where_they_differ() -> None:
+    assert diff(run(), run()) == {}
+    assert diff(run(), Run(env=Env(id="e", turns=3), loud=True)) == {"env.turns": (50, 3), "loud": (False, True)}
+    # of other kinds the kinds alone are named; of one kind its settings
+    assert diff(run(), run(judge=Model(folder="x"))) == {"judge.kind": ("rules", "model")}
+    assert diff(run(judge=Model(folder="x")), run(judge=Url(address="x"))) == {"judge.kind": ("model", "url")}
+    assert diff(run(judge=Model(folder="x")), run(judge=Model(folder="y"))) == {"judge.folder": ("x", "y")}
+    assert "second" in {path.partition(".")[0] for path in diff(run(), run(second=Extra(folder="x")))}
+    # what JSON gives back is the same; True is no number
+    assert diff(run(names=("a",)), run(names=("b",))) == {"names": (("a",), ("b",))}
+    assert diff(run(more={"a": (1, 2)}), run(more={"a": [1, 2]})) == {}
+    assert diff(run(more={"a": True}), run(more={"a": 1})) == {"more.a": (True, 1)}
+    assert diff(run(more={"a": [True]}), run(more={"a": [1]})) == {"more.a": ([True], [1])}
+    assert diff(run(more={"a": 1.0}), run(more={"a": 1})) == {}
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+judges = st.one_of(
+    st.just(Rules()),
+    st.builds(Model, folder=texts, votes=st.integers(1, 99)),
+    st.builds(Url, address=texts, deadline=st.floats(1e-300, 1e300)),
+)
+plain = st.one_of(
+    st.booleans(), st.integers(-(2**62), 2**62), texts.filter(lambda text: text != "none"), st.floats(-1e9, 1e9)
+)
+runs = st.builds(
+    Run,
+    env=st.builds(
+        Env,
+        id=texts,
+        turns=st.none() | st.integers(1, 10**9),
+        split=st.none() | texts.filter(lambda text: text != "none"),
+    ),
+    judge=judges,
+    second=st.none() | st.builds(Extra, folder=texts),
+    names=st.lists(texts, max_size=3).map(tuple),
+    loud=st.booleans(),
+    how=st.sampled_from(["fast", "slow"]),
+    more=st.dictionaries(texts, plain | st.lists(plain, max_size=2), max_size=3),
+)
+
+
+@given(runs)
+def test_toml_gives_the_same_value_back(value: Run) -> None:
+    text = to_toml(value, {"env.id": "who", "judge.kind": "a # b"})
+    again = read(Run, tomllib.loads(text), "f")
+    assert again == value
+    assert to_toml(again).encode() == to_toml(value).encode()
+    assert sha256_of(to_table(again)) == sha256_of(to_table(value))
