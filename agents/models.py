@@ -17,6 +17,7 @@ from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
 from turngym.core.user_files import library_path, user_path
+from turngym.retrieval.precision import cast_parameters
 
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {
@@ -100,7 +101,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         # merged in float32, and rounded once
         model = load_model(base)
         merge_adapter(model, path)
-        return model.to(target, getattr(torch, dtype)).eval()
+        return cast_parameters(model, getattr(torch, dtype)).to(target).eval()
     # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained

@@ -32,7 +32,8 @@ from turngym.core.mapped import map_array
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
-from turngym.retrieval.core import Encoder, Passage
+from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.precision import cast_parameters
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")
@@ -320,7 +321,7 @@ class HuggingFaceEncoder:
         tokenizer, model = self._for_passages
         if self.style.passage_dtype == "float32":
             return tokenizer, model
-        return tokenizer, copy.deepcopy(model).to(torch.bfloat16)
+        return tokenizer, cast_parameters(copy.deepcopy(model), torch.bfloat16)
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self._run(self._query, [(self.style.query_prefix + text, None) for text in texts])

@@ -24,6 +24,7 @@ from turngym.core.settings import Count, Length, Needs, Seed
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
+from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.command_line import read, sft_argv
 from turngym.scripts.main import VERBS
 
@@ -199,7 +200,7 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
             model = load_model(trained)
-            save_model(model.to(getattr(_torch(), dtype)), partial)
+            save_model(cast_parameters(model, getattr(_torch(), dtype)), partial)
             write_sums(partial)
     return folder
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
 from turngym.core.errors import TurngymError
+from turngym.retrieval.precision import parameter_dtypes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,18 +37,13 @@ def cast_copy(model: Any, dtype: torch.dtype) -> Any:
     """A copy of `model` with its floating-point parameters in `dtype`, frozen and in evaluation mode.
 
     LoRA adapters are merged into it: a layer's weight and adapter become one plain layer, rounded once.
-    Buffers keep their precision: they hold the frequencies of positions, and bfloat16 cannot tell positions of a long
-    history apart. Parameters that transformers keeps in float32 when it loads a model in `dtype` stay float32.
+    What changes its precision is what `parameter_dtypes` says: buffers do not.
     """
-    lists = ["_keep_in_fp32_modules_strict"]
-    # the second list is for float16 alone, whose range is too small for some weights
-    lists += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
-    kept = {name for attribute in lists for name in getattr(model, attribute, None) or ()}
+    wanted = parameter_dtypes(model, dtype)
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
-        wanted = dtype if parameter.is_floating_point() and not kept & set(name.split(".")) else parameter.dtype
         # deepcopy uses these in place of the parameters, so a copy in the old precision never exists
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted, copy=True), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted[name], copy=True), requires_grad=False)
     copied = copy.deepcopy(model, memo).eval()
     adapters = _adapters(model)
     for name in adapters:
