@@ -32,7 +32,7 @@ from turngym.core.mapped import map_array
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
-from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.precision import cast_parameters
 
 GROUP = "turngym.encoders"

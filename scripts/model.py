@@ -26,11 +26,11 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.rules import made
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.provenance import FILE as CONFIG
 from turngym.core.settings import Count, read_toml
-from turngym.core.user_files import library_path
 from turngym.envs.panels import load_panel, shipped_panel
 from turngym.scripts.command_line import run_verb
 
@@ -138,7 +138,7 @@ def _write(model: Any, out: Path, *folders: Path) -> None:
     """Write `model` to the new folder `out`, with tokenizer, template and chat settings of `folders`, the later ones'
     where several have them."""
     with new_folder(out) as unfinished:
-        model.save_pretrained(library_path(unfinished))
+        save_model(model, unfinished)
         for folder in folders:
             for path in folder.iterdir():
                 if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:

@@ -193,8 +193,8 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
     from turngym.agents.models import load_model
+    from turngym.agents.saved_model import save_model
     from turngym.core.files import new_folder, write_sums
-    from turngym.trainers.models import save_model
 
     with new_folder(folder) as partial:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
@@ -258,8 +258,8 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
+    from turngym.agents.saved_model import save_model
     from turngym.core.files import write_sums
-    from turngym.trainers.models import save_model
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)

@@ -29,12 +29,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from turngym.agents.models import load_model
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.files import check_sums, write_sums
 from turngym.core.user_files import json_file
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.models import MOMENTS, load_full, save_model, trained
+from turngym.trainers.models import MOMENTS, load_full, trained
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.shard_files import ShardReader, ShardWriter
 from turngym.trainers.tensor_file import read_tensors

@@ -10,10 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
+from turngym.agents.local_engine.lora_weights import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    PREFIX,
+    LowRank,
+    is_transposed,
+    shared_weights,
+)
+from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
 from turngym.core.settings import Length, Needs
-from turngym.core.user_files import library_path
 from turngym.trainers.run_config import ConfigError
 
 NAME = "default"
@@ -139,12 +146,10 @@ def _adapted_layers(model: Any) -> list[tuple[str, Any]]:
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write the adapters to `folder` as peft does, for `load_model` or `PeftModel.from_pretrained(base, folder)`."""
     from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
-    # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    save_file(
-        {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}, library_path(folder) / ADAPTER_WEIGHTS
-    )
     model.peft_config[NAME].save_pretrained(str(folder))
+    # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
+    tensors = {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}
+    write_tensors(tensors, folder / ADAPTER_WEIGHTS, like=ADAPTER)

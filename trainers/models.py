@@ -1,4 +1,4 @@
-"""Causal language models as the trainers see them: saved, and run up to the head's input.
+"""Causal language models as the trainers see them: run up to the head's input, and shared between processes.
 
 A model is a backbone that gives hidden states and a head that turns them into logits (`lm_head` works on the head). At
 the end stands what must hold between two models: one vocabulary for teacher and student.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.files import FILE
-from turngym.core.user_files import library_path
 
 
 def tiny_qwen3(
@@ -80,14 +77,6 @@ def tiny_qwen3(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     return model.float().eval()
-
-
-def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
-    # those of an older model would not fit
-    (Path(path) / FILE).unlink(missing_ok=True)
-    Path(path).mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(str(library_path(path)), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
 
 
 def backbone(model: Any) -> nn.Module:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from turngym.agents.models import hub_folder
+from turngym.agents.models import hub_folder, require_plain
 from turngym.agents.playing.env_maker import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.core.errors import TurngymError
@@ -324,6 +324,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     """The student, and with --staleness the copy of it that plays while it learns."""
     models = config.models
     model, tokenizer = load_student(models.student, models.dtype, models.device)
+    require_plain(model, models.student)
     if config.lora.rank:
         # absolute, for whoever reads the adapter stands elsewhere
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)

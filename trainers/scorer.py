@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turngym.agents.models import load_model, load_tokenizer
+from turngym.agents.saved_model import save_model
 from turngym.core.episode import TopK
 from turngym.core.errors import ModelError
 from turngym.core.protocols import Scorer
@@ -28,7 +29,6 @@ from turngym.trainers.models import (
     common_vocabulary,
     head,
     rows_apart,
-    save_model,
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
