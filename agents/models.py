@@ -12,7 +12,7 @@ from typing import Any
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
-from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
+from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
@@ -72,7 +72,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
-        raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the tokenizer in {folder}: {load_problem(error)}") from error
 
 
 def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
@@ -123,7 +123,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own
-        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
     if said := missing_weights(loading):
         raise ModelError(f"cannot load the model in {folder}: {said}; they would be random")
     if quantized:
@@ -134,19 +134,13 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
 def model_config(folder: Path) -> Any:
     """The configuration of a model of transformers in `folder`, which is no adapter.
 
-    Raises ModelError for one that cannot be read, and for a family whose code lies in the folder: it is never run.
+    Raises ModelError for one that cannot be read, and for a family whose code lies in the folder.
     """
     transformers = need("transformers", "a model's configuration", "train")
     try:
-        # without this transformers asks on standard input, and runs the folder's code where a `y` comes from a pipe
         return transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
-        if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"{folder} brings code of its own (auto_map in its config.json), which is never run here: serve it "
-                "with a program that runs it (vllm serve --trust-remote-code) and play it as --agent openai:NAME"
-            ) from error
-        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
 
 
 DEQUANTIZED = ("fp8", "mxfp4")
@@ -187,11 +181,6 @@ def _forget_quantization(model: Any) -> None:
             del config.quantization_config
     for name in ("hf_quantizer", "quantization_method", "is_quantized", "_weight_conversions"):
         model.__dict__.pop(name, None)
-
-
-def _first_line(error: Exception) -> str:
-    """transformers explains at length; the first line names the cause."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def find_model(folder: str | Path) -> Path:
