@@ -132,11 +132,13 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
 
 
 def model_config(folder: Path) -> Any:
-    """The configuration of a model of transformers in `folder`, which is no adapter.
+    """The configuration of the model of transformers in `folder`; of an adapter, its base's.
 
     Raises ModelError for one that cannot be read, and for a family whose code lies in the folder.
     """
     transformers = need("transformers", "a model's configuration", "train")
+    while base := base_model(folder):
+        folder = base
     try:
         return transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
 
 
@@ -168,7 +169,10 @@ def hidden_states(
         ids_BL: ids [B, L] of B rows.
         positions_BL: position of each id in its row; None: 0 to L - 1.
         line: which tokens of a line belong together; None: each line is a row.
+
+    Raises ModelError for rows that are longer than the model's context (`position_limit`).
     """
+    check_length(model, ids_BL.shape[1] if positions_BL is None else int(positions_BL.max(initial=0)) + 1)
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
     # a sharded model gathers its parameters only when it is entered as a whole (`distributed.shard`)
@@ -176,6 +180,20 @@ def hidden_states(
     if positions_BL is None:
         return run(ids).flatten(0, 1)
     return run(ids, torch.from_numpy(positions_BL).to(device), line).flatten(0, 1)
+
+
+def check_length(model: Any, size: int) -> None:
+    """Raises ModelError for a row of `size` ids, if `model` knows fewer positions.
+
+    Rotary positions give numbers for places that the model never learned, and learned positions an error of torch.
+    """
+    config = getattr(model, "config", None)
+    limit = None if config is None else position_limit(config)
+    if limit is not None and size > limit:
+        raise ModelError(
+            f"a row of {size:,} ids is longer than the {limit:,} positions that {type(model).__name__} knows: play "
+            f"with --max-context {limit}, or leave such episodes out"
+        )
 
 
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:

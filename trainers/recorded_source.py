@@ -83,6 +83,25 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
         )
 
 
+def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
+    """Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
+
+    Episodes of text are cut where they are written as ids. Sampled ones are not: their rewards belong to the whole.
+
+    Args:
+        episodes: those of one file.
+        where: the file, for the error.
+        limit: most ids of a segment.
+    """
+    sizes = [max((len(ids) for ids in episode.segments), default=0) for episode in episodes]
+    if longer := sum(size > limit for size in sizes):
+        raise TurngymError(
+            f"--traces {where}: {longer} of its {len(episodes)} episodes are longer than the {limit:,} ids that the "
+            f"student and its teachers can read (up to {max(sizes):,}): leave them out, or record with --max-context "
+            f"{limit}"
+        )
+
+
 def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
     """What is said where episodes begin with another system message than the student's own; "" where none does.
 
@@ -109,6 +128,7 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     for path in config.play.traces:
         found = read_episodes(path, size)
         check_recorded(found, str(path), config.play, of_env)
+        check_lengths(found, str(path), envs[""].student.actor.engine.max_length)
         check_logprobs(found, run.learner.model, str(path))
         episodes += found
     for env in envs.values():

@@ -70,6 +70,7 @@ from turngym.trainers.teacher import (
     open_scorer,
     open_teacher,
     scoring_of,
+    teachers_length,
 )
 from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
@@ -210,6 +211,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
 
     # The environments in which the student plays: that of --env is "", those of --also have names.
+    further = further_envs(config, algorithm)
+    both, other = (model, tokenizer), translation is not None
     info = RunInfo(
         folder=models.student,
         out=models.out,
@@ -222,10 +225,10 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         device=models.device,
         reward=run.reward,
         imitates=algorithm.imitates,
+        longest=teachers_length(algorithm, models.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )
-    further = further_envs(config, algorithm)
     envs = _open_envs(config.rollouts, info, further, opened)
     student = envs[""].student
     on_update = partial(_all_changed, [env.student for env in envs.values()])
@@ -235,7 +238,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it.
     scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
-    both, other = (model, tokenizer), translation is not None
     teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
     reference = None
     if algorithm.needs_reference:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
+from turngym.agents.local_engine.positions import position_limit, rope_types, sliding_window
 from turngym.core.errors import TurngymError
 from turngym.retrieval.precision import parameter_dtypes
 
@@ -95,7 +96,7 @@ class CausalModel:
         self.kind = str(getattr(model.config, "model_type", type(model).__name__))
         self.layer_types = layer_types(self.config)
         """One name per layer; empty if the configuration has none."""
-        self._window, self._by_layer = _sliding_window(self.config)
+        self._window, self._by_layer = sliding_window(self.config)
         accepted = inspect.signature(model.forward).parameters
         # logits of all prompt positions, [B, Q, V], would be the largest tensor of a prefill; only the last one is read
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -227,17 +228,6 @@ def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 def layer_types(config: Any) -> tuple[str, ...]:
     """The configured kind of each layer; empty if all layers are alike."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-
-
-def _sliding_window(config: Any) -> tuple[int | None, bool]:
-    """(sliding window or None, whether only some layers slide)."""
-    window = getattr(config, "sliding_window", None)
-    types = set(getattr(config, "layer_types", None) or ())
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return None, False
-    if types and "sliding_attention" not in types:
-        return None, False
-    return int(window), "full_attention" in types
 
 
 CELLS = 1 << 24
@@ -373,11 +363,11 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 def context_limit(model: CausalModel, wanted: int | None) -> int:
     """Most ids of a prompt and its response; EngineError if `wanted` does not fit the model's positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = position_limit(model.config)
     if wanted is None:
         if limit is None:
             raise EngineError(f"model type {model.kind!r} states no max_position_embeddings; pass max_length=")
-        return int(limit)
+        return limit
     if not 1 <= wanted <= (limit or wanted):
         raise EngineError(f"max_length {wanted} does not fit this {model.kind!r} model; use 1..{limit or 'any'}")
     return wanted
@@ -412,18 +402,9 @@ def ragged_problem(model: CausalModel) -> str | None:
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no explicit mask; load it with 'sdpa' or 'eager'"
-    ropes = _rope_types(getattr(config, "rope_parameters", None))
-    for rope in ropes & set(_LENGTH_DEPENDENT_ROPE):
+    for rope in rope_types(config) & set(_LENGTH_DEPENDENT_ROPE):
         return f"its rope type {rope!r} depends on the longest row of a batch, so cached keys would go stale"
     return _compare(model)
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    if not isinstance(parameters, dict):
-        return set()
-    # models that mix layer types keep one dict of rope parameters per type (Gemma 3)
-    nested = [_rope_types(value) for value in parameters.values()]
-    return {str(parameters.get("rope_type", "default"))}.union(*nested)
 
 
 def _compare(model: CausalModel) -> str | None:
