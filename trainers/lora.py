@@ -21,6 +21,7 @@ from turngym.agents.local_engine.lora_weights import (
 from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
 from turngym.core.settings import Length, Needs
+from turngym.trainers.models import freeze_unread
 from turngym.trainers.run_config import ConfigError
 
 NAME = "default"
@@ -87,6 +88,8 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         for module in model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
+    # names of layers mean those of the half that reads images, too
+    freeze_unread(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             # updates of adapters are as small as those of weights; bfloat16 would lose them

@@ -7,7 +7,7 @@ the end stands what must hold between two models: one vocabulary for teacher and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
+from turngym.trainers.ranks import full_tensor
 
 
 def tiny_qwen3(
@@ -133,6 +134,19 @@ def check_head(model: Any) -> None:
 
 HEAD_TOLERANCE = 0.02
 """Part of the largest logit; bfloat16 rounds to 0.004, and a scale that is forgotten changes more."""
+
+
+def freeze_unread(model: Any) -> None:
+    """Freeze what text does not go through, such as the half of a model that reads images: it gets no gradient."""
+    read = {id(one) for part in (backbone(model), model.get_output_embeddings()) for one in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in read:
+            parameter.requires_grad_(False)
+
+
+def clipped_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """The norm of the gradients of `parameters`, which are scaled down to `most`; 0 leaves them as they are."""
+    return full_tensor(nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf")))
 
 
 def vocabulary_size(model: Any) -> int:

@@ -210,9 +210,17 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if translation is not None and servers.teacher_server:
         raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
 
+    # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
+    # draws no id and plays no row that they could not score.
+    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
+    both, other = (model, tokenizer), translation is not None
+    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
+    reference = None
+    if algorithm.needs_reference:
+        reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
+
     # The environments in which the student plays: that of --env is "", those of --also have names.
     further = further_envs(config, algorithm)
-    both, other = (model, tokenizer), translation is not None
     info = RunInfo(
         folder=models.student,
         out=models.out,
@@ -225,6 +233,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         device=models.device,
         reward=run.reward,
         imitates=algorithm.imitates,
+        vocab_size=vocab_size,
         longest=teachers_length(algorithm, models.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
@@ -235,13 +244,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
         on_update(read_state(latest_checkpoint(models.out))["step"])
-
-    # Who scores: the teacher, and the initial policy for algorithms that stay near it.
-    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
-    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
-    reference = None
-    if algorithm.needs_reference:
-        reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
 
     # Where a step's episodes come from: recorded or played (in each environment a share), judged, rewarded.
     source: RolloutSource

@@ -27,6 +27,7 @@ from turngym.trainers.models import (
     VocabularyError,
     check_head,
     common_vocabulary,
+    freeze_unread,
     head,
     rows_apart,
     vocabulary_size,
@@ -165,6 +166,7 @@ def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     """
     model = load_model(folder, dtype=dtype, device=device)
     check_head(model)
+    freeze_unread(model)
     return model, load_tokenizer(folder)
 
 

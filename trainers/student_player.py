@@ -75,6 +75,8 @@ class RunInfo:
     """The run's own reward, as `--reward` names it."""
     imitates: ExpertPlay | None = None
     """How an expert plays the episodes of a step; None: the student plays them."""
+    vocab_size: int | None = None
+    """Number of ids that count where the student is scored; it draws no others. None: all."""
     longest: int | None = None
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
@@ -198,6 +200,7 @@ class StudentPlayer:
             self.env.tool,
             slots=config.play.slots,
             dtype=config.play.rollout_dtype,
+            vocab_size=run.vocab_size,
             engine=engine,
             examples=self.examples.episodes,
             skills=self.examples.skills,

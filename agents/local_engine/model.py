@@ -83,12 +83,14 @@ class EngineError(TurngymError):
 class CausalModel:
     """Runs `model` on explicit positions and an explicit mask, so that padding and other rows stay invisible.
 
-    If `dtype` is not the model's own, a copy in that precision is run; `follow` updates its weights.
+    If `dtype` is not the model's own, a copy in that precision is run; `follow` updates its weights. Logits are those
+    of the first `drawn` ids, or of all.
     """
 
-    def __init__(self, model: Any, dtype: str | None = None) -> None:
+    def __init__(self, model: Any, dtype: str | None = None, drawn: int | None = None) -> None:
         self.source = model
         """The model as it was given."""
+        self.drawn = drawn
         same = dtype is None or named_dtype(dtype) == next(model.parameters()).dtype
         self.model = model if same else cast_copy(model, named_dtype(str(dtype)))
         # multimodal models keep the language model's settings in a config of their own
@@ -137,7 +139,7 @@ class CausalModel:
         return HybridCache(slots, capacity, self.layer_types) if self.recurrent else RaggedCache(slots, capacity)
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q].
+        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]; V is `drawn`.
 
         Where `step.cells` is set, only rows whose last id is real are returned.
 
@@ -149,7 +151,7 @@ class CausalModel:
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
-            return self.dense.forward(cache, ids, step, masks)
+            return self.dense.forward(cache, ids, step, masks)[..., : self.drawn]
         # transformers calls cache.update() itself and has no way to pass it rows and positions
         cache.step = step
         output = self.model(
@@ -161,7 +163,7 @@ class CausalModel:
             **self._keep,
         )
         cache.settle()
-        return output.logits[:, -1][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
+        return output.logits[:, -1, : self.drawn][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
     def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
         """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
@@ -169,7 +171,7 @@ class CausalModel:
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
         # a model without past_key_values (a state-space model) is fed the whole row every time
         output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
-        return output.logits[0, -1], getattr(output, "past_key_values", None)
+        return output.logits[0, -1, : self.drawn], getattr(output, "past_key_values", None)
 
     def follow(self) -> None:
         """Take over the model's new weights."""
