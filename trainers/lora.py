@@ -79,8 +79,14 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
     for name, layer in _adapted_layers(model):
         if is_transposed(layer.base_layer) is None:
+            kind = type(layer.base_layer).__name__
+            if not config.targets:
+                raise ModelError(
+                    f"--lora.rank {config.rank}: {name} is a {kind}, which gets no adapter, as experts and their "
+                    "routers get none; name the linear layers that learn, such as --lora.targets q_proj v_proj"
+                )
             raise ModelError(
-                f"--lora.targets {' '.join(config.targets)}: {name} is a {type(layer.base_layer).__name__}; adapters "
+                f"--lora.targets {' '.join(config.targets)}: {name} is a {kind}; adapters "
                 "are for linear layers and embeddings"
             )
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):

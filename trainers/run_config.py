@@ -177,7 +177,8 @@ class RunConfig:
     keep_checkpoints: Count = 2
     """How many checkpoints stay on disk."""
     micro_tokens: Length = 8192
-    """Padded tokens per forward and backward pass. It changes memory and speed, not the result."""
+    """Padded tokens per forward and backward pass. It changes memory and speed, and the result to rounding; a resumed
+    run may have less."""
     head_chunk: Length = 1024
     """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"

@@ -12,12 +12,12 @@ import torch
 import toy_run as toy
 import transformers
 from engine_requests import request, tiny
-from tiny_runs import command, save_tiny
+from tiny_runs import break_off, command, save_tiny
 
 from turngym.agents.local_engine.engine import LocalEngine, pack_engine, unpack_engine
 from turngym.agents.models import load_model
 from turngym.agents.saved_model import save_model
-from turngym.core.errors import TurngymError
+from turngym.core.errors import ModelError, TurngymError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
 from turngym.trainers.batch import pack
@@ -177,3 +177,28 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     # text alone has no ids that could be another's
     text = [replace(turn, prompt_span=(0, 0), response_span=(0, 0), logprobs=None) for turn in episodes[0].turns]
     check_tokenizer([replace(episodes[0], segments=(), turns=tuple(text))], other, "t")
+
+
+def test_experts_get_no_adapters_and_it_is_said() -> None:
+    """Attention's layers learn where they are named."""
+    pytest.importorskip("peft")
+    with pytest.raises(ModelError, match="experts and their routers"):
+        add_adapters(tiny("Mixtral", num_local_experts=4), LoraConfig(rank=2))
+    model = tiny("Mixtral", num_local_experts=4)
+    add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    assert {name.split(".")[4] for name in trained(model)} == {"q_proj", "v_proj"}
+
+
+def test_a_resumed_run_may_take_less_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def trainer(**more: Any) -> Any:
+        model = toy.tiny(1)
+        made = toy.trainer(tmp_path / "run", steps=2, model=model, source=toy.Sampled(model), evaluate=None)
+        made.run = replace(made.run, checkpoint_every=1, **more)
+        return made
+
+    break_off(trainer(), 2)
+    less = {"micro_tokens": 64, "head_chunk": 16}
+    trainer(**less).train(resume=True)
+    said = capsys.readouterr().err
+    assert all(f"run.{name}" in said for name in less)
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 2
