@@ -19,6 +19,7 @@ import numpy as np
 
 from turngym.core.episode import Episode, Turn, next_state
 from turngym.core.errors import TurngymError
+from turngym.core.plugin_values import judgments
 from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
@@ -182,7 +183,8 @@ def judge_episodes(
 ) -> tuple[list[Episode], str]:
     """The episodes with votes on their turns, all asked for in one call, and the first error ("" if there was none).
 
-    Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests.
+    Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests, or
+    something else than judgments.
 
     Args:
         episodes: failed ones are not judged.
@@ -193,9 +195,7 @@ def judge_episodes(
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]
     # one call for all episodes: judges work on their requests side by side
-    found = judge.judge(flat) if flat else []
-    if len(found) != len(flat):
-        raise JudgeError(f"the judge answered {len(found)} of {len(flat)} requests; it must answer every one")
+    found = judgments(judge.judge(flat) if flat else [], len(flat), JudgeError)
     answers = iter(found)
     result = []
     for episode, part in zip(episodes, asked, strict=True):

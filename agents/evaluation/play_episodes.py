@@ -27,6 +27,7 @@ from turngym.agents.servers.server_options import PolicyServer
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_file
+from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes
@@ -206,7 +207,9 @@ def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
 def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:
     """Task ids: those named, or the first `tasks`, or `tasks` of them drawn with `seed`."""
     if not isinstance(tasks, int):
-        return [tasks] if isinstance(tasks, str) else list(tasks)
+        named = [tasks] if isinstance(tasks, str) else list(tasks)
+        unique("tasks", named)
+        return named
     env = make_env()
     try:
         ids = env.unwrapped.task_ids()
@@ -214,10 +217,10 @@ def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int |
         env.close()
     if not 1 <= tasks <= len(ids):
         raise TurngymError(f"{tasks} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    if seed is None:
-        return [ids[place] for place in range(tasks)]
-    places = np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
-    return [ids[int(place)] for place in places]
+    places = range(tasks) if seed is None else np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
+    chosen = [ids[int(place)] for place in places]
+    unique("the environment", chosen)
+    return chosen
 
 
 def config_beside(trace: Path) -> Path:
