@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError
-from turngym.core.protocols import Judgment
 from turngym.core.redaction import brief
 from turngym.core.task import Task, Verdict
 
@@ -147,13 +146,3 @@ def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusa
         if not isinstance(one, kind):
             raise error(f"{whose} answered {brief(one, 80)}; it must be {kind.__name__}")
     return list(found)
-
-
-def judgments(found: object, wanted: int, error: Refusal) -> list[Judgment]:
-    """`found`, a judge's answers to `wanted` requests. Raises `error` for anything else, votes that are no text too."""
-    checked = answers("the judge", found, wanted, Judgment, error)
-    for judgment in checked:
-        votes = judgment.votes
-        written = [vote for vote in votes if vote is not None] if isinstance(votes, list | tuple) else votes
-        checked_texts("the judge's votes", written, error=error)
-    return checked

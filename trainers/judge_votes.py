@@ -19,8 +19,7 @@ import numpy as np
 
 from turngym.core.episode import Episode, Turn, next_state
 from turngym.core.errors import TurngymError
-from turngym.core.plugin_values import judgments
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, judgments, separate
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.batch import RolloutBatch, is_trainable

@@ -23,9 +23,8 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.core.errors import AgentError
-from turngym.core.plugin_values import judgments
 from turngym.core.plugins import find
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined, judgments
 from turngym.core.redaction import first_letters
 
 

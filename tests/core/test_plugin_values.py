@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
-from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, judgments, unique
-from turngym.core.protocols import Judgment
+from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, unique
+from turngym.core.protocols import Judgment, judgments
 from turngym.core.task import Task
 
 INFO = {"action": "go", "verdict": "ok", "admissible_actions": ["go"], "success": False, "score": 0.5}

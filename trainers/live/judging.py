@@ -24,8 +24,7 @@ from turngym.agents.rendering.conversation import Message
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
-from turngym.core.plugin_values import judgments
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, judgments, separate
 from turngym.core.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
