@@ -26,11 +26,12 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.playing.env_maker import env_arguments
 from turngym.agents.servers.server_options import PolicyServer
-from turngym.core.errors import checked_int
+from turngym.core.errors import TurngymError, checked_int
 from turngym.core.files import locked_folder
 from turngym.core.settings import Count, Length, Needs, Seed, settings_of
 from turngym.core.strict_json import json_object
 from turngym.core.tables import print_table
+from turngym.core.user_files import must_be_new
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 from turngym.scripts.command_line import SERVED, list_presets, parse, say_channel
@@ -140,6 +141,8 @@ def main(argv: Sequence[str]) -> int:
 def again(options: EvalOptions) -> EvalResult:
     """Score a trace; write results.json if a folder was named."""
     assert options.rescore is not None
+    if options.out is not None:
+        must_be_new(options.out / "results.json", TurngymError)
     result = rescore(options.rescore)
     for problem in result.problems:
         print(f"{options.rescore}: skipped {problem}", file=sys.stderr)

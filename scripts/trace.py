@@ -30,7 +30,7 @@ from turngym.core.settings import Length, Needs, Port
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import TraceError, TraceProblem, episode_to_json, has_checksum, iter_trace, trace_errors
-from turngym.core.user_files import named_path
+from turngym.core.user_files import must_be_new, named_path
 from turngym.envs.spaces import printable
 from turngym.scripts.command_line import run_verb
 from turngym.scripts.report_data import name_of_run
@@ -413,7 +413,7 @@ def _print(command: Print) -> int:
 
 
 def _filter(command: Filter) -> int:
-    _must_be_new(command.out)
+    must_be_new(command.out, TurngymError)
     episodes, count = selected(command.files, command.select), 0
     with (
         trace_errors(command.out, "nothing was written"),
@@ -433,7 +433,7 @@ def _parquet(command: Parquet) -> int:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
-    _must_be_new(command.out)
+    must_be_new(command.out, TurngymError)
     # a seed may have any number of digits, Parquet's numbers have 64 bits
     episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
     if command.rows == "trajectories":
@@ -466,7 +466,7 @@ def _with_short_seed(path: Path, episode: Episode) -> Episode:
 
 def _html(command: Html) -> int:
     if not command.overwrite:
-        _must_be_new(command.out)
+        must_be_new(command.out, TurngymError)
     prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
     episodes = ((episode, prompts_of(path)) for path, episode in selected(command.files, command.select))
     count, size = write_page(command.out, episodes, title=command.title)
@@ -541,8 +541,3 @@ def _arrow_type(pa: Any, kind: str) -> Any:
 def _block(head: str, text: str, width: int) -> str:
     shown = excerpt(text, width) + (f" ({len(text)} characters)" if len(text) > width else "")
     return f"  {head}\n" + "\n".join(f"    {line}" for line in shown.splitlines() or [""])
-
-
-def _must_be_new(path: Path) -> None:
-    if path.exists():
-        raise TurngymError(f"{path} exists already and is kept as it is; choose another --out")
