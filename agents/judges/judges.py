@@ -24,7 +24,7 @@ from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.core.errors import AgentError
 from turngym.core.plugins import find
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined, judgments
 from turngym.core.redaction import first_letters
 
 
@@ -153,7 +153,7 @@ class TimedJudge:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         calls = TimedCalls(self.timeout * max(len(requests), 1), f"the judge, asked {len(requests)} times,")
-        found = calls.call(lambda: list(self.inner.judge(requests)))
+        found = calls.call(lambda: judgments(self.inner.judge(requests), len(requests), AgentError))
         calls.close()
         if found.failure:
             return [Judgment(votes=(None,), error=f"{request.name}: {found.failure}") for request in requests]
