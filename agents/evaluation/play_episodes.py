@@ -224,7 +224,9 @@ def _choose(ready: OpenPlay) -> list[str]:
     count = play.tasks.count
     if count > len(ids):
         raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    places = range(count) if not play.tasks.draw else np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
+    places = (
+        range(count) if not play.tasks.draw else np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
+    )
     chosen = [ids[int(place)] for place in places]
     unique("the environment", chosen)
     return chosen
