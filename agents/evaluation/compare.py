@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from turngym.agents.endpoint.usage import PROFILE, Usage
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import DRAWS, EvalResult, seconds_played
 from turngym.agents.evaluation.published import workers_of
@@ -83,7 +84,9 @@ def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     if "max_turns" in found:
         made["max_turns"] = found.pop("max_turns")
     chat = {"chat": meta["chat"]} if "chat" in meta else {}
-    return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | chat
+    # what the server takes and answers; what a handshake used differs each time
+    server = {f"{PROFILE}.{name}": value for name, value in (meta.get(PROFILE) or {}).items() if name != "used"}
+    return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | chat | server
 
 
 @lru_cache
@@ -110,7 +113,9 @@ def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
     return {
         name: values
         for name, values in differ.items()
-        if name not in (*OWN, *AMOUNT) and not (name == "temperature" and None in values)
+        if name not in (*OWN, *AMOUNT)
+        and not name.startswith(f"{PROFILE}.")
+        and not (name == "temperature" and None in values)
     }
 
 
@@ -154,6 +159,7 @@ def rescore(path: str | Path) -> EvalResult:
     every, places, elapsed, problems = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem]()
     noted: dict[str, tuple[int, Mapping[str, Any]]] = {}
     tasks: dict[Task, Task] = {}
+    used: Usage | None = None
     for place, item in iter_places(trace):
         if isinstance(item, TraceProblem):
             problems.append(item)
@@ -162,6 +168,8 @@ def rescore(path: str | Path) -> EvalResult:
         every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         places.append(place)
         elapsed = max(elapsed, seconds_played(item))
+        if (theirs := Usage.noted(item)) is not None:
+            used = theirs + (used or Usage())
     if not every:
         raise EvaluationError(f"{trace} holds no episodes to score")
     chosen = latest(every)
@@ -174,6 +182,7 @@ def rescore(path: str | Path) -> EvalResult:
         seconds=elapsed,
         resumed=len(outcomes),
         problems=tuple(problems),
+        used=used,
     )
 
 

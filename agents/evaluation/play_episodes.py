@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from turngym.agents.agent_options import AgentSettings, check_call
-from turngym.agents.endpoint.messages import usage_table
+from turngym.agents.endpoint.usage import usage_of, usage_table
 from turngym.agents.evaluation.evaluation_setup import keep_settings, prepare
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import DEPARTS
@@ -61,7 +61,7 @@ class PlayedEpisodes:
         if self.errors == len(self.episodes):
             return None
         scores = {self.agent: score(self.episodes)}
-        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, self.episodes))
+        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, usage_of(self.episodes)))
 
     @property
     def summary(self) -> str:

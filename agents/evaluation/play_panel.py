@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.messages import usage_of, usage_table
+from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.original import departs_line
 from turngym.agents.evaluation.results import BESIDE, DEPARTS, PER_EPISODE, episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
@@ -55,6 +55,10 @@ class RecordedEpisodes:
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
+    used: Usage | None = None
+    """What all episodes used at an endpoint, those that were played again included; None for other agents."""
+    profile: Mapping[str, Any] | None = None
+    """The profile of the endpoint that played last."""
     _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
     """Rows by sample and number of the task."""
 
@@ -63,7 +67,14 @@ class RecordedEpisodes:
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
         outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
+        self.pay(episode)
         self._rows[episode.sample, number] = outcome, episode if place is None else place
+
+    def pay(self, episode: Episode) -> None:
+        """Count what `episode` used, and note the endpoint's profile."""
+        if (used := Usage.noted(episode)) is not None:
+            self.used = used + (self.used or Usage())
+        self.profile = episode.meta.get(PROFILE, self.profile)
 
     def has(self, task_id: str, sample: int) -> bool:
         return (sample, self.tasks[task_id][0]) in self._rows
@@ -117,7 +128,10 @@ def read_recorded(
                 )
         recorded.seconds = max(recorded.seconds, seconds_played(episode))
         failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
-        if known is None or episode.sample >= samples[episode.task.task_id] or (failed and errors_again):
+        if known is None or episode.sample >= samples[episode.task.task_id]:
+            continue
+        if failed and errors_again:
+            recorded.pay(episode)
             continue
         # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
@@ -127,6 +141,8 @@ def read_recorded(
             )
         if not failed or not recorded.has(episode.task.task_id, episode.sample):
             recorded.add(episode, place)
+        else:
+            recorded.pay(episode)
     recorded.problems = tuple(problems)
     return recorded
 
@@ -179,6 +195,8 @@ class EvalResult:
     """Number of episodes that were in the trace already."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
+    used: Usage | None = None
+    """What was used at an endpoint, by episodes that failed and were played again, too; None for other agents."""
 
     @property
     def missing(self) -> int:
@@ -188,17 +206,14 @@ class EvalResult:
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {str(self.settings["agent"]): self.scores}
-        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self._users))
-
-    @property
-    def _users(self) -> Sequence[Episode]:
-        """The episodes if any of them recorded its usage, else none."""
-        return self.episodes if any(one.used for one in self.outcomes) else ()
+        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self.used))
 
     @property
     def title(self) -> str:
         """What was measured, in one line."""
         named, limit, heat = self.settings.get("panel"), self.settings.get("limit"), self.settings["temperature"]
+        if heat is not None and (self.settings.get(PROFILE) or {}).get("temperature") is False:
+            heat = None  # the server takes none
         what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
         what += "" if limit is None else f", first {limit} tasks" if limit > 1 else ", first task"
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
@@ -242,9 +257,8 @@ class EvalResult:
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        used = usage_of(self._users)
         head = results_json(self.settings, self.scores, self.seconds, self.outcomes)
-        return head if used is None else {**head, "usage": used.to_json()}
+        return head if self.used is None else {**head, "usage": self.used.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +331,7 @@ class TaskEvaluation:
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
         outcomes = recorded.outcomes()
         settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
+        settings |= {} if recorded.profile is None else {PROFILE: recorded.profile}
         return EvalResult(
             episodes=recorded.episodes(),
             outcomes=outcomes,
@@ -325,6 +340,7 @@ class TaskEvaluation:
             seconds=seconds,
             resumed=resumed,
             problems=recorded.problems,
+            used=recorded.used,
         )
 
     def run_share(self, share: tuple[int, int]) -> None:

@@ -23,7 +23,7 @@ AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
 """Settings at the top level of every results file; the others are under `settings`."""
-ABOUT = ("chat", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
+ABOUT = ("chat", "endpoint", "preset_values", "panel_max_turns", DEPARTS, BESIDE)
 """Names in `Episode.meta` that are recorded, but may differ between calls that play into one trace."""
 EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
@@ -38,7 +38,13 @@ def check_settings(settings: Any) -> None:
     kinds: dict[str, Any] = {"tasks": int, "samples": int, "seed": int, "panel": str | None, "limit": int | None}
     kinds |= {"make": dict | None, "channel": str | None, "max_turns": int | None, "temperature": float | int | None}
     kinds |= dict.fromkeys(("agent", "model", "player", "preset", "chat", "env_id", "panel_sha256"), str | None)
-    kinds |= {"scored_with": str | None, "approximate": str | None, "sampling": str | None, "draws": int | None}
+    kinds |= {
+        "endpoint": dict | None,
+        "scored_with": str | None,
+        "approximate": str | None,
+        "sampling": str | None,
+        "draws": int | None,
+    }
     for name, kind in kinds.items():
         check_kind(f"setting {name}", settings.get(name), kind)
     for name in (DEPARTS, BESIDE):

@@ -49,8 +49,6 @@ class EpisodeOutcome:
     """Number of sampled ids; None for text-only agents."""
     cut: int
     """Number of answers that ended at the limit on new tokens."""
-    used: bool
-    """Whether the episode recorded the tokens that an endpoint charges for."""
     approximate: str | None = None
     """Why its score only approximates the benchmark's; None where it is exact."""
     drawn: bool = False
@@ -76,7 +74,6 @@ class EpisodeOutcome:
             prompt_tokens=ids - response if episode.segments else None,
             response_tokens=response if episode.segments else None,
             cut=sum(turn.finish == "length" for turn in episode.turns),
-            used="usage" in episode.meta,
             approximate=None if (why := episode.meta.get(APPROXIMATE)) is None else intern(str(why)),
             drawn=SAMPLING in episode.meta,
         )

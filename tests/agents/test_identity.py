@@ -56,6 +56,7 @@ NO_IDENTITY = {
     "key_env": "who pays",
     "request_deadline": "how long it is waited for",
     "request_retries": "how often it is asked again",
+    "handshake": "whether the server is tried first; what that finds is recorded beside the identity",
     **dict.fromkeys(
         ("examples_as", "examples_for"), "nothing without examples; with them it is part of theirs (test_examples)"
     ),
@@ -88,7 +89,7 @@ def test_settings_of_a_model_are_its_identity(name: str) -> None:
 def test_settings_of_an_endpoint_are_its_identity(name: str) -> None:
     pytest.importorskip("httpx")
     at = {"agent": "openai:some", "base_url": "http://127.0.0.1:9/v1"}
-    elsewhere = {"request_deadline": 1.0, "request_retries": 1, "price_in": 1.0, "price_out": 2.0}
+    elsewhere = {"request_deadline": 1.0, "request_retries": 1, "handshake": False, "price_in": 1.0, "price_out": 2.0}
     assert identity(**at) == identity(**{**at, "base_url": "http://127.0.0.1:8/v1"}, **elsewhere)
     assert identity(**at, **{name: OF_ENDPOINTS[name]}) != identity(**at)
 
