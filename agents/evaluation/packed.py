@@ -24,6 +24,7 @@ from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.rules import panel_of, played_with, stated
 from turngym.agents.evaluation.scores import APPROXIMATE, SAMPLING, EvaluationError, Scores, score
+from turngym.agents.evaluation.statistics import alike
 from turngym.agents.named_agent import model_fingerprint
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker, probe
@@ -284,7 +285,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         observation, reward, terminated, truncated, info = env.step(turn.response)
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
-        if wrong := [_said(name, before[name], after[name]) for name in after if before[name] != after[name]]:
+        if wrong := [_said(name, before[name], after[name]) for name in after if not alike(before[name], after[name])]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
@@ -300,7 +301,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("goal_rate", episode.meta.get("goal_rate"), goals),
         ("final observation", episode.final_observation, observation),
     ):
-        if recorded != now:
+        if not alike(recorded, now):
             yield _said(name, recorded, now)
 
 
@@ -321,7 +322,7 @@ def _table(result: PackedResult) -> Iterator[str]:
     now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):
-        if recorded.get(name) != now.get(name):
+        if not alike(recorded.get(name), now.get(name)):
             yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
 
 

@@ -27,7 +27,9 @@ from turngym.agents.evaluation.statistics import (
     difference_bounds,
     holm,
     p_value,
+    squares,
     t_quantile,
+    variance,
 )
 
 # --- Intervals that hold for new seeds and new tasks
@@ -57,15 +59,20 @@ class Parts:
     def of(cls, values_SN: NDArray[np.float64]) -> Parts:
         """The parts of `values`, of at least two seeds and two tasks."""
         count, tasks = values_SN.shape
-        mean_S, mean_N = values_SN.mean(1), values_SN.mean(0)
-        rest = values_SN - mean_S[:, None] - mean_N + values_SN.mean()
-        residual = float(np.square(rest).sum()) / ((count - 1) * (tasks - 1))
+        mean_S, mean_N = _means(values_SN.T), _means(values_SN)
+        rest_SN = values_SN - np.array(mean_S)[:, None] - np.array(mean_N) + fmean(values_SN.ravel().tolist())
+        residual = squares(rest_SN.ravel().tolist()) / ((count - 1) * (tasks - 1))
         return cls(
             seeds=count,
-            between_seeds=float(mean_S.var(ddof=1)) / count,
-            between_tasks=float(mean_N.var(ddof=1)) / tasks,
+            between_seeds=variance(mean_S) / count,
+            between_tasks=variance(mean_N) / tasks,
             chance=residual / (count * tasks),
         )
+
+
+def _means(values_SN: NDArray[np.float64]) -> list[float]:
+    """Mean over seeds of every task, equal on every machine."""
+    return [fmean(values_S) for values_S in values_SN.T.tolist()]
 
 
 def crossed_half(
@@ -112,7 +119,7 @@ def over_seeds(
     tasks = sorted(runs[0])
     groups = None if clusters is None else [clusters[task] for task in tasks]
     values = _matrix(runs, tasks)
-    over = clustered(values.mean(0).tolist(), low=low, high=high, clusters=groups)
+    over = clustered(_means(values), low=low, high=high, clusters=groups)
     if len(runs) == 1 or len(tasks) == 1:
         return over
     half = _half_of(values, groups)
@@ -131,19 +138,19 @@ def crossed_error(values: Sequence[Sequence[float]]) -> float:
 
 def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
     parts = Parts.of(values)
-    over, quantile = _over_tasks(values.mean(0), groups, tail)
+    over, quantile = _over_tasks(_means(values), groups, tail)
     return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
 
 
-def _over_tasks(mean_N: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float) -> tuple[float, float]:
+def _over_tasks(mean_N: Sequence[float], groups: Sequence[Hashable] | None, tail: float) -> tuple[float, float]:
     """B, the variance of the mean over tasks, and the quantile that goes with it; over clusters where that is wider."""
     count = len(mean_N)
-    variance, quantile = float(mean_N.var(ddof=1)) / count, t_quantile(1 - tail, count - 1)
+    over, quantile = variance(mean_N) / count, t_quantile(1 - tail, count - 1)
     if groups is not None and 1 < len(set(groups)) < count:
-        half = cluster_error(mean_N.tolist(), groups, tail)
-        if half > quantile * math.sqrt(variance):
+        half = cluster_error(mean_N, groups, tail)
+        if half > quantile * math.sqrt(over):
             return (half / quantile) ** 2, quantile
-    return variance, quantile
+    return over, quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +232,15 @@ def rise(
     tasks = sorted(before[0])
     groups = None if clusters is None else [clusters[task] for task in tasks]
     first, second = _matrix(before, tasks), _matrix(after, tasks)
-    mean_N = second.mean(0) - first.mean(0)
-    mean = float(mean_N.mean())
-    low, high = difference_bounds(mean_N.tolist(), groups, tail)
+    mean_N = [b - a for a, b in zip(_means(first), _means(second), strict=True)]
+    mean = fmean(mean_N)
+    low, high = difference_bounds(mean_N, groups, tail)
     over, quantile = _over_tasks(mean_N, groups, tail) if len(tasks) > 1 else (None, 0.0)
     found: float | None = None
     if over is not None and (fixed or min(len(first), len(second)) > 1):
         half, found = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
         low, high = max(-1.0, min(low, mean - half)), min(1.0, max(high, mean + half))
-    sides = np.sign(second[:, None] - first[None])
+    sides = np.sign(second[:, None] - first[None]).astype(np.int64)
 
     def at(tail: float) -> Interval:
         return rise(before, after, clusters=clusters, fixed=fixed, pair=pair, tail=tail)
@@ -247,7 +254,7 @@ def rise(
         fixed=fixed and 1 in (len(first), len(second)),
         seed_error=found,
         task_error=None if over is None else math.sqrt(over),
-        better=float(sides.mean()) / 2 + 0.5,
+        better=int(sides.sum()) / sides.size / 2 + 0.5,
         p=p_value(at) if p else None,
     )
 
@@ -272,7 +279,7 @@ def _half_of_two(
     arms = [Parts.of(values) for values in (first, second) if len(values) > 1]
     if not arms:
         return 0.0, 0.0
-    apart, chance = sum(arm.between_seeds for arm in arms), sum(arm.chance for arm in arms)
+    apart, chance = math.fsum(arm.between_seeds for arm in arms), math.fsum(arm.chance for arm in arms)
     degrees = degrees_of_two([(arm.between_seeds, arm.seeds - 1) for arm in arms])
     least = min(arm.seeds for arm in arms)
     half = crossed_half(apart, degrees, chance, over, quantile, least, tail)
@@ -290,9 +297,9 @@ def degrees_of_two(parts: Sequence[tuple[float, int]]) -> float:
     Each counts as the mean of itself and of both: a few seeds show large ratios by chance alone. So two methods have at
     least 1.6 times the degrees of one.
     """
-    total = sum(value for value, _ in parts)
+    total = math.fsum(value for value, _ in parts)
     shares = [0.5 * value / total + 0.5 / len(parts) if total else 1 / len(parts) for value, _ in parts]
-    return 1 / sum(share**2 / own for share, (_, own) in zip(shares, parts, strict=True))
+    return 1 / math.fsum(share * share / own for share, (_, own) in zip(shares, parts, strict=True))
 
 
 def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
@@ -375,7 +382,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         chance = min(2 * fmean(each) / (samples - 1), error)
     ways = {
         True: (own.between_seeds, own.chance, seeds - 1.0),
-        False: (sum(arm.between_seeds for arm in arms), sum(arm.chance for arm in arms), 2 * (seeds - 1.0)),
+        False: (math.fsum(one.between_seeds for one in arms), math.fsum(one.chance for one in arms), 2 * (seeds - 1.0)),
     }
     reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
     paired = reach[True] < PAIRED * reach[False]
@@ -386,7 +393,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         task=len(tasks) * max(0.0, own.between_tasks - own.chance),
         both=max(0.0, error - chance),
         sample=samples * chance,
-        mean=float(values.mean()),
+        mean=fmean(values.ravel().tolist()),
         paired=paired,
     )
 
@@ -443,7 +450,7 @@ def _floor(spread: Spread, design: Design, difference: float) -> float:
 
 def half_width(spread: Spread, design: Design, difference: float = 0.0) -> float:
     """How far the 95 % interval of `rise` is expected to reach below the observed `difference`."""
-    return float(np.maximum(_halves(spread, design), _floor(spread, design, difference)).mean())
+    return fmean(np.maximum(_halves(spread, design), _floor(spread, design, difference)).tolist())
 
 
 def power(spread: Spread, design: Design, difference: float) -> float:
@@ -460,7 +467,7 @@ def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np
     deviation = math.sqrt(spread.seed / s + spread.task / m + (spread.both + spread.sample / design.samples) / (s * m))
     reach = np.maximum(halves, _floor(spread, design, difference))
     if not deviation:
-        return float((reach < difference).mean())
+        return fmean((reach < difference).tolist())
     return fmean(NormalDist().cdf(value) for value in ((difference - reach) / deviation).tolist())
 
 

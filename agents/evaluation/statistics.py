@@ -8,13 +8,18 @@
 - a method at a cost: its curve interpolated at that cost (`cost_weights`)
 
 Two quantiles are computed here and compared with scipy's in the tests: scipy is 100 MB, and the base install has none.
+
+Others recompute these numbers on other machines (`result check`), so a sum must not depend on the processor: it is exact
+before it is rounded (`fmean`, `math.fsum`), or adds arrays one after the other. A matrix product, a LAPACK routine and
+NumPy's pairwise `mean`, `sum` and `std` round by kernel, threads and order. What remains, logarithms and the like of
+another C library, is what `alike` tolerates.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
@@ -28,6 +33,10 @@ TAIL = 0.025
 """Probability on either side of a 95 % interval."""
 _HALVINGS = 26
 """Steps of bisection in an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
+
+
+TOLERANCE = 1e-9
+"""By how much a number may differ from the same one of another machine: relative, and absolute where it is below 1."""
 
 
 class ScoreError(TurngymError):
@@ -45,6 +54,33 @@ class Interval:
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+# --- Sums that are equal on every machine
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether two values, or two tables of values, are the same, wherever each was computed: numbers with a fraction
+    within `TOLERANCE`, everything else (counts, names, hashes) exactly."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return one == other
+
+
+def variance(values: Sequence[float]) -> float:
+    """Sample variance, with n - 1, of at least two values; equal in any order."""
+    mean = fmean(values)
+    return squares(value - mean for value in values) / (len(values) - 1)
+
+
+def squares(values: Iterable[float]) -> float:
+    """Sum of squares; equal in any order."""
+    # not value**2: a C library's power may round otherwise than a product does
+    return math.fsum(value * value for value in values)
 
 
 # --- Means of one evaluation: Gaffke's bounds
@@ -81,10 +117,17 @@ def chance_above(places: NDArray[np.float64], counts: NDArray[np.float64], limit
     """
     # with more factors the strip in which the integrand stays small is narrower
     step = 0.1 * min(1.0, 10 / math.sqrt(counts.sum()))
-    scaled = np.multiply.outer(np.exp(np.arange(-25.0, 25.0, step)), places - limit)
-    theta = np.arctan(scaled) @ counts
-    log_rho = np.log1p(np.square(scaled)) @ counts / 2
-    return float(0.5 + np.sum(np.sin(theta) * np.exp(-log_rho)) * step / np.pi)
+    scaled_VU = np.multiply.outer(places - limit, np.exp(np.arange(-25.0, 25.0, step)))
+    theta_U, log_rho_U = _weighted(counts, np.arctan(scaled_VU)), _weighted(counts, np.log1p(np.square(scaled_VU))) / 2
+    return 0.5 + math.fsum((np.sin(theta_U) * np.exp(-log_rho_U)).tolist()) * step / math.pi
+
+
+def _weighted(counts_V: NDArray[np.float64], values_VU: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum over the rows of `values`, each `counts` times, one row after the other."""
+    total_U = np.zeros(values_VU.shape[1])
+    for count, row_U in zip(counts_V, values_VU, strict=True):
+        total_U += count * row_U
+    return total_U
 
 
 def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -165,14 +208,18 @@ def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: f
     clusters' means. Else both are what makes V unbiased, and f its degrees of freedom by Satterthwaite, where means of
     clusters vary alike: k = sum w^2 / tr Q, f = (tr Q)^2 / tr Q^2, Q = (I - 1 w')' diag(w^2) (I - 1 w').
     """
-    _, place, sizes = np.unique(np.array([repr(one) for one in clusters]), return_inverse=True, return_counts=True)
-    share_C = sizes / len(values)
-    mean_C = np.bincount(place, np.asarray(values, np.float64)) / sizes
-    centered = np.eye(len(sizes)) - share_C
-    spread_CC = centered.T @ np.diag(share_C**2) @ centered
-    trace = float(np.trace(spread_CC))
-    variance = float(share_C**2 @ (mean_C - share_C @ mean_C) ** 2) * float(share_C @ share_C) / trace
-    return t_quantile(1 - tail, trace**2 / float(np.sum(spread_CC**2))) * math.sqrt(variance)
+    groups = defaultdict[Hashable, list[float]](list)
+    for cluster, value in zip(clusters, values, strict=True):
+        groups[cluster].append(value)
+    # with the number n_c of values of each cluster, shares are n_c / n, and both traces are fractions of whole numbers
+    n, (s2, s3, s4, s5) = len(values), (sum(len(own) ** power for own in groups.values()) for power in (2, 3, 4, 5))
+    trace = s2 * n**2 - 2 * s3 * n + s2**2
+    """tr Q times n^4."""
+    of_square = s4 * n**4 - 4 * s5 * n**3 + (4 * s2 * s4 + 2 * s3**2) * n**2 - 4 * s2**2 * s3 * n + s2**4
+    """tr Q^2 times n^8."""
+    mean = fmean(values)
+    apart = squares(len(own) / n * (fmean(own) - mean) for own in groups.values())
+    return t_quantile(1 - tail, trace**2 / of_square) * math.sqrt(s2 * n**2 / trace * apart)
 
 
 # --- Differences of two runs
@@ -228,9 +275,9 @@ def difference_bounds(
     the two stand for what n tasks need not have shown. Two runs without a difference get +- 2.8 points for 100 tasks.
     `clusters` as for `clustered`: the ends reach as far as `cluster_error`, too.
     """
-    more = np.array([*values, -1.0, 1.0])
-    half = t_quantile(1 - tail, len(more) - 1) * float(more.std(ddof=1)) / math.sqrt(len(more))
-    low, high = float(more.mean()) - half, float(more.mean()) + half
+    more = [*values, -1.0, 1.0]
+    half = t_quantile(1 - tail, len(more) - 1) * math.sqrt(variance(more) / len(more))
+    low, high = fmean(more) - half, fmean(more) + half
     if clusters is not None and len(set(clusters)) < len(values):
         if len(set(clusters)) == 1:
             return -1.0, 1.0
@@ -280,23 +327,29 @@ def t_quantile(p: float, degrees: float) -> float:
         return z
     # with t = sqrt(f) tan(a) the density is proportional to cos(a)^(f - 1)
     factor = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
-
-    def above(t: float) -> bool:
-        angle = math.atan(t / math.sqrt(degrees))
-        cosines = np.cos(angle * (_NODES + 1) / 2)
-        return 0.5 + factor * angle / 2 * float(_WEIGHTS @ cosines ** (degrees - 1)) > p
-
-    low, high = 0.0, max(z, 1e-3)
-    while not above(high) and high < 1e9:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) else (middle, high)
-    return (low + high) / 2
+    angle = math.atan(z / math.sqrt(degrees))
+    # Newton's method: the normal quantile is below t's, and from below a distribution that bends down is not overshot
+    for _ in range(50):
+        below = math.fsum(weight * math.cos(share * angle) ** (degrees - 1) for share, weight in _RULE)
+        missing = p - 0.5 - factor * angle * below
+        ahead = missing / (factor * math.cos(angle) ** (degrees - 1))
+        angle += ahead
+        if abs(ahead) <= 1e-15 * angle:
+            break
+    return math.sqrt(degrees) * math.tan(angle)
 
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
-"""Nodes and weights of Gauss and Legendre on [-1, 1]."""
+def _rule(step: float = 0.1, reach: float = 3.2) -> list[tuple[float, float]]:
+    """Places in (0, 1) and weights of an integral over [0, 1]: the trapezoidal rule in u, x = 1 / (1 + exp(-pi sinh u))
+    (tanh-sinh), which converges exponentially, also where the integrand has no derivative at an end."""
+    found = []
+    for number in range(-round(reach / step), round(reach / step) + 1):
+        place = 1 / (1 + math.exp(-math.pi * math.sinh(number * step)))
+        found.append((place, step * math.pi * math.cosh(number * step) * place * (1 - place)))
+    return found
+
+
+_RULE = _rule()
 
 
 def chi_squared(p: float, degrees: float) -> float:
@@ -356,8 +409,8 @@ def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np
         return np.array([np.interp(end, costs, hat) for hat in hats])
     knots = np.unique([start, end, *(cost for cost in costs if start < cost < end)])
     values = np.array([np.interp(knots, costs, hat) for hat in hats])
-    found: NDArray[np.float64] = (values[:, 1:] + values[:, :-1]) / 2 @ np.diff(knots) / (end - start)
-    return found
+    areas = (values[:, 1:] + values[:, :-1]) / 2 * np.diff(knots)
+    return np.array([math.fsum(row) / (end - start) for row in areas.tolist()])
 
 
 def last_points(points: Sequence[CurvePoint], count: int = 4) -> float:
@@ -384,4 +437,4 @@ def at_seconds(points: Sequence[CurvePoint], budget: float) -> float:
     """The value of a curve at this wall clock, on straight lines between its evaluations."""
     ordered = sorted(points, key=lambda point: point.step)
     weights = cost_weights([point.seconds for point in ordered], budget, budget)
-    return float(weights @ [point.value for point in ordered])
+    return math.fsum(weight * point.value for weight, point in zip(weights.tolist(), ordered, strict=True))

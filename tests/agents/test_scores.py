@@ -18,10 +18,12 @@ from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
     ScoreError,
+    alike,
     chi_squared,
     cluster_error,
     clustered,
     cost_weights,
+    difference_bounds,
     holm,
     last_points,
     least_time,
@@ -32,6 +34,7 @@ from turngym.agents.evaluation.statistics import (
     same_step,
     t_quantile,
     upper_bound,
+    variance,
 )
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.task import Task, Verdict
@@ -172,6 +175,33 @@ def test_tasks_that_share_a_world() -> None:
     assert wide.high == pytest.approx(min(1.0, 0.25 + 12.7062047362 * math.sqrt(0.125 / 2)))
     assert paired_difference(first, second).high < wide.high
     assert paired_difference(first, second, clusters=dict.fromkeys("abcd", "x")).low == -1.0
+
+
+def test_tasks_in_any_order_give_the_same_numbers_to_the_last_bit() -> None:
+    """An exact sum has no order, so none of a processor's kernels or of a thread's share enters."""
+    rng = np.random.default_rng(5)
+    values, clusters = (rng.random(57) - 0.2).tolist(), rng.integers(0, 9, 57).tolist()
+    pairs = list(zip(values, clusters, strict=True))
+
+    def numbers() -> list[object]:
+        one, groups = [value for value, _ in pairs], [cluster for _, cluster in pairs]
+        means = [min(1.0, abs(value)) for value in one]
+        found = [cluster_error(one, groups), difference_bounds(one), difference_bounds(one, groups), variance(one)]
+        return [*found, clustered(means), clustered(means, clusters=groups)]
+
+    first = numbers()
+    for _ in range(20):
+        rng.shuffle(pairs)
+        assert numbers() == first
+
+
+def test_numbers_are_alike_but_for_their_last_digits() -> None:
+    row = {"mean": 0.1, "high": 1234.5, "tasks": 7, "text": ["a", None, 0.0]}
+    assert alike(row, {**row, "mean": 0.1 + 1e-10, "high": 1234.5 + 1e-7, "text": ("a", None, -1e-12)})
+    for other in ({"mean": 0.1 + 1e-8}, {"high": 1234.51}, {"tasks": 8}, {"text": ["a", None]}, {"more": 1.0}):
+        assert not alike(row, {**row, **other})
+    assert not alike(0.5, None)
+    assert not alike(math.nan, math.nan)
 
 
 def test_intervals_at_the_ends_are_not_empty() -> None:

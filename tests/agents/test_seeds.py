@@ -76,6 +76,25 @@ def test_a_difference_over_seeds_by_hand() -> None:
     assert (wide.low, wide.high) == pytest.approx((max(-1.0, -0.08 - half), min(1.0, -0.08 + half)))
 
 
+def test_tasks_and_seeds_in_any_order_give_the_same_numbers_to_the_last_bit() -> None:
+    rng = np.random.default_rng(6)
+    values_SN, worlds = rng.random((6, 57)), rng.integers(0, 9, 57)
+
+    def numbers(seeds: list[int], tasks: list[int]) -> list[object]:
+        # sums follow the order of names, so a task in another place has another name
+        runs = [{f"{place:02}": float(values_SN[seed, task]) for place, task in enumerate(tasks)} for seed in seeds]
+        groups = {f"{place:02}": int(worlds[task]) for place, task in enumerate(tasks)}
+        before, after = (
+            [run for seed, run in zip(seeds, runs, strict=True) if (seed < 3) == low] for low in (True, False)
+        )
+        difference = rise(before, after, clusters=groups, pair=False)
+        return [over_seeds(runs, clusters=groups), difference, seed_spread(runs)]
+
+    first = numbers(list(range(6)), list(range(57)))
+    for _ in range(20):
+        assert numbers(rng.permutation(6).tolist(), rng.permutation(57).tolist()) == first
+
+
 def test_seeds_pair_up_where_that_is_clearly_shorter() -> None:
     levels = (0.3, 0.5, 0.4)
     before = [{str(task): level for task in range(100)} for level in levels]

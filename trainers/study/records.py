@@ -19,6 +19,7 @@ import numpy as np
 
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
+from turngym.agents.evaluation.statistics import alike
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
@@ -565,7 +566,7 @@ MODELS = ("student", "teacher")
 def merge_records(files: Mapping[str, Records]) -> Records:
     """All cells of `files` (name -> content), whose cells were run on different machines or days.
 
-    A cell that two files have alike is taken once. Raises TurngymError where a cell has other numbers in two files, and
+    A cell that two files have alike (`alike`) is taken once. Raises TurngymError where a cell has other numbers in two files, and
     where cells that would stand in one table were run with different settings. One file is left as it is.
     """
     first = next(iter(files.values()))
@@ -584,7 +585,7 @@ def merge_records(files: Mapping[str, Records]) -> Records:
             _compare(games.setdefault(record.world, one), one, game_settings)
             _compare(rows.setdefault(row, one), one, row_settings)
             place, other = cells.setdefault((*row, record.seed), one)
-            if other != record:
+            if other != record and not alike(to_json(other), to_json(record)):
                 raise TurngymError(f"{place} and {file} both have {_name(record)}, with other numbers: leave one out")
     made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
     order = {name: place for place, name in enumerate(_names(files.values()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -103,7 +104,9 @@ def maps_at(
                 continue
             weights = cost_weights(costs, limit[seed] * (1 - window), limit[seed]).tolist()
             pairs = [(point, w) for point, w in zip(record.evaluations, weights, strict=True) if w]
-            tasks = {task: sum(w * point.tasks[task] for point, w in pairs) for task in record.evaluations[-1].tasks}
+            tasks = {
+                task: math.fsum(w * point.tasks[task] for point, w in pairs) for task in record.evaluations[-1].tasks
+            }
             found.setdefault(name, {})[seed] = tasks
     return found
 
