@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from machine import computed_on
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,6 +28,11 @@ def pytest_configure() -> None:
     os.environ["TURNGYM_OFFLINE"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last line says what the tests were computed with, so that a failure elsewhere can be told from one here."""
+    terminalreporter.write_line(f"computed on {computed_on()}")
 
 
 def shared_data() -> Path | None:

@@ -9,10 +9,10 @@
 
 Two quantiles are computed here and compared with scipy's in the tests: scipy is 100 MB, and the base install has none.
 
-Others recompute these numbers on other machines (`result check`), so a sum must not depend on the processor: it is exact
+Others recompute these numbers on other machines (`result check`), so no sum depends on the processor: it is exact
 before it is rounded (`fmean`, `math.fsum`), or adds arrays one after the other. A matrix product, a LAPACK routine and
-NumPy's pairwise `mean`, `sum` and `std` round by kernel, threads and order. What remains, logarithms and the like of
-another C library, is what `alike` tolerates.
+NumPy's `mean`, `sum` and `std` round by kernel, threads and order. What remains, logarithms and the like of another C
+library, is what `alike` tolerates.
 """
 
 from __future__ import annotations
@@ -213,10 +213,9 @@ def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: f
         groups[cluster].append(value)
     # with the number n_c of values of each cluster, shares are n_c / n, and both traces are fractions of whole numbers
     n, (s2, s3, s4, s5) = len(values), (sum(len(own) ** power for own in groups.values()) for power in (2, 3, 4, 5))
+    # tr Q times n^4, and tr Q^2 times n^8
     trace = s2 * n**2 - 2 * s3 * n + s2**2
-    """tr Q times n^4."""
     of_square = s4 * n**4 - 4 * s5 * n**3 + (4 * s2 * s4 + 2 * s3**2) * n**2 - 4 * s2**2 * s3 * n + s2**4
-    """tr Q^2 times n^8."""
     mean = fmean(values)
     apart = squares(len(own) / n * (fmean(own) - mean) for own in groups.values())
     return t_quantile(1 - tail, trace**2 / of_square) * math.sqrt(s2 * n**2 / trace * apart)
@@ -319,7 +318,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 @lru_cache(1 << 14)
 def t_quantile(p: float, degrees: float) -> float:
-    """Quantile of Student's t, to 1e-9; degrees of freedom are at least 1 and need not be whole."""
+    """Quantile of Student's t, to 1e-9 at 95 %; degrees of freedom are at least 1 and need not be whole."""
     if p < 0.5:
         return -t_quantile(1 - p, degrees)
     z = NormalDist().inv_cdf(p)

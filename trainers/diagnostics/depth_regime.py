@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -111,11 +113,11 @@ def measure_regime(sums: TurnSums) -> Regime:
         kl_shallow=kl_shallow,
         kl_deep=kl_deep,
         kl_ratio=_ratio(kl_deep, kl_shallow),
-        deep_mass=_ratio(float(mass_T[deep].sum()), float(mass_T.sum())),
-        deep_share=_ratio(float(token_T[deep].sum()), float(token_T.sum())),
-        first_mass=_ratio(float(mass_T[:FIRST].sum()), float(mass_T.sum())),
+        deep_mass=_ratio(math.fsum(mass_T[deep]), math.fsum(mass_T)),
+        deep_share=_ratio(math.fsum(token_T[deep]), math.fsum(token_T)),
+        first_mass=_ratio(math.fsum(mass_T[:FIRST]), math.fsum(mass_T)),
         entropy_ratio=_ratio(*entropy),
-        deep_support=float(sums.survivors_T[deep].mean() / sums.survivors_T[0]) if deep.any() else 0.0,
+        deep_support=fmean(sums.survivors_T[deep]) / sums.survivors_T[0].item() if deep.any() else 0.0,
         separation=None if failed is None or solved is None else failed - solved,
         h_eff=effective_depth(kl_T, sums.survivors_T),
     )
@@ -140,7 +142,7 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     for sign in SIGNS:
         value, values = getattr(whole, sign), [getattr(regime, sign) for regime in without]
         if value is not None and None not in values and min(values) < max(values):
-            wide = t_quantile(0.975, n - 1) * float(np.std(values)) * (n - 1) ** 0.5
+            wide = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
             found[sign] = (value - wide, value + wide)
     return found
 
@@ -191,8 +193,8 @@ def _total(rows: Sequence[Mapping[str, Any]], depth: int, count: str, mean: str 
 
 
 def _mean(total_T: Column, count_T: Column, which: NDArray[np.bool_]) -> float | None:
-    count = float(count_T[which].sum())
-    return float(total_T[which].sum()) / count if count else None
+    count = math.fsum(count_T[which])
+    return math.fsum(total_T[which]) / count if count else None
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

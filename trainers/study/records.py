@@ -566,7 +566,7 @@ MODELS = ("student", "teacher")
 def merge_records(files: Mapping[str, Records]) -> Records:
     """All cells of `files` (name -> content), whose cells were run on different machines or days.
 
-    A cell that two files have alike (`alike`) is taken once. Raises TurngymError where a cell has other numbers in two files, and
+    A cell that two files have alike is taken once. Raises TurngymError where a cell has other numbers in two files, and
     where cells that would stand in one table were run with different settings. One file is left as it is.
     """
     first = next(iter(files.values()))
