@@ -215,6 +215,9 @@ def _reason(error: RuntimeError | MemoryError) -> str:
 
 SPARE = 8
 """Rows that are fetched beyond k from an exact index, so that near ties can be ordered after exact scoring."""
+_ROUNDING = 1e-5
+"""How far faiss' inner product of two vectors of length 1 may be from ours, since it sums in the order of its kernel: at
+most 4e-6 for 4,096 dimensions."""
 _BLOCK = 1024
 """Passages that are encoded at a time."""
 
@@ -222,8 +225,9 @@ _BLOCK = 1024
 class DenseRetriever:
     """Inner product search; faiss row `i` is `passages[i]`. It may be used by several threads and after a fork.
 
-    The same query gives the same hits alone and in any batch. Because faiss sums a single query and a batch in
-    different orders, the hits of an exact index are scored again row by row; equal scores go by row.
+    The same query gives the same hits alone, in any batch and by any kernel of BLAS. Because faiss sums a single query
+    and a batch in different orders, the hits of an exact index are scored again row by row; equal scores go by row,
+    however many there are.
     """
 
     def __init__(
@@ -321,14 +325,38 @@ class DenseRetriever:
         if not wanted:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
-            scores, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
-        if self._exact:
-            scores = _score(self._index, vectors, rows)
+            found, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+        scores = _score(self._index, vectors, rows) if self._exact else found
         rows = np.where(vectors.any(1, keepdims=True), rows, -1)
+        if self._exact and rows.shape[1] < self._index.ntotal:
+            self._add_ties(vectors, scores, rows, found[:, -1], wanted)
         # faiss fills up with row -1, which goes last whatever its score
         scores = np.where(rows >= 0, scores, -np.inf)
         order = np.lexsort((rows, -scores), axis=1)[:, :wanted]
         return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+    def _add_ties(
+        self,
+        vectors: NDArray[np.float32],
+        scores: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        fetched: NDArray[np.float32],
+        wanted: int,
+    ) -> None:
+        """Replaces `scores` and `rows` [n, fetched] of queries where a row that faiss has left out may be among the
+        best `wanted`: its worst row's score, `fetched` [n], is no further from the last wanted one's than rounding."""
+        least = -np.partition(-scores, wanted - 1, axis=1)[:, wanted - 1]
+        stored = _stored(self._index)
+        for place in np.flatnonzero(rows[:, 0] >= 0):
+            longest = np.linalg.norm(stored[rows[place]], axis=1).max()
+            margin = _ROUNDING * float(np.linalg.norm(vectors[place]) * longest)
+            if fetched[place] < least[place] - margin:
+                continue
+            one = vectors[place : place + 1]
+            _, _, near = self._index.range_search(one, float(least[place]) - margin)
+            exact = _score(self._index, one, near[None])[0]
+            best = np.lexsort((near, -exact))[: rows.shape[1]]
+            scores[place, : len(best)], rows[place, : len(best)] = exact[best], near[best]
 
     def close(self) -> None:
         """Unmaps the index and the passages. Twice is fine."""
@@ -340,10 +368,15 @@ class DenseRetriever:
 
 def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Inner products of `vectors [n, dim]` with the index rows `[n, k]`, each summed in the same order."""
-    faiss = load_faiss()
-    stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
+    stored = _stored(index)
     scores = np.empty(rows.shape, np.float32)
     for place, vector in enumerate(vectors):
         # no matrix product, whose order of summation depends on its shape; the score of row -1 does not matter
         scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
     return scores
+
+
+def _stored(index: Any) -> NDArray[np.float32]:
+    """The vectors of a flat index, [rows, dim], without a copy."""
+    found: NDArray[np.float32] = load_faiss().rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
+    return found.reshape(index.ntotal, index.d)

@@ -146,9 +146,9 @@ class HashingFit:
 class HashingEncoder:
     """Sums `idf * (1 + ln count) * signs at 4 hashed coordinates` over a text's words, and scales to length 1.
 
-    `idf = ln((N + 1) / (df + 1))`. A text without words gives the zero vector. The same text gives the same vector on
-    every machine and in every batch. The inner product estimates the cosine of tf-idf vectors with a standard error of
-    about `1 / sqrt(dim)`.
+    `idf = ln((N + 1) / (df + 1))`. A text without words gives the zero vector. The same text gives the same vector in
+    every process and batch, on another machine up to the last digit of a logarithm. The inner product estimates the
+    cosine of tf-idf vectors with a standard error of about `1 / sqrt(dim)`.
     """
 
     def __init__(self, counts: NDArray[np.uint32], passages: int, *, dim: int = 1024) -> None:

@@ -55,6 +55,17 @@ def passages(*texts: str) -> list[Passage]:
 TABLE = Table({"x": [1, 0], "y": [0, 1], "xy": [0.6, 0.8], "-x": [-1, 0], "none": [0, 0]})
 
 
+def test_of_many_equal_passages_the_first_are_found_alone_and_in_a_batch() -> None:
+    # by a matrix product equal rows have scores that differ in the last digit, by their place in the block
+    drawn = np.random.default_rng(0).normal(size=(300, 96))
+    table = Table({f"t{row}": (vector / np.linalg.norm(vector)).tolist() for row, vector in enumerate(drawn)})
+    retriever = DenseRetriever.from_passages(passages(*(f"t{row % 250}" for row in range(400)), *["t7"] * 40), table)
+    queries = [f"t{row}" for row in range(60)]
+    batch = retriever.search(queries, 5)
+    assert [hit.passage.id for hit in batch[7]] == ["p7", "p257", "p400", "p401", "p402"]
+    assert batch == [retriever.search([query], 5)[0] for query in queries]
+
+
 def test_inner_product_order_and_ties_by_row() -> None:
     retriever = DenseRetriever.from_passages(passages("y", "xy", "x", "xy", "-x"), TABLE)
     (hits,) = retriever.search(["xy"], 4)
