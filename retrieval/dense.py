@@ -216,8 +216,8 @@ def _reason(error: RuntimeError | MemoryError) -> str:
 SPARE = 8
 """Rows that are fetched beyond k from an exact index, so that near ties can be ordered after exact scoring."""
 _ROUNDING = 1e-5
-"""How far faiss' inner product of two vectors of length 1 may be from ours, since it sums in the order of its kernel: at
-most 4e-6 for 4,096 dimensions."""
+"""How far faiss' inner product of two vectors of length 1 may be from ours, since it sums in the order of its kernel:
+at most 4e-6 for 4,096 dimensions."""
 _BLOCK = 1024
 """Passages that are encoded at a time."""
 
