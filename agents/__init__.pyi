@@ -37,5 +37,6 @@ from .rendering.renderer import TextEpisodes as TextEpisodes
 from .resolve_play import resolve_agent as resolve_agent
 from .rollout_sources import ExpertSource as ExpertSource
 from .rollout_sources import LiveSource as LiveSource
+from .saved_model import save_model as save_model
 from .worlds import load_world as load_world
 from .worlds.worlds import EmbeddedWorld as EmbeddedWorld

@@ -5,6 +5,8 @@ line for each client, its name and its key:
 
     ann  4f1c0a9be2d7486f
     bob  c07d5e6619aa4b2e
+
+A line that begins with # is left out.
 """
 
 from __future__ import annotations
@@ -38,12 +40,17 @@ class ClientKeys:
         keys: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), start=1):
             name, *rest = line.split()[:3] or [""]
-            if not name:
+            # a client is taken out with a # before its line
+            if not name or name.startswith("#"):
                 continue
             # a line is never quoted: it holds a key
             where = f"--client-keys {path}, line {number}"
-            if len(rest) != 1 or len(rest[0]) < SHORTEST:
-                raise TurngymError(f"{where}: it must be a name and a key of at least {SHORTEST} characters")
+            usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST
+            if not usable:
+                raise TurngymError(
+                    f"{where}: it must be a name and a key of at least {SHORTEST} characters; a name begins with a "
+                    "letter or a digit, and a line that begins with # is left out"
+                )
             if name in keys or rest[0] in keys.values():
                 raise TurngymError(f"{where}: its name or its key is there already; each client needs its own")
             keys[name] = rest[0]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.models import require_memory
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import AgentError
 from turngym.core.files import new_folder, write_sums
 from turngym.core.redaction import excerpt
@@ -157,7 +158,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
     model.generation_config = transformers.GenerationConfig(**ids)
     # written beside its place, so that a folder of this name is always whole
     with new_folder(folder) as unfinished:
-        model.save_pretrained(library_path(unfinished))
+        save_model(model, unfinished)
         tokenizer.save_pretrained(library_path(unfinished))
         write_sums(unfinished)
     return folder

@@ -245,4 +245,7 @@ def _teacher_engine(
             f"{what}, which needs --teacher FOLDER and rollouts in this process (no --teacher-server, no --workers, no "
             "--staleness)"
         )
-    return LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)
+    # an id that the student cannot draw could not be scored as its own
+    drawn = player.engine.vocab_size if isinstance(player.engine, LocalEngine) else None
+    room = player.engine.max_length
+    return LocalEngine(teacher, tokenizer=tokenizer, max_length=room, max_batch=slots, vocab_size=drawn)

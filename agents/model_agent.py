@@ -217,6 +217,7 @@ class ModelPlayer:
         *,
         slots: int = 64,
         dtype: str | None = None,
+        vocab_size: int | None = None,
         engine: Engine | None = None,
         examples: Sequence[Example] = (),
         skills: Skills | None = None,
@@ -230,6 +231,8 @@ class ModelPlayer:
             tool: of the environment.
             slots: most requests that the model generates at a time; not read with `engine`.
             dtype: of weights and caches; None: the model's own. Not read with `engine`.
+            vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Not read with
+                `engine`.
             engine: what generates, such as servers that have the model's weights; None: the model, in this process.
             examples: earlier messages of every prompt.
             skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
@@ -238,7 +241,9 @@ class ModelPlayer:
             from turngym.agents.local_engine.engine import LocalEngine
 
             room = settings.max_context
-            engine = LocalEngine(model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype)
+            engine = LocalEngine(
+                model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype, vocab_size=vocab_size
+            )
         settings = complete_settings(settings, tokenizer, tool)
         renderer = renderer_of(model, tokenizer, settings, tool, examples, skills)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)

@@ -29,6 +29,7 @@ from turngym.agents.serving import access_of
 from turngym.core.cores import POOLS
 from turngym.core.needed import check_needed
 from turngym.core.redaction import excerpt
+from turngym.core.secrets import key_of
 from turngym.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
 from turngym.core.supervised import say
 
@@ -206,7 +207,7 @@ def process(config: ServePolicy) -> ServerProcess:
     check_needed(config)
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
-    if not is_loopback(config.host) and not os.environ.get(KEY):
+    if not is_loopback(config.host) and not key_of(KEY, ServerError):
         raise ServerError(f"--host {config.host} opens the model to the network: set a key in {KEY} first")
     url = f"http://[{config.host}]:{config.port}" if ":" in config.host else f"http://{config.host}:{config.port}"
     access_of(config.host, config.hosts)

@@ -12,11 +12,12 @@ from typing import Any
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
-from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, model_folder
+from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
 from turngym.core.user_files import library_path, user_path
+from turngym.retrieval.precision import cast_parameters
 
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {
@@ -71,7 +72,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
-        raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the tokenizer in {folder}: {load_problem(error)}") from error
 
 
 def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
@@ -100,14 +101,17 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         # merged in float32, and rounded once
         model = load_model(base)
         merge_adapter(model, path)
-        return model.to(target, getattr(torch, dtype)).eval()
+        return cast_parameters(model, getattr(torch, dtype)).to(target).eval()
     # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained
+    config = model_config(path)
+    quantized = _dequantized(config)
     try:
         require_memory(path, _numbers(path), dtype)
         place = library_path(path)
-        wanted = {"dtype": getattr(torch, dtype), "output_loading_info": True}
+        wanted = {"config": config, "dtype": getattr(torch, dtype), "output_loading_info": True}
+        wanted |= {"trust_remote_code": False}
         try:
             model, loading = load(place, attn_implementation="sdpa", **wanted)
         except ValueError as error:
@@ -119,15 +123,66 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own
-        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
     if said := missing_weights(loading):
         raise ModelError(f"cannot load the model in {folder}: {said}; they would be random")
+    if quantized:
+        _forget_quantization(model)
     return model.to(target).eval()
 
 
-def _first_line(error: Exception) -> str:
-    """transformers explains at length; the first line names the cause."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def model_config(folder: Path) -> Any:
+    """The configuration of the model of transformers in `folder`; of an adapter, its base's.
+
+    Raises ModelError for one that cannot be read, and for a family whose code lies in the folder.
+    """
+    transformers = need("transformers", "a model's configuration", "train")
+    while base := base_model(folder):
+        folder = base
+    try:
+        return transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
+    except Exception as error:  # readers of damaged files raise anything
+        raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
+
+
+DEQUANTIZED = ("fp8", "mxfp4")
+"""Kinds of quantized weights that are read as the numbers that they stand for (`quant_method` in config.json)."""
+
+
+def _dequantized(config: Any) -> bool:
+    """Whether the weights are of a kind in `DEQUANTIZED`; `config` then asks transformers for plain numbers.
+
+    Others are played as they are, where transformers can; they are neither trained nor saved (`require_plain`).
+    """
+    found = getattr(config, "quantization_config", None)
+    if found is None or found.get("quant_method") not in DEQUANTIZED:
+        return False
+    config.quantization_config = {**found, "dequantize": True}
+    return True
+
+
+def require_plain(model: Any, folder: str | Path) -> None:
+    """Raises ModelError for a model from `folder` whose weights are quantized in memory: what is trained or saved would
+    be another one."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        raise ModelError(
+            f"{folder} is quantized ({quantizer.quantization_config.quant_method}) and can only be played; valid to "
+            f"train and to save: weights in full precision, {' and '.join(DEQUANTIZED)}, which are read as such"
+        )
+
+
+def _forget_quantization(model: Any) -> None:
+    """Make `model`, whose weights are plain numbers now, one that is saved as such.
+
+    transformers remembers how it read the weights, and would write them back quantized, or under names that nobody
+    reads. Without these notes it writes them as those of a model that was never quantized.
+    """
+    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+    for name in ("hf_quantizer", "quantization_method", "is_quantized", "_weight_conversions"):
+        model.__dict__.pop(name, None)
 
 
 def find_model(folder: str | Path) -> Path:
@@ -221,7 +276,9 @@ def _numbers(folder: Path) -> int:
     # some come with the same weights a second time, under a name of their own
     for file in (one for one in library_path(folder).iterdir() if WEIGHTS.fullmatch(one.name)):
         with safe_open(file, "pt") as weights:
-            found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+            for name in weights.keys():  # noqa: SIM118
+                # MXFP4 keeps two numbers in a byte
+                found += math.prod(weights.get_slice(name).get_shape()) * (2 if name.endswith("_blocks") else 1)
     return found
 
 

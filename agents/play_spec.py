@@ -449,6 +449,8 @@ MEANING: Mapping[str, Meaning] = {
     "agent.engine.server_parallel": "cost",
     "agent.engine.server_deadline": "cost",
     "compute": "cost",
+    # what a handshake found out about a server
+    "endpoint": "player",
 }
 """What a difference at a path changes: the game, how much of it is played, the player, or nothing that is played. The
 longest beginning counts."""
@@ -456,6 +458,7 @@ longest beginning counts."""
 
 def meaning(path: str) -> Meaning:
     """What a difference at `path` changes."""
-    while path not in MEANING:
+    while path and path not in MEANING:
         path = path.rpartition(".")[0]
-    return MEANING[path]
+    # nothing else is known of what only an older version had
+    return MEANING.get(path, "player")

@@ -178,3 +178,18 @@ def _size(count: int) -> str:
 
 def _first_line(error: BaseException) -> str:
     return excerpt(next(iter((str(error).strip() or type(error).__name__).splitlines())), 200)
+
+
+def load_problem(error: Exception) -> str:
+    """Why transformers could not load a folder, in one line; a folder with code of its own is told as such.
+
+    Whoever loads passes `trust_remote_code=False`: else transformers asks on standard input, and runs the code where a
+    `y` comes from a pipe.
+    """
+    if "trust_remote_code" in str(error):
+        return (
+            "it brings code of its own (auto_map in its configuration), which is never run here; a program that "
+            "runs it (vllm serve --trust-remote-code) can serve it"
+        )
+    # transformers explains at length; the first line names the cause
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,7 +8,6 @@ Retrievers, chat endpoints, judges and SGLang servers are all asked through `Htt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -18,10 +17,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from turngym.core.reaching import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
 from turngym.core.redaction import Keys, excerpt, is_secret, remember_key
 
 T = TypeVar("T")
@@ -43,7 +42,16 @@ class ExchangeError(Exception):
 
 
 class NotReached(ExchangeError):
-    """There was no connection, or it broke before the whole answer was there."""
+    """There was no connection, or it broke before the whole answer was there. `cause` says why."""
+
+    def __init__(self, text: str, cause: Cause = "lost") -> None:
+        super().__init__(text)
+        self.cause: Cause = cause
+
+    @property
+    def final(self) -> bool:
+        """Whether another try would end the same."""
+        return self.cause in FINAL
 
 
 class TooLate(ExchangeError):
@@ -62,6 +70,8 @@ class HttpReply:
     headers: Mapping[str, str]
     """Names are compared without case."""
     body: bytes
+    proxy: str | None = None
+    """The variable that names the proxy through which it came; None: it came from the server itself."""
 
     def json(self) -> Any:
         """The body as JSON. Raises BadReply."""
@@ -70,25 +80,6 @@ class HttpReply:
     def text(self, most: int) -> str:
         """The first `most` letters of the body, for messages."""
         return excerpt(self.body, most)
-
-
-def address_problem(url: str) -> str:
-    """What keeps `url` from being the address of a server, as the end of a sentence; empty where it is one."""
-    if not url.isprintable() or any(map(str.isspace, url)):
-        return "holds a blank, or another character that no address has"
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        return f"is no address ({error})"
-    if parts.scheme not in ("http", "https"):
-        return "must begin with http:// or https://"
-    if not parts.hostname:
-        return "names no host"
-    # the port is read only here, and what is no number is a ValueError
-    with contextlib.suppress(ValueError):
-        if parts.port != 0:
-            return ""
-    return "has a port that is no number from 1 to 65535"
 
 
 def read_json(body: bytes) -> Any:
@@ -118,8 +109,19 @@ def too_many_values(body: bytes, most: int) -> bool:
 MARKS = (b",", b"[", b"{")
 
 
+LONGEST_WAIT = 7 * 86_400.0
+"""Seconds that a server may ask to wait. One that asks for more, a clock that is wrong for example, is not believed: a
+wait holds for all requests."""
+
+
 def retry_after(headers: Any) -> float | None:
-    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent."""
+    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent, or
+    longer than `LONGEST_WAIT`."""
+    wait = _asked_wait(headers)
+    return None if wait is None or wait > LONGEST_WAIT else wait
+
+
+def _asked_wait(headers: Any) -> float | None:
     thousandths = _number(headers.get("retry-after-ms"))
     if thousandths is not None:
         return thousandths / 1000
@@ -129,12 +131,13 @@ def retry_after(headers: Any) -> float | None:
         return seconds
     try:
         then = parsedate_to_datetime(given).timestamp()
-    except (ValueError, TypeError):
+    # dates before the year 1970 and after 9999 are any of these on some system
+    except (ValueError, TypeError, OverflowError, OSError):
         return None
     try:
         # by the server's own clock, if it sends the time
         now = parsedate_to_datetime(headers.get("date")).timestamp()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, OSError):
         now = time.time()
     return max(then - now, 0.0)
 
@@ -154,7 +157,8 @@ class HttpClient:
         headers: sent with every request.
         connect: seconds for one connection.
         keepalive: most idle connections that are kept.
-        use_proxies: whether the environment's proxies (HTTPS_PROXY) are for these servers.
+        use_proxies: whether the environment's proxies (HTTPS_PROXY) are for these servers, those on this machine left
+            out.
     """
 
     def __init__(
@@ -167,18 +171,28 @@ class HttpClient:
     ) -> None:
         import httpx
 
-        self._connect = connect
+        self._connect, self._use_proxies = connect, use_proxies
         # callers limit their requests; under httpx's limit of 100 an abort could queue behind what it should end
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
+        self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
         # a server that compresses nevertheless is read, see `_unzipper`
-        fixed = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         self._keys = Keys(tuple((headers or {}).values()))
         for name, value in (headers or {}).items():
             if is_secret(name):
                 remember_key(value.rpartition(" ")[2])
-        self._http = httpx.AsyncClient(headers=fixed, limits=limits, trust_env=use_proxies, follow_redirects=False)
+        self._clients: dict[tuple[bool, str | None], Any] = {}
+        """By whether certificates are needed, and the proxy's address."""
 
-    async def send(self, method: str, url: str, body: Any = None, *, seconds: float, limit: int) -> HttpReply:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        *,
+        seconds: float,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> HttpReply:
         """The server's whole answer, errors included.
 
         Redirects are not followed, because a request holds prompts and keys: they raise BadReply, as answers do that
@@ -190,17 +204,21 @@ class HttpClient:
             body: bytes of JSON, or a value that becomes JSON; None: no body.
             seconds: for everything, from looking up the name to the last byte of the answer.
             limit: most bytes of the answer, uncompressed.
+            headers: of this request alone.
         """
         import httpx
 
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        headers = {**(headers or {}), **({} if content is None else {"Content-Type": "application/json"})}
         # httpx's other limits are for single reads, which a server that drips always meets
         timeout = httpx.Timeout(None, connect=min(self._connect, seconds))
+        proxy: Proxy | None = None
         try:
+            proxy = proxy_of(url) if self._use_proxies else None
+            http = self._client(url.lower().startswith("https:"), proxy)
             async with (
                 asyncio.timeout(seconds),
-                self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as answer,
+                http.stream(method, url, content=content, headers=headers, timeout=timeout) as answer,
             ):
                 if 300 <= answer.status_code < 400:
                     to = self._keys.hidden(answer.headers.get("location", "nowhere").encode())
@@ -208,14 +226,37 @@ class HttpClient:
                         f"status {answer.status_code}: it redirects to {excerpt(to, 200)!r}, which is not followed"
                     )
                 whole = self._keys.hidden(await _read(answer, limit), error=not answer.is_success)
-                return HttpReply(status=answer.status_code, headers=answer.headers, body=whole)
+                through = None if proxy is None else proxy.variable
+                return HttpReply(status=answer.status_code, headers=answer.headers, body=whole, proxy=through)
         except TimeoutError:
             raise TooLate(f"no whole answer within {seconds:.3g} s") from None
+        except Unreachable as error:
+            raise NotReached(str(error), error.cause) from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise NotReached(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+            found = why_not(error, url, proxy, min(self._connect, seconds))
+            raise NotReached(str(found), found.cause) from error
+
+    def _client(self, safe: bool, proxy: Proxy | None) -> Any:
+        """The connections of one kind. Raises Unreachable."""
+        import httpx
+
+        name = safe, None if proxy is None else proxy.address
+        if name not in self._clients:
+            tls = safe or (proxy is not None and proxy.address.startswith("https:"))
+            self._clients[name] = httpx.AsyncClient(
+                headers=self._headers,
+                limits=self._limits,
+                # variables of the environment are read here alone, where an error can name them
+                trust_env=False,
+                proxy=name[1],
+                verify=certificates() if tls else False,
+                follow_redirects=False,
+            )
+        return self._clients[name]
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for http in self._clients.values():
+            await http.aclose()
 
 
 async def _read(answer: Any, limit: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How turngym finds what other packages bring: an agent, a player, a judge, an algorithm, a reward, an encoder.
+"""How turngym finds what other packages bring: an agent, a player, a judge, an algorithm, a reward and so on.
 
 `find` takes a built-in name, `package.module:name`, or the name of an entry point. Each group of entry points calls
 what it finds in its own way:
@@ -10,6 +10,7 @@ what it finds in its own way:
 - `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.judges.JudgeContext;
   turngym.core.protocols.Judge)
 - `turngym.algorithms`: an algorithm's specification (turngym.trainers)
+- `turngym.translations`: what reads a teacher of other ids (turngym.trainers.teacher.Translation)
 - `turngym.rewards`: a function `Episode -> float` (`find_reward` below)
 - `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders, which has a finder of its own)
 """

@@ -1,17 +1,44 @@
 """Keys stay out of files: a recorded command is redacted, and an address with a user or a password is refused.
 
-Keys belong into environment variables. What may hold a key without being wrong (the query of an address, a field of a
-request's body) is written as ***, by `turngym.core.redaction`.
+Keys belong into environment variables. `key_of` reads every key of ours, and `clean_address` every address of a server,
+wherever they come from: both often carry the end of a line, and an error names the variable or the option. What may
+hold a key without being wrong (the query of an address, a field of a request's body) is written as ***, by
+`turngym.core.redaction`.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.core.errors import TurngymError
+from turngym.core.reaching import address_problem
 from turngym.core.redaction import redacted, without_users
+
+
+def key_of(variable: str, error: type[TurngymError] = TurngymError) -> str:
+    """The key in the environment variable of this name, without white space around it; empty if there is none.
+
+    Raises `error`, which does not show it, for what no header can hold.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise error(f"the environment variable {variable} holds no key: a key is printable ASCII without blanks")
+    return key
+
+
+def clean_address(source: str, address: str, error: type[TurngymError] = TurngymError) -> str:
+    """The address of a server that `source`, an option or a variable, names, without white space around it.
+
+    Raises TurngymError for a user or a password in it, and `error` for what is no address.
+    """
+    address = address.strip()
+    refuse_credentials(source, address)
+    if problem := address_problem(address):
+        raise error(f"{source} {redacted(address)!r} {problem}")
+    return address
 
 
 def recorded_command(argv: Sequence[str] | str) -> str:

@@ -27,12 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
-from turngym.core.hub import model_folder
+from turngym.core.hub import load_problem, model_folder
 from turngym.core.mapped import map_array
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
+from turngym.retrieval.precision import cast_parameters
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")
@@ -320,7 +321,7 @@ class HuggingFaceEncoder:
         tokenizer, model = self._for_passages
         if self.style.passage_dtype == "float32":
             return tokenizer, model
-        return tokenizer, copy.deepcopy(model).to(torch.bfloat16)
+        return tokenizer, cast_parameters(copy.deepcopy(model), torch.bfloat16)
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self._run(self._query, [(self.style.query_prefix + text, None) for text in texts])
@@ -418,9 +419,10 @@ def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
         files = str(library_path(model_folder(model_files(name))))
         tokenizer = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
         load: Any = AutoModel.from_pretrained
-        model, loading = load(files, dtype=torch.float32, output_loading_info=True)
+        wanted = {"dtype": torch.float32, "output_loading_info": True}
+        model, loading = load(files, trust_remote_code=False, **wanted)
     except (OSError, ValueError) as error:
-        raise RetrievalError(f"cannot load the encoder {name!r}: {error}") from error
+        raise RetrievalError(f"cannot load the encoder {name!r}: {load_problem(error)}") from error
     # many encoders come without a pooler, which only one way of pooling uses
     unused = [key for key in loading["missing_keys"] if not pooler and "pooler." in key]
     refuse_random(f"the encoder {name!r}", set(loading["missing_keys"]).difference(unused))

@@ -24,11 +24,11 @@ from turngym.core.outgoing import (
     HttpReply,
     LoopThread,
     NotReached,
-    address_problem,
     read_json,
     retry_after,
 )
 from turngym.core.redaction import redacted
+from turngym.core.secrets import clean_address
 from turngym.retrieval.core import Hit, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
 
@@ -278,10 +278,9 @@ class HttpRetriever:
 
 
 def _base(url: str) -> str:
-    problem = address_problem(url) or ("has a ? or a # in it" if "?" in url or "#" in url else "")
-    if problem:
-        shown = f"retriever url {redacted(url)!r} {problem}"
-        raise RetrievalError(f"{shown}; write http://HOST:PORT, such as http://127.0.0.1:8000")
+    url = clean_address("retriever url", url, RetrievalError)
+    if "?" in url or "#" in url:
+        raise RetrievalError(f"retriever url {redacted(url)!r} has a ? or a # in it; write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/retrieve").rstrip("/")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from turngym.core.errors import RetrievalError
-from turngym.core.hub import model_folder
+from turngym.core.hub import load_problem, model_folder
 from turngym.core.user_files import library_path
 from turngym.retrieval.core import Hit, Passage, Retriever, check_request
 from turngym.retrieval.encoders import refuse_random, weights_digest
@@ -192,9 +192,10 @@ class CrossEncoderReranker:
             files = str(library_path(model_folder(model)))
             self._tokenizer: Any = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
             load: Any = AutoModelForSequenceClassification.from_pretrained
-            loaded, loading = load(files, dtype=torch.float32, output_loading_info=True)
+            wanted = {"dtype": torch.float32, "output_loading_info": True}
+            loaded, loading = load(files, trust_remote_code=False, **wanted)
         except (OSError, ValueError) as error:
-            raise RetrievalError(f"cannot load the reranker {model!r}: {error}") from error
+            raise RetrievalError(f"cannot load the reranker {model!r}: {load_problem(error)}") from error
         # an encoder without a classification head would give random scores
         refuse_random(f"the reranker {model!r}", loading["missing_keys"])
         self._model: Any = loaded.to(device).eval()

@@ -282,6 +282,7 @@ def make_student(bench: GpuBench) -> Any:
     import torch
 
     from turngym.agents.models import load_model, load_policy, set_torch_variables
+    from turngym.agents.saved_model import save_model
     from turngym.agents.worlds import load_world
     from turngym.trainers.training_costs import random_model
 
@@ -290,7 +291,7 @@ def make_student(bench: GpuBench) -> Any:
         return load_model(bench.save, dtype="float32", device=bench.device)
     student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)
     if bench.save is not None:
-        student.save_pretrained(bench.save)
+        save_model(student, bench.save)
         # servers need a tokenizer, although only ids are exchanged
         load_policy(load_world("alfworld").checkpoint("student"))[1].save_pretrained(bench.save)
     return student

@@ -46,6 +46,7 @@ VERBS = {
     "plan": "turngym.scripts.plan",
     "pretrain": "turngym.scripts.pretrain",
     "serve": "turngym.scripts.serve",
+    "endpoint": "turngym.scripts.endpoint",
     "bench": "turngym.scripts.bench",
     "study": "turngym.scripts.study.main",
 }

@@ -27,10 +27,10 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
 from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
 from turngym.agents.play_spec import Model
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.settings import Count
-from turngym.core.user_files import library_path
 from turngym.scripts.command_line import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
@@ -137,7 +137,7 @@ def _write(model: Any, out: Path, *folders: Path) -> None:
     """Write `model` to the new folder `out`, with tokenizer, template and chat settings of `folders`, the later ones'
     where several have them."""
     with new_folder(out) as unfinished:
-        model.save_pretrained(library_path(unfinished))
+        save_model(model, unfinished)
         for folder in folders:
             for path in folder.iterdir():
                 if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:

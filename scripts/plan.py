@@ -16,12 +16,11 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from turngym.agents.evaluation.evaluate import USUAL
-from turngym.agents.models import base_model
+from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
 from turngym.core.settings import Count, Needs, Range, read_toml, settings_of
 from turngym.core.spec import at
 from turngym.core.tables import Table, print_table
-from turngym.core.user_files import library_path
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
 from turngym.trainers.algorithm import BUILT_IN
@@ -255,6 +254,4 @@ def _shape(name: str) -> ModelShape:
         folder = base
     if not (folder / "config.json").is_file():
         return shape_named(name)
-    from transformers import AutoConfig
-
-    return shape_of(AutoConfig.from_pretrained(library_path(folder)))
+    return shape_of(model_config(folder))

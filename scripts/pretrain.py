@@ -24,6 +24,7 @@ from turngym.core.settings import Count, Length, Needs, Seed
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
+from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.command_line import read, sft_argv
 from turngym.scripts.main import VERBS
 
@@ -192,14 +193,14 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
     from turngym.agents.models import load_model
+    from turngym.agents.saved_model import save_model
     from turngym.core.files import new_folder, write_sums
-    from turngym.trainers.models import save_model
 
     with new_folder(folder) as partial:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
             model = load_model(trained)
-            save_model(model.to(getattr(_torch(), dtype)), partial)
+            save_model(cast_parameters(model, getattr(_torch(), dtype)), partial)
             write_sums(partial)
     return folder
 
@@ -257,8 +258,8 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
+    from turngym.agents.saved_model import save_model
     from turngym.core.files import write_sums
-    from turngym.trainers.models import save_model
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)

@@ -15,7 +15,6 @@ answers what was accepted, saves and ends; the same command goes on from there. 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.core.errors import TurngymError
+from turngym.core.secrets import key_of
 from turngym.core.supervised import SupervisedThread
 from turngym.scripts.command_line import read
 
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> ServeProxy:
 
 def serve(config: ServeProxy) -> int:
     """Serve until a signal, or until training fails (status 1)."""
-    keys = ClientKeys.of(os.environ.get(KEY), config.client_keys)
+    keys = ClientKeys.of(key_of(KEY), config.client_keys)
     if not keys.keys and not is_loopback(config.host):
         raise TurngymError(
             f"--host {config.host} opens the policy to the network: set a key in {KEY} first, or name --client-keys"

@@ -35,7 +35,6 @@ from .losses import bin_forward_kl as bin_forward_kl
 from .losses import known_behavior as known_behavior
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
-from .models import save_model as save_model
 from .rewards import Reward as Reward
 from .run import build_trainer as build_trainer
 from .run import train as train

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,16 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 
 from turngym.agents.models import load_model
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.files import check_sums, write_sums
 from turngym.core.user_files import json_file
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.models import MOMENTS, load_full, save_model, trained
+from turngym.trainers.models import MOMENTS, load_full, trained
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.shard_files import ShardReader, ShardWriter
 from turngym.trainers.tensor_file import read_tensors
@@ -65,13 +66,14 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     for name, (module, optimizer) in parts.items():
         # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
         if f"{name}.step" in saved:
-            _init_moments(module, optimizer)
+            first = f"{name}.moments.{{}}.{MOMENTS[0]}"
+            _init_moments([own for key, own in trained(module).items() if first.format(key) in saved], optimizer)
         wanted[name] = _state(module, optimizer)
     with _checkpoint_errors("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
-    for name, (module, optimizer) in parts.items():
+    for name, (_, optimizer) in parts.items():
         if optimizer.state:
-            for parameter in trained(module).values():
+            for parameter in optimizer.state:
                 # one for each: AdamW counts in place, and a shared counter would advance once per parameter
                 optimizer.state[parameter]["step"] = wanted[name]["step"].clone()
     torch.set_rng_state(wanted["torch_rng"])
@@ -96,15 +98,18 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
     named = trained(module)
     state: dict[str, Any] = {"weights": {name: parameter.detach() for name, parameter in named.items()}}
     if optimizer.state:
+        # a parameter that never had a gradient has none
         state["moments"] = {
-            name: {kind: optimizer.state[parameter][kind] for kind in MOMENTS} for name, parameter in named.items()
+            name: {kind: optimizer.state[parameter][kind] for kind in MOMENTS}
+            for name, parameter in named.items()
+            if optimizer.state.get(parameter)
         }
         state["step"] = next(iter(optimizer.state.values()))["step"]
     return state
 
 
-def _init_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for parameter in trained(module).values():
+def _init_moments(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
+    for parameter in parameters:
         moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
         optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.microbatch import micro_batches
-from turngym.trainers.models import autocast, hidden_states, load_full, recomputing
-from turngym.trainers.ranks import SINGLE, Ranks, full_tensor
+from turngym.trainers.models import autocast, clipped_norm, hidden_states, load_full, recomputing
+from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.run_config import CriticConfig
 
 
@@ -125,9 +125,7 @@ class ValueCritic:
                 # a sharded module averages gradients over the processes; the batch's is their sum
                 (loss * self._ranks.size).backward()
                 total += float(loss.detach())
-        # a gradient that is not finite would destroy AdamW's moments for good: such an update is left out
-        norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
-        if bool(torch.isfinite(norm)):
+        if bool(torch.isfinite(clipped_norm(self._parameters, self.config.max_grad_norm))):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return sum(self._ranks.all_gather(total))
@@ -166,7 +164,7 @@ class ValueCritic:
 
 def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
     """Maps hidden states to one value, zero at first, so that early advantages are the plain returns."""
-    width, device = int(trunk.config.hidden_size), next(trunk.parameters()).device
+    width, device = int(trunk.config.get_text_config().hidden_size), next(trunk.parameters()).device
     # as the policy's: a critic must not shift the run's random stream
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

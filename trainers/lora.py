@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from turngym.agents.local_engine.lora_weights import ADAPTER_WEIGHTS, PREFIX, LowRank, is_transposed, shared_weights
+from turngym.agents.local_engine.lora_weights import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    PREFIX,
+    LowRank,
+    is_transposed,
+    shared_weights,
+)
+from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
 from turngym.core.settings import Length, Needs
-from turngym.core.user_files import library_path
+from turngym.trainers.models import freeze_unread
 from turngym.trainers.run_config import ConfigError
 
 NAME = "default"
@@ -71,8 +79,14 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
     for name, layer in _adapted_layers(model):
         if is_transposed(layer.base_layer) is None:
+            kind = type(layer.base_layer).__name__
+            if not config.targets:
+                raise ModelError(
+                    f"--lora.rank {config.rank}: {name} is a {kind}, which gets no adapter, as experts and their "
+                    "routers get none; name the linear layers that learn, such as --lora.targets q_proj v_proj"
+                )
             raise ModelError(
-                f"--lora.targets {' '.join(config.targets)}: {name} is a {type(layer.base_layer).__name__}; adapters "
+                f"--lora.targets {' '.join(config.targets)}: {name} is a {kind}; adapters "
                 "are for linear layers and embeddings"
             )
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
@@ -80,6 +94,8 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         for module in model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
+    # names of layers mean those of the half that reads images, too
+    freeze_unread(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             # updates of adapters are as small as those of weights; bfloat16 would lose them
@@ -139,12 +155,10 @@ def _adapted_layers(model: Any) -> list[tuple[str, Any]]:
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write the adapters to `folder` as peft does, for `load_model` or `PeftModel.from_pretrained(base, folder)`."""
     from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
-    # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    save_file(
-        {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}, library_path(folder) / ADAPTER_WEIGHTS
-    )
     model.peft_config[NAME].save_pretrained(str(folder))
+    # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
+    tensors = {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}
+    write_tensors(tensors, folder / ADAPTER_WEIGHTS, like=ADAPTER)

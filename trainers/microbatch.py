@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turngym.agents.local_engine.positions import position_limit, sliding_window
 from turngym.trainers.batch import IntArray, RolloutBatch
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, length_batches, pad, rows_apart
 from turngym.trainers.ranks import Ranks, balanced_shares
@@ -192,16 +193,20 @@ def packing_for(packing: Packing, model: Any) -> Packing:
 
 
 def check_packing(model: Any) -> None:
-    """Raise ConfigError unless `model` keeps rows that share a line apart: four rows, alone and in one line."""
+    """Raise ConfigError unless `model` keeps rows that share a line apart: four rows, alone and in one line.
+
+    Where layers see the last few ids alone, two of the rows are longer than that.
+    """
     name = type(model).__name__
     if not can_keep_rows_apart(model):
         raise ConfigError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
-    # they branch off after different tokens, so that a wrong mask as well as a wrong position moves some state
-    rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8], [9, 2, 6])]
+    rows = _trial_rows(model)
     one = packed_pass(rows, range(len(rows)))
-    with torch.no_grad(), rows_apart(model):
-        apart = torch.cat([hidden_states(model, rows[row][None].astype(np.int64)) for row in one.rows]).float()
-        together = one.states(model).float()
+    with torch.no_grad():
+        # by transformers' own attention, which knows its windows
+        apart = torch.cat([hidden_states(model, rows[row][None]) for row in one.rows]).float()
+        with rows_apart(model):
+            together = one.states(model).float()
     where = np.concatenate([one.places(member, np.arange(len(rows[row]))) for member, row in enumerate(one.rows)])
     gap = float((apart - together[torch.from_numpy(where).to(together.device)]).abs().max())
     size = float(apart.abs().max())
@@ -211,3 +216,15 @@ def check_packing(model: Any) -> None:
             f"--packing on: {name} lets rows in one line see each other (hidden states differ by {gap:.1e} of "
             f"{size:.1e}); train it with padded rows"
         )
+
+
+def _trial_rows(model: Any) -> list[IntArray]:
+    """Rows that branch off after different tokens: a wrong mask as well as a wrong position moves some state."""
+    rows = [[3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8], [9, 2, 6]]
+    config = model.config.get_text_config()
+    window, limit = sliding_window(config)[0], position_limit(config)
+    if window is not None and (limit is None or window + len(rows[0]) <= limit):
+        # as many ids as the window in front of both: what they do not share lies where the first ids are seen no more
+        before = (7 * np.arange(window) % 10).tolist()
+        rows[:2] = [before + row for row in rows[:2]]
+    return [np.array(row, np.int64) for row in rows]

@@ -1,4 +1,4 @@
-"""Causal language models as the trainers see them: saved, and run up to the head's input.
+"""Causal language models as the trainers see them: run up to the head's input, and shared between processes.
 
 A model is a backbone that gives hidden states and a head that turns them into logits (`lm_head` works on the head). At
 the end stands what must hold between two models: one vocabulary for teacher and student.
@@ -7,10 +7,9 @@ the end stands what must hold between two models: one vocabulary for teacher and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.files import FILE
-from turngym.core.user_files import library_path
+from turngym.trainers.ranks import full_tensor
 
 
 def tiny_qwen3(
@@ -82,14 +81,6 @@ def tiny_qwen3(
     return model.float().eval()
 
 
-def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
-    # those of an older model would not fit
-    (Path(path) / FILE).unlink(missing_ok=True)
-    Path(path).mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(str(library_path(path)), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
-
-
 def backbone(model: Any) -> nn.Module:
     """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
@@ -145,6 +136,19 @@ HEAD_TOLERANCE = 0.02
 """Part of the largest logit; bfloat16 rounds to 0.004, and a scale that is forgotten changes more."""
 
 
+def freeze_unread(model: Any) -> None:
+    """Freeze what text does not go through, such as the half of a model that reads images: it gets no gradient."""
+    read = {id(one) for part in (backbone(model), model.get_output_embeddings()) for one in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in read:
+            parameter.requires_grad_(False)
+
+
+def clipped_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """The norm of the gradients of `parameters`, which are scaled down to `most`; 0 leaves them as they are."""
+    return full_tensor(nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf")))
+
+
 def vocabulary_size(model: Any) -> int:
     """Rows of the LM head: the padded vocabulary."""
     return int(model.get_output_embeddings().weight.shape[0])
@@ -179,7 +183,10 @@ def hidden_states(
         ids_BL: ids [B, L] of B rows.
         positions_BL: position of each id in its row; None: 0 to L - 1.
         line: which tokens of a line belong together; None: each line is a row.
+
+    Raises ModelError for rows that are longer than the model's context (`position_limit`).
     """
+    check_length(model, ids_BL.shape[1] if positions_BL is None else int(positions_BL.max(initial=0)) + 1)
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
     # a sharded model gathers its parameters only when it is entered as a whole (`distributed.shard`)
@@ -187,6 +194,20 @@ def hidden_states(
     if positions_BL is None:
         return run(ids).flatten(0, 1)
     return run(ids, torch.from_numpy(positions_BL).to(device), line).flatten(0, 1)
+
+
+def check_length(model: Any, size: int) -> None:
+    """Raises ModelError for a row of `size` ids, if `model` knows fewer positions.
+
+    Rotary positions give numbers for places that the model never learned, and learned positions an error of torch.
+    """
+    config = getattr(model, "config", None)
+    limit = None if config is None else position_limit(config)
+    if limit is not None and size > limit:
+        raise ModelError(
+            f"a row of {size:,} ids is longer than the {limit:,} positions that {type(model).__name__} knows: play "
+            f"with --max-context {limit}, or leave such episodes out"
+        )
 
 
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:

@@ -20,8 +20,8 @@ from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
-from turngym.trainers.models import autocast, head, recomputing, rows_apart
-from turngym.trainers.ranks import SINGLE, Ranks, full_tensor
+from turngym.trainers.models import autocast, clipped_norm, head, recomputing, rows_apart
+from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.run_config import OptimizerConfig, Packing
 
 
@@ -137,7 +137,7 @@ def update(
         token_loss: loss per token.
         forward: how the model is run: temperature, microbatches, precision.
         lr: learning rate of this step.
-        max_grad_norm: the gradient's norm is clipped to this.
+        max_grad_norm: the gradient's norm is clipped to this; 0: not at all.
         terms: losses beside the batch's.
         step: training step, 1-based, for `terms`.
     """
@@ -149,9 +149,7 @@ def update(
     extra = {term.name: term.backward(model, step, forward.ranks) for term in terms}
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     # without a limit the norm is still measured
-    norm = float(
-        full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
-    )
+    norm = float(clipped_norm(parameters, max_grad_norm))
     # one NaN would stay in AdamW's moments for good: such an update is left out and counted
     finite = bool(np.isfinite(norm))
     if finite:

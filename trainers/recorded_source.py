@@ -12,9 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from turngym.core.episode import SHORT, Episode, Status, drawn_at
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.core.episode import SHORT, Episode, Status, Turn, drawn_at
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
+from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.task import plain_id
 from turngym.core.trace import iter_episodes, read_episodes
@@ -83,6 +85,64 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
         )
 
 
+def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
+    """Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
+
+    Episodes of text are cut where they are written as ids. Sampled ones are not: their rewards belong to the whole.
+
+    Args:
+        episodes: those of one file.
+        where: the file, for the error.
+        limit: most ids of a segment.
+    """
+    sizes = [max((len(ids) for ids in episode.segments), default=0) for episode in episodes]
+    if longer := sum(size > limit for size in sizes):
+        raise TurngymError(
+            f"--traces {where}: {longer} of its {len(episodes)} episodes are longer than the {limit:,} ids that the "
+            f"student and its teachers can read (up to {max(sizes):,}): leave them out, or record with --max-context "
+            f"{limit}"
+        )
+
+
+def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: str) -> None:
+    """Raises TurngymError for episodes whose ids say something else to the student than their responses do.
+
+    Ids of another tokenizer may all be in range. In an episode of the student's own most turns can be read; a few may
+    not be, where what answered was cleaned (a call that was repaired, spaces).
+
+    Args:
+        episodes: those of one file; text alone has no ids.
+        renderer: decodes with the student's tokenizer.
+        where: the file, for the error.
+    """
+    strange = []
+    for episode in episodes:
+        turns = [turn for turn in episode.turns if turn.response_length and turn.response.strip()]
+        unread = [turn for turn in turns if not _reads(renderer, episode, turn)]
+        if 2 * len(unread) > len(turns):
+            strange.append((episode, unread[0]))
+    if strange:
+        episode, turn = strange[0]
+        said = renderer.template.decode(_known(renderer, episode, turn))
+        raise TurngymError(
+            f"--traces {where}: the ids of {len(strange)} of its {len(episodes)} episodes are another tokenizer's: "
+            f"turn {turn.index} of {episode.task.task_id} is {excerpt(turn.response, 40)!r}, its ids are "
+            f"{excerpt(said, 40)!r} to the student. Train the model that recorded them, or imitate their texts "
+            "(sft --demonstrations FILE)"
+        )
+
+
+def _reads(renderer: ChatRenderer, episode: Episode, turn: Turn) -> bool:
+    """Whether the student's tokenizer finds the response of `turn` in its ids, spaces apart."""
+    said = renderer.template.decode(_known(renderer, episode, turn))
+    return "".join(turn.response.split()) in "".join(said.split())
+
+
+def _known(renderer: ChatRenderer, episode: Episode, turn: Turn) -> list[int]:
+    size = len(renderer.template.tokenizer)
+    return [token for token in episode.response_ids(turn).tolist() if token < size]
+
+
 def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
     """What is said where episodes begin with another system message than the student's own; "" where none does.
 
@@ -109,6 +169,8 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     for path in config.play.traces:
         found = read_episodes(path, size)
         check_recorded(found, str(path), config.play, of_env)
+        check_lengths(found, str(path), envs[""].student.actor.engine.max_length)
+        check_tokenizer(found, envs[""].student.actor.renderer, str(path))
         check_logprobs(found, run.learner.model, str(path))
         episodes += found
     for env in envs.values():

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from turngym.agents.models import hub_folder
+from turngym.agents.models import hub_folder, require_plain
 from turngym.agents.presets import find_preset
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
@@ -70,6 +70,7 @@ from turngym.trainers.teacher import (
     open_scorer,
     open_teacher,
     scoring_of,
+    teachers_length,
 )
 from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
@@ -209,7 +210,17 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if translation is not None and servers.teacher_server:
         raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
 
+    # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
+    # draws no id and plays no row that they could not score.
+    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
+    both, other = (model, tokenizer), translation is not None
+    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
+    reference = None
+    if algorithm.needs_reference:
+        reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
+
     # The environments in which the student plays: that of --env is "", those of --also have names.
+    further = further_envs(config, algorithm)
     info = RunInfo(
         folder=models.student,
         out=models.out,
@@ -222,24 +233,17 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         device=models.device,
         reward=run.reward,
         imitates=algorithm.imitates,
+        vocab_size=vocab_size,
+        longest=teachers_length(algorithm, models.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )
-    further = further_envs(config, algorithm)
     envs = _open_envs(config.rollouts, info, further, opened)
     student = envs[""].student
     on_update = partial(_all_changed, [env.student for env in envs.values()])
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
         on_update(read_state(latest_checkpoint(models.out))["step"])
-
-    # Who scores: the teacher, and the initial policy for algorithms that stay near it.
-    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
-    both, other = (model, tokenizer), translation is not None
-    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
-    reference = None
-    if algorithm.needs_reference:
-        reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
 
     # Where a step's episodes come from: recorded or played (in each environment a share), judged, rewarded.
     source: RolloutSource
@@ -324,6 +328,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     """The student, and with --staleness the copy of it that plays while it learns."""
     models = config.models
     model, tokenizer = load_student(models.student, models.dtype, models.device)
+    require_plain(model, models.student)
     if config.lora.rank:
         # absolute, for whoever reads the adapter stands elsewhere
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)

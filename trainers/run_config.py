@@ -47,6 +47,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _at_least("lr", self.lr, 0)
+        _at_least("max_grad_norm", self.max_grad_norm, 0)
         _at_least("ppo_epochs", self.ppo_epochs, 1)
         _at_least("minibatches", self.minibatches, 1)
         _at_least("lr_warmup", self.lr_warmup, 0)
@@ -131,9 +132,10 @@ class CriticConfig:
     """Largest change of a value per batch. More does not lower the loss, in the unit of the return; None for the plain
     squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients are scaled down to this norm. 0 leaves them as they are."""
 
     def __post_init__(self) -> None:
+        _at_least("max_grad_norm", self.max_grad_norm, 0)
         if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
             raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
 
@@ -173,7 +175,8 @@ class RunConfig:
     keep_checkpoints: Count = 2
     """How many checkpoints stay on disk."""
     micro_tokens: Length = 8192
-    """Padded tokens per forward and backward pass. It changes memory and speed, not the result."""
+    """Padded tokens per forward and backward pass. It changes memory and speed, and the result to rounding; a resumed
+    run may have less."""
     head_chunk: Length = 1024
     """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -113,7 +114,11 @@ class RunFolder:
         # a run that was not evaluated until now may be from here on
         begun = {name.rpartition(".")[0] for name in before}
         added = {name: value for name, value in now.items() if _new_evaluation(name, begun)}
-        check_fingerprint({**before, **end, **added}, now, checkpoint)
+        # a run that runs out of memory at step N could not go on otherwise
+        memory = {name: now[name] for name in MEMORY if name in now and before.get(name, now[name]) != now[name]}
+        check_fingerprint({**before, **end, **added, **memory}, now, checkpoint)
+        for name, value in memory.items():
+            print(f"{name} is {value}, was {before[name]}: sums round otherwise from here on", file=sys.stderr)
         return checkpoint, saved
 
     def save(self, state: RunState) -> None:
@@ -146,6 +151,10 @@ class RunFolder:
         self.order.save(folder)
         if self.refresh is not None:
             self.refresh.save(folder)
+
+
+MEMORY = ("run.micro_tokens", "run.head_chunk", "run.gradient_checkpointing")
+"""Settings of which memory and rounding depend and nothing else: a resumed run may have others."""
 
 
 def _new_evaluation(name: str, begun: Collection[str]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turngym.agents.models import load_model, load_tokenizer
+from turngym.agents.saved_model import save_model
 from turngym.core.episode import TopK
 from turngym.core.errors import ModelError
 from turngym.core.protocols import Scorer
@@ -26,9 +27,9 @@ from turngym.trainers.models import (
     VocabularyError,
     check_head,
     common_vocabulary,
+    freeze_unread,
     head,
     rows_apart,
-    save_model,
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
@@ -165,6 +166,7 @@ def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     """
     model = load_model(folder, dtype=dtype, device=device)
     check_head(model)
+    freeze_unread(model)
     return model, load_tokenizer(folder)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.worker_count import Workload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
+from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
@@ -74,6 +75,10 @@ class RunInfo:
     """The run's own reward, as `--reward` names it."""
     imitates: ExpertPlay | None = None
     """How an expert plays the episodes of a step; None: the student plays them."""
+    vocab_size: int | None = None
+    """Number of ids that count where the student is scored; it draws no others. None: all."""
+    longest: int | None = None
+    """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
     told: Told | None = None
@@ -125,6 +130,7 @@ class StudentPlayer:
         self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, own)}
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
+        self._played_with = self._no_longer_than(run.longest, run.learner.model)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
@@ -154,6 +160,15 @@ class StudentPlayer:
             for player in {id(player): player for player in (self.learner, self.actor)}.values():
                 self.play.prepare(player.engine)
 
+    def _no_longer_than(self, longest: int | None, model: Any) -> ChatSettings:
+        """The settings with the limit of ids that whoever scores the episodes has; said where it is less than the
+        student's own, which stays in what is saved with the model."""
+        own = self.settings.max_context or position_limit(model.config)
+        if longest is None or (own is not None and own <= longest):
+            return self.settings
+        print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
+        return replace(self.settings, max_context=longest)
+
     def _player(
         self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
@@ -170,7 +185,7 @@ class StudentPlayer:
                 config.servers,
                 played.model,
                 played.tokenizer,
-                self.settings.max_context,
+                self._played_with.max_context,
                 run.out,
                 weights=weights,
                 own=own,
@@ -181,10 +196,11 @@ class StudentPlayer:
         player = ModelPlayer.of(
             played.model,
             played.tokenizer,
-            self.settings,
+            self._played_with,
             self.env.tool,
             slots=config.play.slots,
             dtype=config.play.rollout_dtype,
+            vocab_size=run.vocab_size,
             engine=engine,
             examples=self.examples.episodes,
             skills=self.examples.skills,
@@ -263,7 +279,7 @@ def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpi
         channel=channel,
         tool=tool,
         system=student.examples.in_system(said) if student.examples.text else said,
-        max_context=settings.max_context or model.config.get_text_config().max_position_embeddings,
+        max_context=settings.max_context or position_limit(model.config),
     )
 
 

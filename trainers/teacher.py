@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from turngym.agents.models import load_model
+from turngym.agents.local_engine.positions import position_limit
+from turngym.agents.models import find_model, load_model, model_config
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.agents.servers.server_options import TrainServers
@@ -122,6 +123,22 @@ def open_teacher(
         return None, None
     scorer = open_scorer(algorithm, folder, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
+
+
+def teachers_length(
+    algorithm: Algorithm, folder: Path | None, further: Sequence[FurtherEnv], *, other: bool = False
+) -> int | None:
+    """Returns the most ids of a row that every teacher of the run can read; None where none says.
+
+    Args:
+        algorithm: whether it needs a teacher.
+        folder: of the teacher, also of one on servers; None: those have limits of their own.
+        further: the environments of `--also`, whose teachers count, too.
+        other: whether the teacher has other ids than the student; it cuts what it reads by itself.
+    """
+    folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
+    limits = [position_limit(model_config(find_model(one))) for one in folders if one is not None]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def further_teachers(

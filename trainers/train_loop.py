@@ -27,7 +27,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.room import at_once
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
-from turngym.trainers.batch import pack
+from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
@@ -82,6 +82,18 @@ class RunResult:
     """Folder of the newest saved model."""
     train_seconds: float
     """Seconds of training, evaluations excluded."""
+
+
+def check_ids(batch: RolloutBatch, vocab_size: int | None) -> None:
+    """Raises TrainError for a token that is trained on and that is not scored: only the first `vocab_size` ids are.
+
+    The local engine draws none. Servers draw from all rows of a padded head.
+    """
+    if vocab_size is not None and (most := int(batch.label_N.max(initial=0))) >= vocab_size:
+        raise TrainError(
+            f"id {most} was drawn, and teacher and student share the first {vocab_size} alone: it lies in the padding "
+            "of the student's head, which no tokenizer names. Play in this process, or cut the served model's head"
+        )
 
 
 def check_groups(algorithm: Algorithm, episodes: int) -> None:
@@ -346,6 +358,7 @@ class TrainLoop:
             self._skip(start, plan, episodes)
             return
         batch = pack(kept, origins=algorithm.origins)
+        check_ids(batch, trainer.vocab_size)
         trainer.progress.phase("teacher")
         targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
         scored = ClockReading.now()

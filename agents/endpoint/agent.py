@@ -7,6 +7,7 @@ answers becomes the response that the environment reads (`messages`).
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from turngym.agents.endpoint.client import (
     Address,
@@ -24,18 +27,12 @@ from turngym.agents.endpoint.client import (
     EndpointTimeout,
     RequestRefused,
 )
-from turngym.agents.endpoint.messages import (
-    NOTE,
-    Answer,
-    Prices,
-    Transcript,
-    Usage,
-    add_ids,
-    content_of,
-    example_messages,
-    response_of,
-)
+from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
+from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.reader import Answer, Expected
 from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields
+from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
@@ -47,14 +44,12 @@ from turngym.core.task import ToolSpec, content_hash
 from turngym.envs.channels import Channel
 
 # random streams; the scripted agents use 0 to 2
-SEED_STREAM, PAUSE_STREAM = 3, 4
+SEED_STREAM, PAUSE_STREAM, HANDSHAKE_STREAM = 3, 4, 5
 CLOSING = 5.0
 """Seconds that connections get to close."""
 MAX_TOKENS = 4096
 """Most tokens of an answer by default: enough for a thought, and a limit for an answer that does not end."""
 RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
-LEAST_TOKENS = 64
-"""Fewest tokens to ask for when the context is nearly full."""
 TRANSCRIPT, TOKENS, USED, SEEN = "endpoint.transcript", "endpoint.tokens", "endpoint.usage", "endpoint.seen"
 """Keys in a conversation's memory: its messages, the tokens of the last request and answer, the usage so far, and how
 long the server counted its prompts to be (`Seen`)."""
@@ -165,6 +160,7 @@ class EndpointAgent:
             if value < least:
                 raise AgentError(f"{name} is {value:g}; it must be at least {least:g}")
         need("httpx", "an endpoint", "endpoint")
+        self._thinking = thinking
         self.extra = json_object("--extra-body", options.extra_body)
         if taken := [name for name in RESERVED if name in self.extra]:
             raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
@@ -183,12 +179,16 @@ class EndpointAgent:
         self._parallel = parallel
         self._prices = Prices.of(options.price_in, options.price_cached, options.price_out)
         groups = by_category(examples)
-        self._reasoning = options.reasoning_back == "send"
-        self._examples = {
-            name: example_messages(group, channel, tool, reasoning=self._reasoning) for name, group in groups.items()
-        }
+        if options.reasoning_back == "send" and memory != ALL:
+            raise AgentError(
+                f"--reasoning-back send needs a prompt that holds the whole conversation: with --memory {memory.name} "
+                "earlier turns are text, without reasoning; leave one of the two out"
+            )
+        self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}
         self.writer = TranscriptWriter(examples=self._examples)
         self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
+        self.profile: Profile | None = None
+        """What the handshake has found; None before it, and without one."""
         self._started: tuple[LoopThread, EndpointClient] | None = None
         self._said: set[str] = set()
 
@@ -221,7 +221,10 @@ class EndpointAgent:
             raise
 
     def submit(self, waiting: Sequence[Conversation]) -> list[Future[Reply]]:
-        """Send one request for each waiting conversation; at most `parallel` are under way, the others queue."""
+        """Send one request for each waiting conversation; at most `parallel` are under way, the others queue.
+
+        The first call shakes hands before it does.
+        """
         for conversation in waiting:
             theirs = None if conversation.channel is None else conversation.channel.name
             if theirs != self.channel.name:
@@ -230,6 +233,8 @@ class EndpointAgent:
                     f"{theirs!r}: make both with the same channel"
                 )
             transcript_of(conversation, self.memory, self._examples)
+        if waiting and self.options.handshake and self.profile is None:
+            self.shake_hands()
         loop, client = self._open()
         together = Together(len(waiting))
         return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
@@ -237,6 +242,36 @@ class EndpointAgent:
     def release(self, conversation: Conversation) -> None:
         """Forget the messages of `conversation`."""
         conversation.memory.pop(TRANSCRIPT, None)
+
+    def shake_hands(self) -> Profile:
+        """Find out what the server takes and what it answers, with two short requests, and keep to it.
+
+        Says on standard error how it differs from most. Raises AgentError for a server that cannot be played so.
+        """
+        loop, client = self._open()
+        rng = np.random.default_rng(HANDSHAKE_STREAM)
+        context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
+
+        async def ids(body: Mapping[str, Any], answer: Answer) -> str:
+            assert self._sampled is not None
+            await self._sampled(client, body, answer, rng, "handshake")
+            known = answer.ids is not None and answer.ids.logprobs is not None
+            return "with log-probabilities" if known else "without log-probabilities"
+
+        hands = Hands(
+            fields={**self._fields(rng), "max_tokens": context},
+            channel=self.channel,
+            tool=self.tool,
+            check=None if self._sampled is None else ids,
+        )
+        found = loop.run(shake_hands(client, hands, rng))
+        wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
+        check_needs(found.profile, name=self.name, token_ids=self.options.token_ids, **wants)
+        if found.said:
+            print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
+        used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))
+        self.profile = replace(found.profile, used=used.to_json())
+        return self.profile
 
     def _open(self) -> tuple[LoopThread, EndpointClient]:
         if self._started is None:
@@ -247,9 +282,15 @@ class EndpointAgent:
                 deadline=self.options.request_deadline,
                 retries=self.options.request_retries,
                 parallel=self._parallel,
-                tools=self.channel.name == "tool",
-                reasoning=self._reasoning,
+                expected=Expected(
+                    model=self.model,
+                    tool=self.tool.name if self.channel.name == "tool" else "",
+                    thoughts=self._thinking != "off",
+                    logprobs=self.options.token_ids,
+                ),
                 ids=self.options.token_ids,
+                # a copy in another process keeps to what was found
+                profile=self.profile or Profile(reasoning=self.options.reasoning_back == "send"),
             )
             weakref.finalize(self, _close, loop, client)
             self._started = loop, client
@@ -278,7 +319,9 @@ class EndpointAgent:
             tokens = min(tokens, context - int(conversation.memory.get(TOKENS, 0)))
         if tokens < 1:
             return ContextOverflow(f"{where}: the context of {context} tokens is full")
-        body, rng = self._body(conversation), conversation.rng(PAUSE_STREAM)
+        body: dict[str, Any] = {"messages": conversation.memory[TRANSCRIPT].messages}
+        body |= self._fields(conversation.rng(SEED_STREAM))
+        rng = conversation.rng(PAUSE_STREAM)
         while True:
             try:
                 answer = await client.ask({**body, "max_tokens": tokens}, rng, where)
@@ -292,15 +335,12 @@ class EndpointAgent:
             except EndpointError as error:
                 return error
 
-    def _body(self, conversation: Conversation) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": conversation.memory[TRANSCRIPT].messages,
-            "temperature": self.temperature,
-        }
+    def _fields(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The fields of a request beside its messages and its limit of tokens; `rng` draws the seed."""
+        body: dict[str, Any] = {"model": self.model, "temperature": self.temperature}
         if self.options.send_seed:
             # llama.cpp's seeds have 32 bits, and it takes the largest of them as a request for a random seed
-            body["seed"] = int(conversation.rng(SEED_STREAM).integers(1 << 31))
+            body["seed"] = int(rng.integers(1 << 31))
         stops = self.channel.stop_text
         if self.channel.name == "tool":
             body["tools"] = [self.tool.schema()]
@@ -326,7 +366,7 @@ class EndpointAgent:
             return Reply(ends=Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, error=str(result))
         self._note(conversation, result)
         text = content_of(result, self.channel)
-        conversation.memory[TRANSCRIPT].answer(result, text, reasoning=self._reasoning)
+        conversation.memory[TRANSCRIPT].answer(result, text)
         origin: Origin = "demonstration"
         logprobs = None
         if self._sampled is not None and result.ids is not None:
@@ -335,10 +375,15 @@ class EndpointAgent:
         return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
 
     def _note(self, conversation: Conversation, answer: Answer) -> None:
-        used = replace(answer.usage, cut_off=int(answer.finish == "length"))
-        used = replace(used, filtered=int(answer.finish == "content_filter"))
-        if self._prices is not None:
-            used = replace(used, cost=self._prices.cost(used))
+        used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
+        counted: dict[str, Any] = {ends[answer.finish]: 1} if answer.finish in ends else {}
+        used = replace(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
+        if used.unreported and (self.max_context is not None or self._prices is not None):
+            self._say(
+                "unreported",
+                "the endpoint did not report the usage of an answer, so that --max-context and the cost do not count "
+                "it. Said once; the results count such answers as unreported",
+            )
         # with a limited memory the next prompt does not contain the answer, and is about as long as this one
         grown = used.completion_tokens if self.memory == ALL else 0
         conversation.memory[TOKENS] = used.prompt_tokens + grown
@@ -352,12 +397,16 @@ class EndpointAgent:
                 "num_ctx, OLLAMA_CONTEXT_LENGTH)? The model may have lost its task; --max-context N ends episodes as "
                 "full instead",
             )
-        self._count(conversation, used)
+        self._count(conversation, used + answer.lost)
 
     def _count(self, conversation: Conversation, used: Usage) -> None:
+        if self._prices is not None:
+            used = replace(used, cost=self._prices.cost(used))
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()
+        if self.profile is not None:
+            conversation.notes[PROFILE] = self.profile.to_json()
 
     def _say(self, what: str, text: str) -> None:
         """A warning, once in the life of this agent."""

@@ -1,15 +1,17 @@
 """How an endpoint is asked for chat completions: retries, deadline and rate limits.
 
-What happens to a failed attempt (`EndpointClient._ask`):
+What happens to a failed attempt (`EndpointClient.attempts`):
 
 - 429: all requests wait until `Retry-After` has passed (`RateGate`), and this one is repeated until the deadline.
 - 5xx, a lost connection, an unreadable body, an answer that broke off: repeated up to `retries` times after a pause
   that doubles from 0.5 s to 60 s, with jitter from the request's own random stream.
 - a full context: `ContextOverflow`, so that the caller can ask for fewer tokens.
+- a prompt that the service's filter refuses: an answer without text, as one that it took back.
 - anything else: `EndpointError` with advice; `RequestRefused` if it may be a full context in unknown words.
 
-`failures` tells them apart, whatever status the error has. No retry library does this: a wait is shared by all
-requests, and a pause comes from the request's own stream, so that runs repeat.
+`failures` tells them apart, whatever status the error has. What a request looks like is the `Profile`'s, which
+`handshake` finds. No retry library does this: a wait is shared by all requests, and a pause comes from the request's
+own stream, so that runs repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
-from turngym.agents.endpoint.messages import NO_ANSWER, Answer, UnreadableAnswer, bare_message, read_answer
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.reader import Answer, Expected, Noticed, UnreadableAnswer, read_answer
+from turngym.agents.endpoint.usage import Usage
 from turngym.core.errors import AgentError, did_you_mean
 from turngym.core.outgoing import (
     SMALL_ANSWER,
@@ -34,16 +38,19 @@ from turngym.core.outgoing import (
     BadReply,
     ExchangeError,
     HttpClient,
+    HttpReply,
     NotReached,
     TooLate,
-    address_problem,
 )
+from turngym.core.reaching import connections
 from turngym.core.redaction import excerpt, redacted
-from turngym.core.secrets import refuse_credentials
+from turngym.core.secrets import clean_address, key_of
 from turngym.core.settings import Above0
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
+MOST_SAID = 20
+"""Different things that are said of one server's answers; the results count all."""
 NAME_SHOWN = 100
 """Characters of the name of a model that are shown."""
 FIRST, LONGEST = 0.5, 60.0
@@ -103,7 +110,7 @@ class RequestRefused(EndpointError):
     unclear: bool = False
 
 
-KEY = "OPENAI_API_KEY"
+KEY, BASE_URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +132,12 @@ class EndpointOptions:
     send_seed: bool = True
     """openai:MODEL: send a seed, made of --seed, task, sample and turn; some endpoints refuse `seed`."""
     reasoning_back: Literal["drop", "send"] = "drop"
-    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came. Signatures of
-    it, and other fields of unknown meaning, always are."""
+    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came, where the
+    handshake does not find that the server demands or refuses it. Signatures of it, and other fields of unknown
+    meaning, always are."""
+    handshake: bool = True
+    """openai:MODEL: try two short requests before the first episode, to find out what the server takes and what it
+    answers (docs/endpoints.md); without it requests are as most servers take them."""
     token_ids: bool = False
     """openai:MODEL: ask for token ids and log-probabilities (`return_token_ids` of vLLM and of `turngym serve proxy`),
     so that traces can be trained on as they were sampled."""
@@ -153,23 +164,21 @@ class Address:
     key_env: str = KEY
 
     @classmethod
-    def of(cls, base_url: str, key_env: str) -> Address:
-        """Raises AgentError for an invalid address, one with a password in it, and a missing key."""
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or HOSTED
-        refuse_credentials("--base-url", url)
-        if problem := address_problem(url):
-            raise AgentError(f"--base-url {redacted(url)!r} {problem}")
+    def of(cls, base_url: str, key_env: str = KEY) -> Address:
+        """Raises AgentError for an invalid address, one with a password in it, and a missing or invalid key."""
+        given = base_url.strip() or os.environ.get(BASE_URL, "")
+        url = clean_address(
+            "--base-url" if base_url.strip() else f"the variable {BASE_URL}", given or HOSTED, AgentError
+        )
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")
-        if not (address.key.isascii() and address.key.isprintable()):
-            raise AgentError(f"the environment variable {key_env} holds no key: a key is printable ASCII")
         return address
 
     @property
     def key(self) -> str:
         """The key; empty if there is none."""
-        return os.environ.get(self.key_env, "").strip()
+        return key_of(self.key_env, AgentError)
 
     def at(self, path: str) -> str:
         """The address of `path` below the base; a query stays at the end."""
@@ -186,12 +195,12 @@ class EndpointClient:
     deadline: float = 600.0
     retries: int = 6
     parallel: int = 64
-    tools: bool = False
-    """Whether requests offer tools, which changes the advice in errors."""
-    reasoning: bool = False
-    """Whether requests send reasoning back; likewise."""
+    expected: Expected = field(default_factory=Expected)
+    """What answers are compared with."""
     ids: bool = False
     """Whether an answer without token ids counts as broken."""
+    profile: Profile = field(default_factory=Profile)
+    """What the server takes."""
     reached: bool = False
     """Whether a server has ever answered, even with an error."""
     worked: bool = False
@@ -199,10 +208,8 @@ class EndpointClient:
     advise: bool = True
     """Whether errors say what may help; they name options of `openai:MODEL`."""
     gate: RateGate = field(default_factory=RateGate)
-    _tokens_field: str = "max_tokens"
-    """What new requests call their limit of tokens."""
-    _form: tuple[bool, bool] = (False, False)
-    """The form of a conversation that the server was seen to demand, as in `conversation_forms`."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with a request beside the key."""
     _said: set[str] = field(default_factory=set)
     _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
@@ -213,45 +220,45 @@ class EndpointClient:
         `where` names the request in errors, `rng` draws its pauses. Raises EndpointTimeout, ContextOverflow, or
         EndpointError if the request failed for good.
         """
-        if self._free is None:
-            self._free = asyncio.Semaphore(self.parallel)
-        async with self._free:
-            return await self._ask(body, rng, where, time.monotonic() + self.deadline)
+        try:
+            return await self.attempts(body, rng, where)
+        except RequestFailed as failed:
+            raise await self.given_up(failed, where) from None
 
-    async def _ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
+    async def attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Answer:
+        """As `ask`, but raises the last RequestFailed itself if the request failed for good."""
+        if self._free is None:
+            allowed = connections(self.parallel)
+            if allowed < self.parallel:
+                self._say(
+                    f"{allowed} requests at a time and not {self.parallel}: this process may open no more files "
+                    "(`ulimit -Hn`)"
+                )
+            self._free = asyncio.Semaphore(allowed)
+        async with self._free:
+            return await self._attempts(body, rng, where, time.monotonic() + self.deadline)
+
+    async def _attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
         waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
-        forms, first = conversation_forms(body, self._form), None
-        form, asked = next(forms)
+        lost = Usage()
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
                 raise self._late(where, sent, f"a rate limit that lasts longer; {last}")
             sent += 1
-            # other requests may rename it before this one is answered
-            limit_name = self._tokens_field
             try:
-                answer = await self._once(asked, limit_name, end - time.monotonic())
-                self._learn(form)
-                return replace(answer, usage=replace(answer.usage, retries=sent - 1))
+                answer = await self._once(body, end - time.monotonic())
+                return replace(answer, usage=replace(answer.usage, retries=sent - 1), lost=lost)
             except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:
-                last = redacted(failed.reason)
+                failed.tries, last = sent, redacted(failed.reason)
+                lost += failed.usage
                 if failed.overflow:
                     raise ContextOverflow(f"{where}: {last}") from None
-                # OpenAI's newer models refuse `max_tokens`
-                if limit_name == "max_tokens" and "max_completion_tokens" in failed.reason:
-                    self._tokens_field = "max_completion_tokens"
-                    continue
-                if failed.rejected:
-                    first = first or failed
-                    if (other := next(forms, None)) is not None:
-                        form, asked = other
-                        continue
-                    failed = first
                 failures += not failed.limited
                 allowed = self.retries if self.reached else min(self.retries, COLD_TRIES - 1)
                 if not failed.passing or failures > allowed:
-                    raise await self._given_up(failed, where, sent) from None
+                    raise
                 after = failed.after or 0.0
                 if failed.limited:
                     self.gate.close(after)
@@ -261,36 +268,30 @@ class EndpointClient:
                     raise self._late(where, sent, last) from None
                 await asyncio.sleep(pause)
 
-    def _learn(self, form: tuple[bool, bool]) -> None:
-        """Note the form in which a conversation was accepted, after other forms were refused."""
-        if form[1] and not self._form[1]:
-            self._say(
-                "the endpoint refuses fields that came with its own answers, and answers without: they are left out of "
-                "conversations"
-            )
-        self._form = (self._form[0] or form[0], self._form[1] or form[1])
-
     def _say(self, text: str) -> None:
         """A warning, once."""
-        if text not in self._said:
+        if text not in self._said and len(self._said) < MOST_SAID:
             self._said.add(text)
             warnings.warn(f"{redacted(self.address.base_url)}: {text}", stacklevel=2)
 
-    async def _once(self, body: Mapping[str, Any], limit_name: str, left: float) -> Answer:
-        """One attempt, whose limit of tokens is called `limit_name`. Raises RequestFailed, TooLate."""
+    async def _once(self, body: Mapping[str, Any], left: float) -> Answer:
+        """One attempt. Raises RequestFailed, TooLate."""
         if left <= 0:
             raise TooLate
-        fields = dict(body)
-        tokens = fields.pop("max_tokens")
-        fields[limit_name] = tokens
         if self._http is None:
             key = self.address.key
-            self._http = HttpClient(headers={"Authorization": f"Bearer {key}"} if key else {}, use_proxies=True)
-        url, limit = self.address.at("/chat/completions"), SMALL_ANSWER + TOKEN_BYTES * tokens
+            own = {"Authorization": f"Bearer {key}"} if key else {}
+            self._http = HttpClient(headers=own, use_proxies=True, keepalive=self.parallel)
+        url, tokens = self.address.at("/chat/completions"), body["max_tokens"]
+        limit = SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
-            reply = await self._http.send("POST", url, fields, seconds=left, limit=limit)
+            sent = self.profile.request(body)
+            reply = await self._http.send("POST", url, sent, seconds=left, limit=limit, headers=self.headers)
         except NotReached as error:
-            raise RequestFailed(str(error), passing=True, reached=False) from None
+            # what has answered before may be reached again, whatever keeps it away now
+            raise RequestFailed(
+                str(error), passing=self.worked or not error.final, reached=False, cause=error.cause
+            ) from None
         except BadReply as error:
             self.reached = True
             raise RequestFailed(str(error), passing=False) from None
@@ -299,25 +300,41 @@ class EndpointClient:
             found = reply.json()
         except BadReply as error:
             if reply.status < 400:
-                raise RequestFailed(str(error), passing=True) from None
+                # what has never answered with a completion will not begin to
+                raise RequestFailed(_no_json(reply) or str(error), passing=self.worked, foreign=True) from None
             found = None
         said = found if reply.status >= 400 else error_in(found)
         if reply.status >= 400 or said is not None:
             failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
-            if failed.written is None or not self.tools:
-                raise failed
+            if reply.proxy is not None:
+                failed.reason += f" (through the proxy that {reply.proxy} names)"
+            if failed.filtered:
+                return Answer(content="", finish="content_filter", usage=Usage(answers=1))
             # the model wrote a call that its server could not read, and this is what it wrote
-            return Answer(content=failed.written)
+            if failed.written is not None and self.expected.tool:
+                return Answer(content=failed.written)
+            if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
+                failed.passing, failed.foreign = False, not _has_choices(found)
+            raise failed
         try:
-            answer = read_answer(found)
+            answer = read_answer(found, self.expected)
         except UnreadableAnswer as error:
-            raise RequestFailed(str(error), passing=not error.full, overflow=error.full) from None
+            raise RequestFailed(
+                str(error),
+                passing=not error.full and (self.worked or not error.foreign),
+                overflow=error.full,
+                foreign=error.foreign,
+                usage=error.usage,
+            ) from None
+        paid = replace(answer.usage, answers=0, unreported=0)
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
-            raise RequestFailed(f"the answer has {size} characters; at most {tokens} tokens were asked for", False)
+            reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
+            raise RequestFailed(reason, passing=False, usage=paid)
         if self.ids and answer.ids is None:
-            raise RequestFailed("the answer has no token ids (return_token_ids); leave out --token-ids", self.worked)
-        if answer.ending:
-            self._say(f"answers end with finish_reason {answer.ending}, which is not known: they are taken as whole")
+            reason = "the answer has no token ids (return_token_ids); leave out --token-ids"
+            raise RequestFailed(reason, passing=self.worked, usage=paid)
+        for words in answer.noticed:
+            self._say(f"{Noticed.said(words)}. Said once; the results count it under usage")
         self.worked = True
         return answer
 
@@ -332,13 +349,13 @@ class EndpointClient:
         url = redacted(self.address.base_url)
         return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
 
-    async def _given_up(self, failed: RequestFailed, where: str, sent: int) -> EndpointError:
+    async def given_up(self, failed: RequestFailed, where: str) -> EndpointError:
+        """The error of a request that failed for good, with what may help."""
         reason = redacted(failed.reason).rstrip(".")
-        tries = f" (tried {sent} times)" if sent > 1 else ""
+        tries = f" (tried {failed.tries} times)" if failed.tries > 1 else ""
         if not self.advise:
             return EndpointError(f"{where}: {redacted(self.address.base_url)}: {reason}{tries}")
-        asked = Asked(model=self.model, key_env=self.address.key_env, tools=self.tools, reasoning=self.reasoning)
-        help_text = advice(failed, asked)
+        help_text = self.advice(failed)
         if self.worked and not failed.reached:
             help_text = (
                 "It answered before, so it has stopped or is restarting; most often it ran out of memory with many "
@@ -353,6 +370,11 @@ class EndpointClient:
         error = RequestRefused(said)
         error.unclear = failed.unclear and not help_text
         return error
+
+    def advice(self, failed: RequestFailed) -> str:
+        """A sentence on what may help; empty if nothing is known."""
+        tools, reasoning = bool(self.expected.tool), self.profile.reasoning
+        return advice(failed, Asked(model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning))
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
@@ -372,28 +394,15 @@ class EndpointClient:
         )
 
 
-def conversation_forms(
-    body: Mapping[str, Any], needed: tuple[bool, bool]
-) -> Iterator[tuple[tuple[bool, bool], Mapping[str, Any]]]:
-    """The forms in which the conversation of `body` can be sent, as (filled, bare) with the body that has it.
+def _has_choices(body: Any) -> bool:
+    return isinstance(body, Mapping) and bool(body.get("choices"))
 
-    The first is as it is, but for what is known to be `needed`; the others differ from it. Filled: some text stands for
-    turns without any, which the model may well have written and some servers refuse. Bare: without the fields that are
-    not known here, which others refuse although they came with their own answers.
-    """
-    messages = body["messages"]
-    own = [message["role"] == "assistant" for message in messages]
-    empty = [mine and not m.get("content") and not m.get("tool_calls") for mine, m in zip(own, messages, strict=True)]
-    for fill, strip in ((False, False), (True, False), (False, True), (True, True)):
-        if (needed[0] and not fill) or (needed[1] and not strip):
-            continue
-        # a form that changes nothing was sent already
-        if fill and not needed[0] and not any(empty):
-            continue
-        bare = [bare_message(m) if mine else m for mine, m in zip(own, messages, strict=True)] if strip else messages
-        if strip and not needed[1] and bare == messages:
-            continue
-        sent = bare
-        if fill:
-            sent = [{**m, "content": NO_ANSWER} if none else m for m, none in zip(sent, empty, strict=True)]
-        yield (fill, strip), {**body, "messages": sent}
+
+def _no_json(reply: HttpReply) -> str:
+    """What a whole answer is that is not JSON; empty if nothing is known of it."""
+    kind, begins = reply.headers.get("content-type", "").lower(), reply.body[:200].lstrip().lower()
+    if "event-stream" in kind or begins.startswith((b"data:", b"event:")):
+        return "the answer is a stream of events, which was not asked for: the server ignores `stream` false"
+    if "html" in kind or begins.startswith((b"<!doctype", b"<html")):
+        return f"the answer is a web page and not JSON: {reply.text(100)!r}"
+    return ""

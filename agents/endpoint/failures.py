@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from turngym.agents.endpoint.usage import Usage
 from turngym.core.outgoing import PASSING, retry_after
+from turngym.core.reaching import Cause
 from turngym.core.redaction import excerpt
 
 SHOWN, READ = 500, 4000
@@ -41,11 +43,21 @@ class RequestFailed(Exception):
     """The field of the request that is at fault, if the server names it."""
     written: str | None = None
     """What the model wrote, where the server refuses the model's own words: a call that it could not read."""
+    filtered: bool = False
+    """Whether the service's filter refuses the prompt, which is its answer to it."""
+    foreign: bool = False
+    """Whether it is an answer with status 200 that is no completion of any kind."""
+    usage: Usage = field(default_factory=Usage)
+    """What was paid for an answer that could not be used."""
+    cause: Cause | None = None
+    """Why the server was not reached."""
+    tries: int = 1
+    """How often the request was sent."""
 
     @property
     def rejected(self) -> bool:
         """Whether the server takes the request for wrong."""
-        return self.code in (400, 422) and not self.overflow and self.written is None
+        return self.code in (400, 422) and not self.overflow and self.written is None and not self.filtered
 
     @property
     def unclear(self) -> bool:
@@ -121,6 +133,10 @@ def _seconds(text: str) -> float | None:
 
 SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "insufficient_balance", "insufficient_credits"})
 """Error codes of a 429 that waiting does not cure."""
+FILTERS = frozenset(
+    {"content_filter", "responsibleaipolicyviolation", "content_policy_violation", "data_inspection_failed"}
+)
+"""Error codes of a prompt that a filter refuses: Azure, OpenAI, Alibaba."""
 _LIMITED = re.compile(
     r"rate.?limit|too many requests|per.?(second|minute|min|hour|day)\b|\b[tr]p[smd]\b|quota|billing|credit|balance"
     r"|overloaded|concurren"
@@ -151,6 +167,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
     # more tokens than the account may ever send in a minute
     hopeless = limited and any(_number(wanted) > _number(most) for most, wanted in _LIMIT.findall(words))
     spent = hopeless or not SPENT.isdisjoint(codes)
+    filtered = status in (400, 422) and not FILTERS.isdisjoint(codes)
     # llama.cpp answers this if it was started without support for tools
     unable = status == 500 and "--jinja" in words
     text = excerpt(" ".join((whole or message or "").split()), SHOWN)
@@ -164,6 +181,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
         code=status or None,
         param=said.param,
         written=said.written if status == 400 else None,
+        filtered=filtered,
     )
 
 
@@ -280,15 +298,24 @@ class Asked:
     """Whether earlier reasoning was sent back."""
 
 
+def blames(failed: RequestFailed, name: str) -> bool:
+    """Whether the server says that the field `name` of a request is at fault."""
+    unsupported = re.search(rf"(not |un)support\w*.*\b{name}\b|\b{name}\b.*(not |un)support", failed.reason.lower())
+    quoted = re.search(rf"[\"'`]{name}[\"'`]", failed.reason)
+    return failed.param == name or quoted is not None or unsupported is not None
+
+
 def advice(failed: RequestFailed, asked: Asked) -> str:
     """A sentence on what may help; empty if nothing is known."""
     text = failed.reason
     low = text.lower()
+    if failed.cause in ("certificate", "scheme", "proxy", "files", "network"):
+        return ""
     if not failed.reached:
         return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
     if failed.code in (401, 403):
         return f"The key is read from ${asked.key_env}; --key-env names another variable."
-    if failed.code == 405 or (failed.code == 404 and asked.model not in text):
+    if failed.foreign or failed.code == 405 or (failed.code == 404 and asked.model not in text):
         return "--base-url is the address with the version, for example http://HOST:PORT/v1."
     if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
         if asked.reasoning and _REFUSED.search(low):
@@ -298,13 +325,12 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
     for name, help_text in (
         ("stop", "--no-send-stop leaves it out."),
         ("seed", "--no-send-seed leaves it out."),
-        ("temperature", "--temperature 1 is what some models want."),
+        ("temperature", "--handshake finds out whether it may be left out; --temperature 1 is what some models want."),
         ("chat_template_kwargs", "--thinking auto leaves it out."),
         ("return_token_ids", "Leave out --token-ids."),
         ("logprobs", "Leave out --token-ids."),
     ):
-        unsupported = re.search(rf"(not |un)support\w*.*\b{name}\b|\b{name}\b.*(not |un)support", low)
-        if failed.param == name or re.search(rf"[\"'`]{name}[\"'`]", text) or unsupported:
+        if blames(failed, name):
             return help_text
     if _OUTPUT.search(low):
         return "--max-new-tokens asks for fewer."

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.client import EndpointClient, EndpointError
-from turngym.agents.endpoint.messages import Answer
+from turngym.agents.endpoint.reader import Answer
 from turngym.core.errors import AgentError
 from turngym.core.redaction import brief
 

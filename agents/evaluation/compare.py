@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.endpoint.usage import PROFILE, Usage
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import read_results
@@ -33,7 +34,7 @@ from turngym.agents.evaluation.scores import (
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of, meaning
 from turngym.core.episode import Episode
-from turngym.core.spec import diff, read, settings_of, short_name
+from turngym.core.spec import diff, differing, read, settings_of, short_name
 from turngym.core.tables import Table, table_text
 from turngym.core.task import Task
 from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
@@ -104,6 +105,8 @@ def rescore(path: str | Path) -> EvalResult:
     spec = spec_of(trace)
     every, places, elapsed, problems, agent = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem](), ""
     tasks: dict[Task, Task] = {}
+    used: Usage | None = None
+    profile: Mapping[str, Any] | None = None
     for place, item in iter_places(trace):
         if isinstance(item, TraceProblem):
             problems.append(item)
@@ -111,6 +114,9 @@ def rescore(path: str | Path) -> EvalResult:
         every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         places.append(place)
         elapsed, agent = max(elapsed, seconds_played(item)), agent or str(item.meta.get("agent", ""))
+        if (theirs := Usage.noted(item)) is not None:
+            used = theirs + (used or Usage())
+        profile = item.meta.get(PROFILE, profile)
     if not every:
         raise EvaluationError(f"{trace} holds no episodes to score")
     chosen = latest(every)
@@ -125,6 +131,8 @@ def rescore(path: str | Path) -> EvalResult:
         resumed=len(outcomes),
         problems=tuple(problems),
         twice=sum(not one.status.is_error for one in every) - sum(not one.status.is_error for one in outcomes),
+        used=used,
+        profile=profile,
     )
 
 
@@ -160,6 +168,8 @@ class RecordedEvaluation:
     path: str
     spec: EvalSpec
     outcomes: Sequence[EpisodeOutcome]
+    profile: Mapping[str, Any] | None = None
+    """What a handshake found out about the endpoint that played; None for other agents, and in packed results."""
     said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
 
@@ -284,22 +294,26 @@ def read_evaluation(path: str | Path) -> RecordedEvaluation:
     path = user_path(path)
     if path.name.endswith(SUFFIX):
         packed = read_result(path)
-        return _recorded(path, packed.spec, as_outcomes(packed.episodes), packed.episodes)
+        return _recorded(path, packed.spec, as_outcomes(packed.episodes), packed.episodes, None)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
     if path.suffix == ".json":
         spec, outcomes = read_results(path)
         return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes)
     result = rescore(path)
-    return _recorded(path, result.spec, result.outcomes, result.episodes)
+    return _recorded(path, result.spec, result.outcomes, result.episodes, result.profile)
 
 
 def _recorded(
-    path: Path, spec: EvalSpec, outcomes: Sequence[EpisodeOutcome], episodes: Iterable[Episode]
+    path: Path,
+    spec: EvalSpec,
+    outcomes: Sequence[EpisodeOutcome],
+    episodes: Iterable[Episode],
+    profile: Mapping[str, Any] | None,
 ) -> RecordedEvaluation:
     # a packed result has no token ids: it is compared with another one to the letter
     said = {(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error}
-    return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, said=said)
+    return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, profile=profile, said=said)
 
 
 def episodes_hash(episodes: Iterable[Episode]) -> str:
@@ -333,6 +347,10 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     """
     one, other = read_evaluation(first), read_evaluation(second)
     differ = differences_of(one.spec, other.spec)
+    if one.profile is not None and other.profile is not None:
+        # what a handshake itself used differs each time
+        answers = [{name: value for name, value in run.profile.items() if name != "used"} for run in (one, other)]  # type: ignore[union-attr]
+        differ |= differing({PROFILE: answers[0]}, {PROFILE: answers[1]})
     shared = one.said.keys() & other.said.keys()
     comparison = Comparison(
         rows=(),

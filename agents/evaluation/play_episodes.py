@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.endpoint.messages import usage_table
+from turngym.agents.endpoint.usage import usage_of, usage_table
 from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
@@ -60,7 +60,7 @@ class PlayedEpisodes:
         if self.errors == len(self.episodes):
             return None
         scores = {self.agent: score(self.episodes, self.spec.play)}
-        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, self.episodes))
+        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, usage_of(self.episodes)))
 
     @property
     def summary(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.messages import usage_of, usage_table
+from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.original import Departures, departures
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
@@ -54,6 +54,10 @@ class RecordedEpisodes:
     seconds: float = 0.0
     """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
+    used: Usage | None = None
+    """What all episodes used at an endpoint, those that were played again included; None for other agents."""
+    profile: Mapping[str, Any] | None = None
+    """The profile of the endpoint that played last."""
     _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
     """Rows by sample and number of the task."""
 
@@ -62,7 +66,14 @@ class RecordedEpisodes:
         number, task = self.tasks[episode.task.task_id]
         # an episode that failed before its first observation knows only the id of its task
         outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
+        self.pay(episode)
         self._rows[episode.sample, number] = outcome, episode if place is None else place
+
+    def pay(self, episode: Episode) -> None:
+        """Count what `episode` used, and note the endpoint's profile."""
+        if (used := Usage.noted(episode)) is not None:
+            self.used = used + (self.used or Usage())
+        self.profile = episode.meta.get(PROFILE, self.profile)
 
     def has(self, task_id: str, sample: int) -> bool:
         return (sample, self.tasks[task_id][0]) in self._rows
@@ -118,6 +129,7 @@ def read_recorded(
         recorded.seconds = max(recorded.seconds, seconds_played(episode))
         failed = episode.status.is_error
         if failed and errors_again:
+            recorded.pay(episode)
             continue
         # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
@@ -127,6 +139,8 @@ def read_recorded(
             )
         if not failed or not recorded.has(episode.task.task_id, episode.sample):
             recorded.add(episode, place)
+        else:
+            recorded.pay(episode)
     recorded.problems = tuple(problems)
     return recorded
 
@@ -189,6 +203,11 @@ class EvalResult:
     twice: int = 0
     """Episodes that the trace holds more than once although none ended in an error; the last one counts."""
 
+    used: Usage | None = None
+    """What was used at an endpoint, by episodes that failed and were played again, too; None for other agents."""
+    profile: Mapping[str, Any] | None = None
+    """What a handshake found out about an endpoint that played last (`agents.endpoint.profile`)."""
+
     @property
     def asked(self) -> int:
         """Number of episodes that were asked for."""
@@ -203,12 +222,7 @@ class EvalResult:
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {self.agent: self.scores}
-        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self._users))
-
-    @property
-    def _users(self) -> Sequence[Episode]:
-        """The episodes if any of them recorded its usage, else none."""
-        return self.episodes if any(one.used for one in self.outcomes) else ()
+        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self.used))
 
     @property
     def departs(self) -> Departures | None:
@@ -258,9 +272,9 @@ class EvalResult:
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        used = usage_of(self._users)
         head = results_json(record_of(self.spec), self.agent, self.scores, self.seconds, self.outcomes)
-        return head if used is None else {**head, "usage": used.to_json()}
+        head |= {} if self.profile is None else {PROFILE: dict(self.profile)}
+        return head if self.used is None else {**head, "usage": self.used.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +334,8 @@ class TaskEvaluation:
             resumed=resumed,
             chat=self.chat,
             problems=recorded.problems,
+            used=recorded.used,
+            profile=recorded.profile,
         )
 
     def run_share(self, share: tuple[int, int]) -> None:

@@ -115,7 +115,6 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
             prompt_tokens=row.prompt_tokens,
             response_tokens=row.response_tokens,
             cut=0,
-            used=False,
         )
         for row in found.episodes
     ]

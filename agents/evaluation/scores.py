@@ -49,8 +49,6 @@ class EpisodeOutcome:
     """Number of sampled ids; None for text-only agents."""
     cut: int
     """Number of answers that ended at the limit on new tokens."""
-    used: bool
-    """Whether the episode recorded the tokens that an endpoint charges for."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -72,7 +70,6 @@ class EpisodeOutcome:
             prompt_tokens=ids - response if episode.segments else None,
             response_tokens=response if episode.segments else None,
             cut=sum(turn.finish == "length" for turn in episode.turns),
-            used="usage" in episode.meta,
         )
 
     @property

@@ -11,11 +11,13 @@ import numpy as np
 
 from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.endpoint.handshake import fit
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread, address_problem
+from turngym.core.outgoing import LoopThread
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
-from turngym.core.redaction import redacted, without_keys
+from turngym.core.redaction import without_keys
+from turngym.core.secrets import clean_address, key_of
 from turngym.core.task import task_number
 
 LIMIT = 6000
@@ -66,7 +68,8 @@ def _short(text: str) -> str:
 class HttpJudge:
     """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    Each vote is a chat completion; `EndpointClient` says what is retried. A vote without an answer is None. One that
+    Each vote is a chat completion in the form that the endpoint takes; `EndpointClient` says what is retried. A vote
+    without an answer is None. One that
     `judge_max_tokens` cut is counted, and is "" if only reasoning had been written. The
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
@@ -85,10 +88,10 @@ class HttpJudge:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
-        if problem := address_problem(self.options.judge):
-            raise AgentError(f"--judge {redacted(self.options.judge)!r} {problem}")
+        address = Address(base_url=clean_address("--judge", self.options.judge, AgentError), key_env=KEY)
+        key_of(KEY, AgentError)
         self._client = EndpointClient(
-            address=Address(base_url=self.options.judge, key_env=KEY),
+            address=address,
             model=self.options.judge_model,
             deadline=self.options.judge_timeout,
             retries=self.options.judge_tries - 1,
@@ -122,17 +125,17 @@ class HttpJudge:
     async def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
         system, user = messages(request)
         number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
+        said = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         body = {
             "model": self.options.judge_model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "messages": said,
             "temperature": self.options.judge_temperature,
             "max_tokens": self.options.judge_max_tokens,
             # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
             "seed": number % (1 << 31),
-            "stream": False,
         }
         try:
-            answer = await self._client.ask(body, np.random.default_rng(number), request.name)
+            answer = await fit(self._client, body, np.random.default_rng(number), request.name)
         except EndpointError as error:
             return _Vote(None, error=str(error))
         cut = answer.finish == "length"

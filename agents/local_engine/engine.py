@@ -110,6 +110,7 @@ class LocalEngine:
             precision a copy of the model generates, which takes the model's new weights before the next request.
             Recurrent states of hybrid models are always float32, as in transformers.
         policy_version: version of the weights that `model` has now, which turns record.
+        vocab_size: only the first so many ids are drawn, as if the model had no others; all of the model's if None.
 
     Raises EngineError for a model or a setting that cannot work.
     """
@@ -126,8 +127,9 @@ class LocalEngine:
         prefill_tokens: int = 8192,
         dtype: str | None = None,
         policy_version: int = 0,
+        vocab_size: int | None = None,
     ) -> None:
-        self._model = CausalModel(model, dtype)
+        self._model = CausalModel(model, dtype, vocab_size)
         self._dtype = dtype
         self.max_length = context_limit(self._model, max_length)
         self.max_batch = max_batch
@@ -156,6 +158,11 @@ class LocalEngine:
         return self._model.source
 
     @property
+    def vocab_size(self) -> int | None:
+        """Only the first so many ids are drawn; None: all of the model's."""
+        return self._model.drawn
+
+    @property
     def stamp(self) -> int:
         """A number that changes when the weights change, announced or not."""
         return self._model.weights_stamp()
@@ -171,6 +178,7 @@ class LocalEngine:
             "prefill_tokens": self._prefill_tokens,
             "dtype": self._dtype,
             "policy_version": self.policy_version,
+            "vocab_size": self.vocab_size,
         }
 
     @property

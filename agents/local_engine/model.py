@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
+from turngym.agents.local_engine.positions import position_limit, rope_types, sliding_window
 from turngym.core.errors import TurngymError
+from turngym.retrieval.precision import parameter_dtypes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,18 +38,13 @@ def cast_copy(model: Any, dtype: torch.dtype) -> Any:
     """A copy of `model` with its floating-point parameters in `dtype`, frozen and in evaluation mode.
 
     LoRA adapters are merged into it: a layer's weight and adapter become one plain layer, rounded once.
-    Buffers keep their precision: they hold the frequencies of positions, and bfloat16 cannot tell positions of a long
-    history apart. Parameters that transformers keeps in float32 when it loads a model in `dtype` stay float32.
+    What changes its precision is what `parameter_dtypes` says: buffers do not.
     """
-    lists = ["_keep_in_fp32_modules_strict"]
-    # the second list is for float16 alone, whose range is too small for some weights
-    lists += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
-    kept = {name for attribute in lists for name in getattr(model, attribute, None) or ()}
+    wanted = parameter_dtypes(model, dtype)
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
-        wanted = dtype if parameter.is_floating_point() and not kept & set(name.split(".")) else parameter.dtype
         # deepcopy uses these in place of the parameters, so a copy in the old precision never exists
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted, copy=True), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted[name], copy=True), requires_grad=False)
     copied = copy.deepcopy(model, memo).eval()
     adapters = _adapters(model)
     for name in adapters:
@@ -86,12 +83,14 @@ class EngineError(TurngymError):
 class CausalModel:
     """Runs `model` on explicit positions and an explicit mask, so that padding and other rows stay invisible.
 
-    If `dtype` is not the model's own, a copy in that precision is run; `follow` updates its weights.
+    If `dtype` is not the model's own, a copy in that precision is run; `follow` updates its weights. Logits are those
+    of the first `drawn` ids, or of all.
     """
 
-    def __init__(self, model: Any, dtype: str | None = None) -> None:
+    def __init__(self, model: Any, dtype: str | None = None, drawn: int | None = None) -> None:
         self.source = model
         """The model as it was given."""
+        self.drawn = drawn
         same = dtype is None or named_dtype(dtype) == next(model.parameters()).dtype
         self.model = model if same else cast_copy(model, named_dtype(str(dtype)))
         # multimodal models keep the language model's settings in a config of their own
@@ -99,7 +98,7 @@ class CausalModel:
         self.kind = str(getattr(model.config, "model_type", type(model).__name__))
         self.layer_types = layer_types(self.config)
         """One name per layer; empty if the configuration has none."""
-        self._window, self._by_layer = _sliding_window(self.config)
+        self._window, self._by_layer = sliding_window(self.config)
         accepted = inspect.signature(model.forward).parameters
         # logits of all prompt positions, [B, Q, V], would be the largest tensor of a prefill; only the last one is read
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -140,7 +139,7 @@ class CausalModel:
         return HybridCache(slots, capacity, self.layer_types) if self.recurrent else RaggedCache(slots, capacity)
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q].
+        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]; V is `drawn`.
 
         Where `step.cells` is set, only rows whose last id is real are returned.
 
@@ -152,7 +151,7 @@ class CausalModel:
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
-            return self.dense.forward(cache, ids, step, masks)
+            return self.dense.forward(cache, ids, step, masks)[..., : self.drawn]
         # transformers calls cache.update() itself and has no way to pass it rows and positions
         cache.step = step
         output = self.model(
@@ -164,7 +163,7 @@ class CausalModel:
             **self._keep,
         )
         cache.settle()
-        return output.logits[:, -1][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
+        return output.logits[:, -1, : self.drawn][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
     def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
         """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
@@ -172,7 +171,7 @@ class CausalModel:
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
         # a model without past_key_values (a state-space model) is fed the whole row every time
         output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
-        return output.logits[0, -1], getattr(output, "past_key_values", None)
+        return output.logits[0, -1, : self.drawn], getattr(output, "past_key_values", None)
 
     def follow(self) -> None:
         """Take over the model's new weights."""
@@ -231,17 +230,6 @@ def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 def layer_types(config: Any) -> tuple[str, ...]:
     """The configured kind of each layer; empty if all layers are alike."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-
-
-def _sliding_window(config: Any) -> tuple[int | None, bool]:
-    """(sliding window or None, whether only some layers slide)."""
-    window = getattr(config, "sliding_window", None)
-    types = set(getattr(config, "layer_types", None) or ())
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return None, False
-    if types and "sliding_attention" not in types:
-        return None, False
-    return int(window), "full_attention" in types
 
 
 CELLS = 1 << 24
@@ -377,11 +365,11 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 def context_limit(model: CausalModel, wanted: int | None) -> int:
     """Most ids of a prompt and its response; EngineError if `wanted` does not fit the model's positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = position_limit(model.config)
     if wanted is None:
         if limit is None:
             raise EngineError(f"model type {model.kind!r} states no max_position_embeddings; pass max_length=")
-        return int(limit)
+        return limit
     if not 1 <= wanted <= (limit or wanted):
         raise EngineError(f"max_length {wanted} does not fit this {model.kind!r} model; use 1..{limit or 'any'}")
     return wanted
@@ -416,18 +404,9 @@ def ragged_problem(model: CausalModel) -> str | None:
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no explicit mask; load it with 'sdpa' or 'eager'"
-    ropes = _rope_types(getattr(config, "rope_parameters", None))
-    for rope in ropes & set(_LENGTH_DEPENDENT_ROPE):
+    for rope in rope_types(config) & set(_LENGTH_DEPENDENT_ROPE):
         return f"its rope type {rope!r} depends on the longest row of a batch, so cached keys would go stale"
     return _compare(model)
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    if not isinstance(parameters, dict):
-        return set()
-    # models that mix layer types keep one dict of rope parameters per type (Gemma 3)
-    nested = [_rope_types(value) for value in parameters.values()]
-    return {str(parameters.get("rope_type", "default"))}.union(*nested)
 
 
 def _compare(model: CausalModel) -> str | None:

@@ -3,7 +3,7 @@
     POST /v1/chat/completions   a turn, whole or as server-sent events
     POST /v1/sessions/done      ends a session
     POST /v1/feedback           what a user thinks of a turn
-    GET  /v1/models, /healthz, /metrics (Prometheus), /watch (a page)
+    GET  /v1/models, /v1/models/NAME, /healthz, /metrics (Prometheus), /watch (a page)
 
 Errors are JSON with the four fields that OpenAI clients read. `create_app` at the end puts it together.
 """
@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.answer import Delta
 from turngym.agents.proxy.api_errors import ApiError, invalid
-from turngym.agents.proxy.openai_api import read_feedback, read_json, read_messages, read_request, read_session
+from turngym.agents.proxy.openai_api import (
+    no_such_model,
+    read_feedback,
+    read_json,
+    read_messages,
+    read_request,
+    read_session,
+)
 from turngym.agents.proxy.service import InflightRequest, ProxyService
 from turngym.agents.proxy.turn_records import TurnRecord
 from turngym.core.errors import is_disk_full
@@ -67,7 +74,10 @@ OTHERS = {"/v1/responses": "the Responses API", "/v1/completions": "plain comple
 # Completions in the OpenAI form: whole, or as server-sent events.
 
 POLL_SECONDS = 0.5
-"""Seconds between keep-alive comments to a client: a lost connection is noticed only on a write."""
+"""Seconds between two looks whether a client has gone."""
+KEEP_ALIVE, MOST_COMMENTS = 5.0, 100
+"""Seconds between keep-alive comments to a client, and most of them in one answer: clients written in Go give up after
+300 lines without data."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -95,7 +105,9 @@ class EventStream:
     generation stopped, a finished one stays recorded.
     """
 
-    def __init__(self, inflight: InflightRequest) -> None:
+    def __init__(self, inflight: InflightRequest, gone: Callable[[], bool] = lambda: False) -> None:
+        self._gone = gone
+        """Whether the client has hung up, where the server knows it before it writes."""
         self._inflight, self._service = inflight, inflight.service
         self._head = _head(inflight, "chat.completion.chunk")
         self._text, self._reader = self._service.renderer.incremental_decoder(), inflight.reader()
@@ -114,13 +126,19 @@ class EventStream:
 
     def _run(self) -> Generator[bytes]:
         inflight, finished = self._inflight, None
+        pause, spoke = max(KEEP_ALIVE, self._service.settings.deadline / MOST_COMMENTS), time.monotonic()
         yield self._event({"role": "assistant", "content": ""})
         try:
             while finished is None:
                 if drawn := inflight.new_tokens(POLL_SECONDS):
                     yield from self._token_events(drawn)
+                    spoke = time.monotonic()
                 elif (finished := inflight.wait(0)) is None:
-                    yield b": waiting\n\n"
+                    if self._gone():
+                        return
+                    if time.monotonic() - spoke >= pause:
+                        yield b": waiting\n\n"
+                        spoke = time.monotonic()
         except Exception as error:
             # the status is sent already: what no error of the server's may do is end the stream without a word
             yield _data(as_api_error(error).as_json())
@@ -208,8 +226,8 @@ def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str], tempera
 
 
 ROUTES = (
-    "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, POST /v1/feedback, GET /healthz, GET /metrics, "
-    "GET /watch"
+    "POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, POST /v1/sessions/done, POST /v1/feedback, "
+    "GET /healthz, GET /metrics, GET /watch"
 )
 
 
@@ -274,6 +292,8 @@ def create_app(
     here = str(Path(__file__).parent)
     app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)
     app.extensions["proxy"] = service
+    # whether clients have a key each, and do not trust each other
+    several = keys is not None and any(keys.keys)
     app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
 
     @app.before_request
@@ -297,11 +317,11 @@ def create_app(
     def chat() -> Response:
         asked = read_request(body(), dict(request.headers), service.settings, service.name, g.client)
         inflight = service.begin(asked)
-        if asked.stream:
-            no_cache = {"Cache-Control": "no-cache"}
-            return Response(EventStream(inflight), mimetype="text/event-stream", headers=no_cache)
         # other WSGI servers do not say whether the client is still there
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
+        if asked.stream:
+            no_cache = {"Cache-Control": "no-cache"}
+            return Response(EventStream(inflight, gone), mimetype="text/event-stream", headers=no_cache)
         while (finished := inflight.wait(POLL_SECONDS)) is None:
             if gone():
                 inflight.abandon()
@@ -328,18 +348,29 @@ def create_app(
         status = service.feedback(said, **place, client=g.client)
         return json_response({"object": "feedback", "score": said.score, "status": status}, 200)
 
+    model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
+
     @app.get("/v1/models")
     def models() -> Response:
-        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
         return json_response({"object": "list", "data": [model]}, 200)
+
+    # names have slashes, too
+    @app.get("/v1/models/<path:name>")
+    def one_model(name: str) -> Response:
+        if name != service.name:
+            raise no_such_model(name, service.name)
+        return json_response(model, 200)
 
     def health() -> dict[str, Any]:
         return {**service.health(), **({} if more_health is None else more_health())}
 
     def shown_health() -> dict[str, Any]:
-        """What everybody may know: with keys, no name that a client has chosen, and nothing of another client."""
+        """What the one who asks may know. Names that clients have chosen are shown to all of them if they trust each
+        other; else, and to those who have shown no key, only how many there are."""
         found = health()
-        return found if keys is None else {name: value for name, value in found.items() if name not in CHOSEN}
+        if g.client is not None and not several:
+            return found
+        return {name: sum(value.values()) if name in CHOSEN else value for name, value in found.items()}
 
     @app.get("/healthz")
     def healthz() -> Response:

@@ -264,6 +264,12 @@ def read_json(body: Callable[[], bytes]) -> dict[str, Any]:
     return fields
 
 
+def no_such_model(asked: str, name: str) -> ApiError:
+    """The error of a request for another model than `name`."""
+    text = f"the model {shown(asked)} does not exist; this server has {name!r}.{did_you_mean(asked, [name])}"
+    return ApiError(404, text, param="model", code="model_not_found")
+
+
 def read_request(
     fields: Mapping[str, Any], headers: Mapping[str, str], settings: ProxySettings, name: str, client: str = ""
 ) -> ChatRequest:
@@ -282,8 +288,7 @@ def read_request(
     if model is not None and not isinstance(model, str):
         raise invalid(f"model is {_kind(model)}; it must be text", "model")
     if model not in (None, name):
-        text = f"the model {shown(model)} does not exist; this server has {name!r}.{did_you_mean(model, [name])}"
-        raise ApiError(404, text, param="model", code="model_not_found")
+        raise no_such_model(model, name)
     _integer(fields, "n", 1, 1)
     session = read_session(fields, headers)
     matched = settings.unnamed == "match"

@@ -16,10 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from turngym.agents.servers.server_connection import (
+    KEY,
     OWN_NAME,
     Call,
     Connection,
@@ -43,7 +45,9 @@ from turngym.agents.servers.server_connection import (
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.core.outgoing import SMALL_ANSWER, LoopThread
-from turngym.core.redaction import brief, excerpt
+from turngym.core.reaching import is_here
+from turngym.core.redaction import brief, excerpt, redacted
+from turngym.core.secrets import key_of
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""
@@ -389,9 +393,20 @@ class Fleet:
             self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
             if not known:
                 found = await self._servers_behind(front, wait)
+                self._refuse_strangers(front, found)
                 behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
         self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in known]
         return list(known) or [await read_info(one, wait) for one in behind]
+
+    def _refuse_strangers(self, front: Connection, found: Sequence[str]) -> None:
+        """Raises ServerError for a server behind a router on a host that nobody named: it would be sent the key."""
+        named = {urlsplit(url).hostname for url in self.urls}
+        strangers = [url for url in found if (host := urlsplit(url).hostname) not in named and not is_here(host or "")]
+        if strangers and key_of(KEY):
+            raise ServerError(
+                f"the router {front.url} lists {redacted(strangers[0])}, on a host that was not named: it would be "
+                f"sent the key in {KEY}. Name the servers themselves and not the router, or unset the key"
+            )
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""

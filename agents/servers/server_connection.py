@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +18,11 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.core.errors import TurngymError
-from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate, address_problem
+from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Sampling
-from turngym.core.redaction import brief, excerpt, redacted
+from turngym.core.redaction import brief, excerpt
+from turngym.core.secrets import clean_address, key_of
 from turngym.core.user_files import json_file
 
 
@@ -225,11 +225,9 @@ class Connection:
     _http: HttpClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.url = self.url.rstrip("/")
-        if problem := address_problem(self.url):
-            raise ServerError(f"server {redacted(self.url)!r} {problem}")
+        self.url = clean_address("server", self.url, ServerError).rstrip("/")
         need("httpx", "a server", "serve")
-        key = os.environ.get(KEY)
+        key = key_of(KEY, ServerError)
         self._http = HttpClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             connect=self.settings.connect_timeout,

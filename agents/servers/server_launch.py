@@ -94,7 +94,7 @@ def launch_sglang(argv: Sequence[str]) -> None:
     # after the arguments, which set what its modules read when they are imported
     from sglang.srt.entrypoints import http_server
 
-    if key := os.environ.get(KEY):
+    if key := os.environ.get(KEY, "").strip():
         args.api_key = key
     http_server.app.add_middleware(LocalOnly, **guard(args.host))
     try:
@@ -111,7 +111,7 @@ def launch_vllm(argv: Sequence[str]) -> None:
 
     class Guard(LocalOnly):
         def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-            super().__init__(app, key=os.environ.get(KEY, ""), **guard(host))
+            super().__init__(app, key=os.environ.get(KEY, "").strip(), **guard(host))
 
     # vLLM imports its middleware by name
     module: Any = type(sys)("turngym_guard")

@@ -29,12 +29,13 @@ from turngym.agents import (
     evaluate,
     load_policy,
     load_world,
+    save_model,
 )
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.playing.rollout import Rollout
 from turngym.core import Sampling
 from turngym.envs import make_channel
-from turngym.trainers import RolloutBatch, pack, save_model
+from turngym.trainers import RolloutBatch, pack
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import clipped_surrogate
 from turngym.trainers.token_weights import trajectory_weights

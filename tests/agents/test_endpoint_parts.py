@@ -20,17 +20,10 @@ from turngym.agents.endpoint.client import (
     pauses,
     refused,
 )
-from turngym.agents.endpoint.messages import (
-    Answer,
-    Prices,
-    Transcript,
-    UnreadableAnswer,
-    Usage,
-    add_ids,
-    content_of,
-    read_answer,
-    read_usage,
-)
+from turngym.agents.endpoint.messages import Transcript, add_ids, content_of
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.reader import Answer, UnreadableAnswer, read_answer, read_usage
+from turngym.agents.endpoint.usage import Prices, Usage
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
@@ -94,14 +87,20 @@ def test_what_ends_an_answer(word: str, finish: str | None) -> None:
                 read_answer(body({"content": text}, finish_reason=word))
         else:
             found = read_answer(body({"content": text}, finish_reason=word))
-            assert (found.content, found.finish, found.ending) == (text, finish, "")
+            assert (found.content, found.finish, found.ending, found.noticed) == (text, finish, word, ())
 
 
 def test_endings_that_nobody_knows() -> None:
     """With something in the answer it counts, and the word is said; an empty one was not ended by the model."""
-    for word in (None, "vibes", 7, {"reason": "stop"}):
+    unknown, other = "unknown finish_reason missing", "choice.finish_reason of another type"
+    for word, noticed in (
+        (None, (unknown,)),
+        ("vibes", ("unknown finish_reason 'vibes'",)),
+        (7, (other, unknown)),
+        ({"reason": "stop"}, (other, unknown)),
+    ):
         found = read_answer(body({"content": "x"}, finish_reason=word))
-        assert (found.finish, found.ending) == ("stop", repr(word))
+        assert (found.finish, found.noticed) == ("stop", noticed)
         with pytest.raises(UnreadableAnswer):
             read_answer(body({"content": ""}, finish_reason=word))
     for full in (
@@ -136,17 +135,22 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     transcript = Transcript()
     transcript.answer(found, "")
     sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": details}
-    assert transcript.messages == [sent]
-    transcript.answer(found, "", reasoning=True)
-    assert transcript.messages[1] == {**sent, "reasoning": "hm"}
-    # a turn without a thought carries the field too, and a text stands where it stood
-    transcript.answer(read_answer(body({"content": "", "tool_calls": [call]})), "", reasoning=True)
-    assert transcript.messages[2] == {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": ""}
+    assert found.noticed == ()
+    assert Profile().conversation(transcript.messages) == [sent]
+    # a turn without a thought carries the field too, where reasoning goes back
+    transcript.answer(read_answer(body({"content": "", "tool_calls": [call]})), "")
+    assert Profile(reasoning=True).conversation(transcript.messages) == [
+        {**sent, "reasoning": "hm"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": ""},
+    ]
+    # and a text stands where it stood
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "x"}]
     other = Transcript()
-    for back in (False, True):
-        other.answer(read_answer(body({"content": parts})), "x", reasoning=back)
-    assert [m["content"] for m in other.messages] == ["x", parts]
+    other.answer(read_answer(body({"content": parts})), "x")
+    assert [Profile(reasoning=back).conversation(other.messages)[0]["content"] for back in (False, True)] == [
+        "x",
+        parts,
+    ]
     # a stranger's field is bounded as all that it says is
     long = read_answer(body({"content": "x", "blob": "y" * 1000}))
     assert long.characters > 1000
@@ -248,17 +252,21 @@ def test_kinds_of_refusals(status: int, text: str, kind: str) -> None:
     assert refused(404, "Not Found", None, {}).reason == "status 404: Not Found"
 
 
+def counted(reported: Any) -> Usage:
+    return read_usage(reported)[0]
+
+
 def test_usage_as_servers_word_it() -> None:
     openai = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-    assert read_usage({**openai, "completion_tokens_details": {"reasoning_tokens": 2}}) == Usage(
+    assert counted({**openai, "completion_tokens_details": {"reasoning_tokens": 2}}) == Usage(
         answers=1, prompt_tokens=10, cached_tokens=4, completion_tokens=5, reasoning_tokens=2
     )
-    assert read_usage({"prompt_tokens": 1, "completion_tokens": 2, "reasoning_tokens": 1}).reasoning_tokens == 1
-    assert read_usage({"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": None}).prompt_tokens == 1
-    assert read_usage(None) == read_usage({}) == Usage(answers=1, unreported=1)
+    assert counted({"prompt_tokens": 1, "completion_tokens": 2, "reasoning_tokens": 1}).reasoning_tokens == 1
+    assert counted({"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": None}).prompt_tokens == 1
+    assert counted(None) == counted({}) == Usage(answers=1, unreported=1)
     prices = Prices.of(1.0, 0.25, 4.0)
     assert prices is not None
-    assert prices.cost(read_usage(openai)) == pytest.approx((6 * 1 + 4 * 0.25 + 5 * 4) / 1e6)
+    assert prices.cost(counted(openai)) == pytest.approx((6 * 1 + 4 * 0.25 + 5 * 4) / 1e6)
     assert (Usage(answers=1, cost=0.5) + Usage(answers=2)).to_json()["cost"] == 0.5
     assert "cost" not in (Usage() + Usage()).to_json()
     assert Prices.of(None, None, None) is None
@@ -274,7 +282,7 @@ def usage(prompt: int, cached: int, completion: int, reasoning: int, total: int 
 
 
 @pytest.mark.parametrize(
-    ("reported", "counted"),
+    ("reported", "numbers"),
     [
         (usage(32, 8, 103, 94, 135), (32, 8, 103, 94)),  # OpenAI
         (usage(32, 8, 9, 94, 135), (32, 8, 103, 94)),  # xAI
@@ -291,11 +299,11 @@ def usage(prompt: int, cached: int, completion: int, reasoning: int, total: int 
         (usage(5, 0, 10, 0, 3), (5, 0, 10, 0)),
     ],
 )
-def test_what_is_counted_beside_prompt_and_completion(reported: Any, counted: Any) -> None:
-    found, prices = read_usage(reported), Prices.of(3.0, 0.3, 15.0)
-    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.reasoning_tokens) == counted
+def test_what_is_counted_beside_prompt_and_completion(reported: Any, numbers: Any) -> None:
+    found, prices = counted(reported), Prices.of(3.0, 0.3, 15.0)
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.reasoning_tokens) == numbers
     assert prices is not None
-    prompt, cached, completion, _ = counted
+    prompt, cached, completion, _ = numbers
     assert prices.cost(found) == pytest.approx((3.0 * (prompt - cached) + 0.3 * cached + 15.0 * completion) / 1e6)
 
 
@@ -353,8 +361,10 @@ def test_rounding_and_senseless_usage() -> None:
     assert found.logprobs is not None
     assert found.logprobs.tolist() == [0.0]
     for senseless in (10**400, -3, 1e9, "many", True):
-        assert read_usage({"prompt_tokens": senseless, "completion_tokens": 3}) == Usage(answers=1, unreported=1)
-    assert read_usage({"prompt_tokens": 2, "completion_tokens": 10**400}).completion_tokens == 0
+        assert counted({"prompt_tokens": senseless, "completion_tokens": 3}) == Usage(
+            answers=1, unreported=1, completion_tokens=3
+        )
+    assert counted({"prompt_tokens": 2, "completion_tokens": 10**400}).completion_tokens == 0
 
 
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +372,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "x")
     given: dict[str, Any] = {"base_url": "http://a/v1", "key_env": "MY_KEY", "request_deadline": 9.0}
     given |= {"request_retries": 2, "send_stop": False, "send_seed": False, "reasoning_back": "send"}
+    given |= {"handshake": False}
     given |= {
         "token_ids": True,
         "extra_body": '{"top_p": 1, "user": "me"}',
@@ -386,7 +397,9 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (agent.address, agent.channel.name) == (Address(base_url="http://a/v1", key_env="MY_KEY"), "tool")
     assert agent._prices == Prices(prompt=1.0, cached=0.5, completion=2.0)
     client = agent._open()[1]
-    assert (client.deadline, client.retries, client.parallel, client.tools, client.ids) == (9.0, 2, 5, True, True)
+    assert (client.deadline, client.retries, client.parallel, client.ids) == (9.0, 2, 5, True)
+    assert (client.expected.model, client.expected.thoughts, client.profile.reasoning) == ("org/m:7b", False, True)
+    assert client.expected.tool
     assert (opened.channel, opened.system, opened.temperature) == ("tool", "Go.", 0.3)
 
 

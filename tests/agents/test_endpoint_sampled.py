@@ -47,7 +47,7 @@ def serve() -> Iterator[Callable[..., FakeOpenAI]]:
 
 def played(make: Any, fake: FakeOpenAI, temperature: float, **more: Any) -> Any:
     tool = guard_of(make()).tool
-    options = EndpointOptions(base_url=fake.url, token_ids=True, **more)
+    options = EndpointOptions(base_url=fake.url, token_ids=True, handshake=False, **more)
     agent = EndpointAgent("tiny", options, make_channel("text", tool), tool, temperature=temperature)
     jobs = [Job(task_id=f"doors/{number}", seed=7) for number in (1, 2)]
     return rollout(jobs, make, agent, max_turns=2)

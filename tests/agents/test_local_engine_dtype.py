@@ -117,10 +117,11 @@ def test_a_replica_has_the_precision() -> None:
 def test_what_a_copy_changes_and_what_not() -> None:
     model = build()
     model.tie_weights()
-    model._keep_in_fp32_modules_strict = {"norm"}
+    model._keep_in_fp32_modules_strict = {"layers.*.input_layernorm", "model.norm.weight"}
     made = cast_copy(model, torch.bfloat16)
     kinds = {name: parameter.dtype for name, parameter in made.named_parameters()}
-    assert kinds.pop("model.norm.weight") == torch.float32
+    kept = ["model.norm.weight", *(name for name in kinds if name.endswith("input_layernorm.weight"))]
+    assert {kinds.pop(name) for name in kept} == {torch.float32}
     assert set(kinds.values()) == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in made.parameters())
     assert made.model.rotary_emb.inv_freq.dtype == torch.float32

@@ -63,6 +63,9 @@ def test_plain_http(serve: Callable[..., Served]) -> None:
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + 9
     models = served.http.get("/models").json()
     assert [model["id"] for model in models["data"]] == ["tiny"]
+    assert served.http.get("/models/tiny").json() == models["data"][0]
+    other = served.http.get("/models/org/tiny")
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     health = served.health()
     assert health["turns"] == {"main": 1, "side": 0}
     assert health["sessions"] == {"open": 1, "ended": 0}

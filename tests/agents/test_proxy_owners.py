@@ -68,6 +68,11 @@ def test_names_that_a_client_has_chosen_are_shown_to_nobody_else(office: Any, pa
     said = both.web.get(path, headers={} if key is None else {"Authorization": f"Bearer {KEYS.keys[key]}"}).text
     assert "ann-internal-tool" not in said
     assert "project_codename" not in said
+    # how many there are is no name
+    if path == "/healthz":
+        assert (json.loads(said)["unnamed"], json.loads(said)["ignored"]) == (1, 1)
+    elif key is not None:
+        assert "turngym_unnamed 1\n" in said
 
 
 def test_a_mind_is_changed_a_few_times_only(office: Any) -> None:
@@ -154,6 +159,9 @@ def test_keys_of_clients_are_read(tmp_path: Path) -> None:
     assert keys.client_of("bearer 0123456789abcdeé".encode().decode("latin-1")) == "bob"
     assert [keys.client_of(said) for said in ("", "Bearer shared", "Basic 0123456789abcdef")] == [None] * 3
     assert (keys.share(9), keys.share(1)) == (4, 1)
+    # who is taken out with a # is no client any more, whatever stands behind it
+    gone = ClientKeys.of(None, key_file(tmp_path, "#bob 0123456789abcdeg\n# 0123456789abcdeh\nann 0123456789abcdef\n"))
+    assert [*gone.keys] == ["ann"]
     assert ClientKeys.of("shared", None).client_of("Bearer shared") == ""
     assert ClientKeys.of(None, None).client_of("") == ""
 
@@ -165,6 +173,8 @@ def test_keys_of_clients_are_read(tmp_path: Path) -> None:
         ("ann short\n", 0o600, "at least 16 characters"),
         ("ann 0123456789abcdef more\n", 0o600, "line 1: it must be a name and a key"),
         ("ann 0123456789abcdef\nbob 0123456789abcdef\n", 0o600, "line 2: its name or its key is there already"),
+        ("// 0123456789abcdef\n", 0o600, "line 1: it must be a name and a key"),
+        ("; 0123456789abcdef\n", 0o600, "line 1: it must be a name and a key"),
         ("\n", 0o600, "names no client"),
         ("ann 0123456789abcdef\n", 0o640, "chmod 600"),
     ],

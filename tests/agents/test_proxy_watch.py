@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import PAGE, prometheus
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.scripts.serve_proxy import every_minute, status_line
 
@@ -73,6 +75,58 @@ def test_records_say_when(tmp_path: Path) -> None:
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     # names of clients are text, never markup
     assert not [word for word in ("http:", "https:", "src=", "innerHTML") if word in PAGE.read_text()]
+
+
+@pytest.mark.parametrize("keys", [None, {}, {"": "k"}])
+def test_what_was_left_out_is_shown_to_those_who_share_a_key(make_bench: Any, keys: Any) -> None:
+    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
+    from turngym.agents.proxy.app import create_app
+
+    client = create_app(make_bench().service, keys=None if keys is None else ClientKeys(keys)).test_client()
+    head = {"Authorization": "Bearer k", "User-Agent": "a-tool/7"}
+    asked = {"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 3, "logprobs": True, "effort": "high"}
+    assert client.post("/v1/chat/completions", json=asked, headers=head).status_code == 200
+    found = client.get("/healthz", headers=head).json
+    assert (found["ignored"], found["unnamed"]) == ({"top_logprobs": 1, "effort": 1}, {"a-tool/7": 1})
+    assert 'turngym_ignored{name="top_logprobs"} 1' in client.get("/metrics", headers=head).text
+    # without the key nobody learns a name
+    assert client.get("/healthz").json["ignored"] == (2 if keys else found["ignored"])
+
+
+def test_a_stream_that_waits_says_little_and_notices_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients written in Go give up after 300 lines without data; the deadline is 300 s by default."""
+    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
+    from turngym.agents.proxy import app
+
+    now = [0.0]
+
+    def nothing(seconds: float) -> list[Any]:
+        now[0] += seconds
+        return []
+
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0))
+    for deadline, gone_at in ((300.0, 299.0), (3000.0, 2999.0), (300.0, 1.0)):
+        now[0], dropped = 0.0, []
+        service = SimpleNamespace(
+            renderer=SimpleNamespace(incremental_decoder=lambda: None),
+            name="m",
+            settings=ProxySettings(deadline=deadline),
+        )
+        inflight: Any = SimpleNamespace(
+            service=service,
+            reader=lambda: None,
+            answer_id="x",
+            request=SimpleNamespace(usage_in_stream=False, logprobs=False),
+            new_tokens=nothing,
+            wait=lambda seconds: None,
+            abandon=lambda dropped=dropped: dropped.append(True),
+        )
+        stream = app.EventStream(inflight, gone=lambda gone_at=gone_at: now[0] >= gone_at)
+        lines = b"".join(stream).split(b"\n")
+        stream.close()
+        assert sum(not line.startswith(b"data:") for line in lines) <= 300
+        assert dropped == [True]
+        assert now[0] <= gone_at + 1
 
 
 def test_routes_and_the_key(make_bench: Any) -> None:

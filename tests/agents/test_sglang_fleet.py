@@ -137,6 +137,13 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
         assert not server.of("/generate")
 
 
+def test_the_key_goes_to_no_host_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(workers=["http://10.1.2.3:30000"]) as router:
+        monkeypatch.setenv("TURNGYM_SERVER_KEY", "sk-0123456789abcdef")
+        with pytest.raises(ServerError, match=r"lists http://10\.1\.2\.3:30000, on a host that was not named"):
+            opened(router)
+
+
 def test_a_router_whose_servers_have_no_address() -> None:
     with FakeServer(workers=[]) as router:
         router.orders.append(lambda path, body: (200, {"workers": 5}) if path == "/workers" else None)

@@ -106,8 +106,9 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from turngym.agents import ChatSettings
+    from turngym.agents.saved_model import save_model
     from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
-    from turngym.trainers.models import save_model, tiny_qwen3
+    from turngym.trainers.models import tiny_qwen3
 
     folder = tmp_path_factory.mktemp("student")
     phrases = [*(f"<action>guess {n}</action>" for n in range(1, 21)), "Higher.", "Lower.", "Guess the number."]

@@ -383,6 +383,7 @@ SUBVERBS = {
     "bench": tuple(bench.VERBS),
     "study": tuple(study.VERBS),
     "data": ("get", "list", "where", "verify"),
+    "endpoint": ("check",),
 }
 OF_OTHERS = {
     *("--no-deps", "--nproc-per-node", "--custom-generate-function-path", "--rollout-function-path"),

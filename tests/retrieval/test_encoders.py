@@ -296,3 +296,18 @@ def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budge
     batches = list(_batches(lengths, budget))
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget for batch in batches)
+
+
+def test_a_rotary_encoder_of_passages_keeps_its_frequencies(tmp_path: Path, tiny_bert: Path) -> None:
+    """bfloat16 is for its weights; rounded frequencies would move the positions of a long passage."""
+    import torch
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ModernBertConfig(vocab_size=200, pad_token_id=0, **sizes)
+    transformers.ModernBertModel(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    style = dataclasses.replace(STYLES["e5"], passage_dtype="bfloat16")
+    _, model = HuggingFaceEncoder(str(tmp_path), style)._passage
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {one.dtype for name, one in model.named_buffers() if "inv_freq" in name} == {torch.float32}

@@ -34,7 +34,7 @@ VERBS = {
 }
 REQUIRED: Mapping[str, Any] = {
     **dict.fromkeys(("out", "student", "corpus", "run", "folder", "file", "model", "adapter", "index", "panel"), "x"),
-    **dict.fromkeys(("name", "env", "profile"), "x"),
+    **dict.fromkeys(("name", "env", "profile", "url"), "x"),
     **{name: ["x"] for name in ("files", "folders", "runs", "studies")},
 }
 

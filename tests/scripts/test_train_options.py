@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.saved_model import save_model
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.errors import TurngymError
 from turngym.core.settings import SettingsError, read_toml, settings_of
@@ -18,7 +19,7 @@ from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.train_config import config_class
 
 torch.set_num_threads(1)

@@ -131,14 +131,14 @@ class Family:
 
     said: Callable[[Body, int], Body]
     rules: Sequence[Rule] = (answered_calls, named_calls)
-    needs: tuple[str, ...] = ()
-    """Options without which it refuses a conversation with calls, as its error must say."""
+    reasons: bool = False
+    """Whether it refuses a conversation with calls that lacks the reasoning."""
 
     def fake(self) -> FakeOpenAI:
         """Its server. The model opens one door a turn, but says nothing at all in its second turn."""
 
         def message(body: Body) -> Body:
-            number = len(assistants(body))
+            number = len(assistants(body)) if "connection" not in str(body["messages"][0]["content"]) else 0
             said = {"role": "assistant", "content": "", "tool_calls": None} if number == 1 else self.said(body, number)
             if "tools" not in body and number != 1:
                 said = {"role": "assistant", "content": f"<action>open door {number + (number == 0)}"}
@@ -181,11 +181,11 @@ COMMON = (answered_calls, named_calls)
 FAMILIES = {
     "openai": Family(with_call(refusal=None, annotations=[]), COMMON),
     "gemini": Family(signed, (*COMMON, signed_calls)),
-    "deepseek": Family(thinking, (*COMMON, reasoned_calls("reasoning_content", DEEPSEEK)), ("--reasoning-back send",)),
+    "deepseek": Family(thinking, (*COMMON, reasoned_calls("reasoning_content", DEEPSEEK)), True),
     "kimi": Family(
         thinking,
         (*COMMON, reasoned_calls("reasoning_content", KIMI), never_empty("message {} with role 'assistant' is empty")),
-        ("--reasoning-back send",),
+        True,
     ),
     "minimax": Family(detailed("reasoning_details"), (*COMMON, detailed_calls("reasoning_details"))),
     "openrouter": Family(detailed("reasoning_details"), (*COMMON, detailed_calls("reasoning_details"))),

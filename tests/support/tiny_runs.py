@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.saved_model import save_model
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.models import tiny_qwen3
 
 
 def save_tiny(

@@ -65,5 +65,7 @@ if __name__ == "__main__":
         for page, number in sorted(inside.items(), key=lambda item: -item[1]):
             if "--pages" in sys.argv[1:]:
                 print(f"         {number:7,}  {page}")
-    for number, what in zip(totals(), ("pages for users, written by hand", "evidence, contrib", "research"), strict=True):
+    for number, what in zip(
+        totals(), ("pages for users, written by hand", "evidence, contrib", "research"), strict=True
+    ):
         print(f"{number:7,}  {what}")

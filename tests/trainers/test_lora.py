@@ -16,6 +16,7 @@ from distributed_cases import command
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import file_hashes, load_model
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.main import main
@@ -26,7 +27,6 @@ from turngym.trainers.checkpoint import CheckpointError, latest_model, list_chec
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged, save_adapter
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training

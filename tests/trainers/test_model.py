@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from turngym.agents import models
 from turngym.agents.models import load_model
+from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
 from turngym.trainers.models import (
     check_head,
@@ -21,7 +22,6 @@ from turngym.trainers.models import (
     hidden_states,
     length_batches,
     pad,
-    save_model,
     tiny_qwen3,
     vocabulary_size,
 )

@@ -9,12 +9,12 @@ import pytest
 import toy_run as toy
 
 from turngym.agents.models import file_hashes, load_model, load_policy
+from turngym.agents.saved_model import save_model
 from turngym.core import files as folder_sums
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, check_sums
 from turngym.scripts.main import main
 from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, read_state
-from turngym.trainers.models import save_model
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,336 @@
+"""What a server takes and what it answers, found out before the first episode: `shake_hands`.
+
+A fixed conversation of two turns, in the channel that will be played:
+
+    1  system    the rules of the channel                       (and the tool, a seed, stop strings, log-probabilities)
+       user      "Test 1 of 2. Answer with exactly this: <action>look</action>"
+       assistant what the server answers
+    2  tool      the result of its call, where it called        (else role user)
+       assistant nothing: a model may well be silent in a turn
+       user      "Test 2 of 2. ..."
+       assistant what the server answers
+
+A request that the server refuses costs nothing. It is sent again with the first of `TRAITS` changed that the refusal
+names, else with each that could be meant. A change that brings the same refusal is taken back. What is left of two
+answered requests is the `Profile` that the client keeps to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, EndpointError
+from turngym.agents.endpoint.failures import RequestFailed, blames
+from turngym.agents.endpoint.messages import Transcript, content_of
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.reader import Answer, Noticed
+from turngym.agents.endpoint.usage import Usage
+from turngym.core.redaction import redacted
+from turngym.core.task import ToolSpec
+from turngym.envs.channels import Channel
+
+ACTION = "look"
+LEAST_TOKENS = 64
+"""Fewest tokens to ask for when the context is nearly full."""
+ASIDE = {"X-Turn-Type": "side"}
+"""Header with which `turngym serve proxy` does not train on a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """One way in which servers differ."""
+
+    name: str
+    """The field of `Profile`."""
+    values: tuple[Any, ...]
+    """What is tried in place of the default, in this order."""
+    turn: int
+    """The first of the two requests at which it matters."""
+    words: re.Pattern[str] | None = None
+    """Matches the words, in lower case, of a refusal that means it; None: one that names the field of this name."""
+    guessed: bool = True
+    """Whether it is tried if a refusal names nothing that is known."""
+
+    def meant(self, failed: RequestFailed) -> bool:
+        """Whether a refusal says that this is at fault."""
+        if self.words is None:
+            return blames(failed, self.name) or re.search(rf"\b{self.name}\b", failed.reason.lower()) is not None
+        return self.words.search(f"{failed.reason} {failed.param}".lower()) is not None
+
+
+TRAITS = (
+    Trait(
+        name="limit",
+        values=("max_completion_tokens",),
+        turn=1,
+        words=re.compile("max_completion_tokens"),
+        guessed=False,
+    ),
+    Trait(name="temperature", values=(False,), turn=1),
+    Trait(name="seed", values=(False,), turn=1),
+    Trait(name="stop", values=(False,), turn=1),
+    Trait(
+        name="system",
+        values=("user",),
+        turn=1,
+        words=re.compile(
+            r"system.{0,20}(role|message|prompt|instruction)|role.{0,40}\bsystem\b|developer instruction"
+            r"|only user.{0,20}assistant|roles? must alternate"
+        ),
+    ),
+    Trait(
+        name="tool_name",
+        values=(True,),
+        turn=2,
+        words=re.compile(
+            r"function_?response|\bname\b.{0,40}(empty|required|missing)|(missing|required|need).{0,40}\bname\b"
+        ),
+    ),
+    Trait(
+        name="reasoning",
+        values=(True, False),
+        turn=2,
+        words=re.compile(r"reasoning|thinking.?(block|content)|\bthoughts?\b"),
+    ),
+    Trait(
+        name="own_fields",
+        values=(False,),
+        turn=2,
+        words=re.compile(r"extra|not permitted|not allowed|unsupported|unknown|unrecognized|unexpected|propert"),
+    ),
+    Trait(
+        name="silence",
+        values=("words",),
+        turn=2,
+        words=re.compile(r"empty|blank|whitespace|no content|not none|must (have|contain)"),
+    ),
+    Trait(
+        name="blank",
+        values=("empty", "null", "left out", "words"),
+        turn=2,
+        words=re.compile(
+            r"content.{0,80}(null|none|string|requir|missing|must|invalid|type)|(null|none|invalid).{0,60}content"
+        ),
+    ),
+)
+SAID = {
+    "limit": "calls the limit of tokens max_completion_tokens",
+    "temperature": "takes no temperature, so the model samples at the server's own",
+    "seed": "takes no seed",
+    "stop": "takes no stop strings",
+    "system": "takes no message of role system, so the rules stand in front of the first message",
+    "tool_name": "wants the tool's name in results",
+    "blank": "does not take its own messages with calls back as they came",
+    "silence": "refuses a turn without text, for which some words stand",
+    "own_fields": "refuses fields that came with its own answers, which are left out of conversations",
+    "reasoning": "decides itself whether earlier reasoning goes back",
+}
+"""What is said of a server that differs from most, by the field of its `Profile`."""
+Check = Callable[[Mapping[str, Any], Answer], Awaitable[str]]
+"""Looks at the first answer, to a body; what it finds out about token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """The client's side of a handshake."""
+
+    fields: Mapping[str, Any]
+    """Fields of a request beside its messages, as an episode's have them, its `max_tokens` included."""
+    channel: Channel
+    """How actions are written."""
+    tool: ToolSpec
+    """The environment's tool."""
+    check: Check | None = None
+
+    def words(self) -> tuple[str, str, str]:
+        """(system, first message, second message)."""
+        system = f"This is a short test of the connection.\n{self.channel.instructions(self.tool)}"
+        if "tools" in self.fields:
+            ask = f'Call the tool {self.tool.name} with "{self.tool.argument}" set to "{ACTION}".'
+        else:
+            tag = self.tool.tags[0]
+            ask = f"Answer with exactly this: <{tag}>{ACTION}</{tag}>"
+        return system, f"Test 1 of 2. {ask}", f"Test 2 of 2. {ask}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A finished handshake."""
+
+    profile: Profile
+    used: Usage
+    """What it cost."""
+    said: tuple[str, ...] = ()
+    """How the server differs from most, one clause each."""
+
+
+async def fit(
+    client: EndpointClient,
+    body: Mapping[str, Any],
+    rng: np.random.Generator,
+    where: str,
+    *,
+    turn: int = 1,
+    guess: bool = False,
+) -> Answer:
+    """The answer to `body`, in the form that the server takes; the client keeps to that form.
+
+    Raises EndpointError, that of the first refusal if no form is taken.
+
+    Args:
+        client: asks, and learns. Others may ask it at the same time.
+        body: the request.
+        rng: draws pauses.
+        where: names the request in errors.
+        turn: which traits matter, those of a first or of a second turn.
+        guess: whether every trait is tried if a refusal names none.
+    """
+    tried: set[tuple[str, Any]] = set()
+    refusals: list[RequestFailed] = []
+    kept = client.profile
+    while True:
+        sent = client.profile
+        try:
+            return await client.attempts(body, rng, where)
+        except RequestFailed as failed:
+            if not refuses_form(failed):
+                raise await client.given_up(failed, where) from None
+            if client.profile is not sent:
+                # another request has learned something meanwhile
+                continue
+            if refusals and failed.reason == refusals[-1].reason:
+                # the last change was no help
+                client.profile = kept
+            refusals.append(failed)
+            kept = client.profile
+            change = next(_changes(client, failed, tried, turn, guess), None)
+            if change is None:
+                raise await client.given_up(refusals[0], where) from None
+            client.profile = replace(client.profile, **change)
+
+
+def _changes(
+    client: EndpointClient, failed: RequestFailed, tried: set[tuple[str, Any]], turn: int, guess: bool
+) -> Iterator[dict[str, Any]]:
+    """What may be changed after a refusal, the likeliest first. What is in `tried` is not given out again."""
+    known = [trait for trait in TRAITS if trait.turn <= turn and trait.meant(failed)]
+    # a refusal with advice of its own is no matter of form
+    may_guess = guess and failed.rejected and not known and not client.advice(failed)
+    guesses = [trait for trait in TRAITS if may_guess and trait.guessed and trait.turn <= turn]
+    for trait in (*known, *guesses):
+        for value in trait.values:
+            if (trait.name, value) not in tried and getattr(client.profile, trait.name) != value:
+                tried.add((trait.name, value))
+                yield {trait.name: value}
+
+
+def refuses_form(failed: RequestFailed) -> bool:
+    """Whether another form of the same request may be taken. Templates that refuse a conversation end in a 500, too."""
+    return failed.rejected or failed.code == 500
+
+
+async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Generator) -> Found:
+    """Find out what the server of `client` takes and answers; the client keeps to it.
+
+    Raises EndpointError, in one line with what would help, for a server that cannot be played.
+    """
+    begun, used, answers, transcript = client.profile, Usage(), [], Transcript()
+    system, ask, again = hands.words()
+
+    async def request(number: int) -> None:
+        """Adds the answer to the transcript so far, asked for with fewer tokens if both do not fit the context."""
+        nonlocal used
+        tokens = hands.fields["max_tokens"]
+        while True:
+            body = {**hands.fields, "messages": transcript.messages, "max_tokens": tokens}
+            try:
+                answer = await fit(client, body, rng, f"handshake, request {number} of 2", turn=number, guess=True)
+            except ContextOverflow:
+                if tokens <= LEAST_TOKENS:
+                    raise
+                tokens = max(tokens // 4, LEAST_TOKENS)
+                continue
+            used += answer.usage + answer.lost
+            answers.append(answer)
+            return
+
+    client.headers = ASIDE
+    try:
+        transcript.observe(system, ask)
+        await request(1)
+        ids = "not asked for"
+        if hands.check is not None:
+            ids = await hands.check({**hands.fields, "messages": transcript.messages}, answers[0])
+        transcript.answer(answers[0], content_of(answers[0], hands.channel))
+        transcript.observe("", "Test 1 is done.")
+        transcript.answer(Answer(content=""), "")
+        transcript.observe("", again)
+        # a context of a few hundred tokens may be full: then what one answer tells is known
+        with suppress(ContextOverflow):
+            await request(2)
+    finally:
+        client.headers = {}
+    profile = client.profile = replace(client.profile, **_answered(answers, hands), ids=ids)
+    said = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
+    if "tools" in hands.fields and profile.calls == "none came":
+        said.append("passed no call on in the handshake, which asked for one")
+    return Found(profile=profile, used=used, said=tuple(said))
+
+
+def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:
+    """What the answers tell of the server, as fields of its profile."""
+    noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
+    calls = "not asked for"
+    if "tools" in hands.fields:
+        ways = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
+        calls = next((ways[words] for words in noticed if words in ways), "")
+        written = next((answer.written for answer in answers if answer.written is not None), None)
+        if written is not None:
+            calls = f"in the text ({written.dialect})"
+        elif not calls:
+            calls = "parsed" if any(answer.calls for answer in answers) else "none came"
+    thoughts = [name for answer in answers for name, thought in answer.thoughts.items() if thought]
+    return {
+        "model": answers[0].model,
+        "finish": tuple(dict.fromkeys(answer.ending for answer in answers if answer.ending)),
+        "usage": tuple(sorted({name for answer in answers for name in answer.counted})),
+        "thoughts": thoughts[0] if thoughts else "",
+        "calls": calls,
+        "noticed": noticed,
+    }
+
+
+def check_needs(profile: Profile, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
+    """Raises EndpointError for what an option needs and the server does not give."""
+    for wanted, given, option, lacks, instead in (
+        (prices, bool(profile.usage), "--price-in", "reports no usage", "leave the prices out"),
+        (
+            max_context,
+            bool(profile.usage),
+            "--max-context",
+            "reports no usage, by which it is counted",
+            "leave it out: the server says itself when its context is full",
+        ),
+        (
+            token_ids,
+            profile.ids != "without log-probabilities",
+            "--token-ids",
+            "gives ids without log-probabilities",
+            "leave it out, or start the server with log-probabilities",
+        ),
+        (
+            token_ids,
+            profile.temperature,
+            "--token-ids",
+            "takes no temperature, so that nobody knows at which ids are drawn",
+            "leave it out",
+        ),
+    ):
+        if wanted and not given:
+            raise EndpointError(f"{redacted(name)}: {option} cannot hold, because the server {lacks}: {instead}")

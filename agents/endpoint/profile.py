@@ -1,0 +1,164 @@
+"""What a server takes and what it answers: the `Profile` that `handshake` finds and the client keeps to.
+
+A conversation is kept whole (`messages.Transcript`): with the thoughts, the names of tools and the unknown fields of
+the server's own answers. `Profile.request` turns it into what this server takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from turngym.agents.endpoint.reader import REASONING
+
+NO_ANSWER = "(no answer)"
+"""What stands for a turn without any text at servers that refuse one."""
+NOT_TRIED = "not tried"
+"""What a profile says of a server with which nobody shook hands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A server as an endpoint's client meets it. The defaults are those of most servers."""
+
+    # What it takes.
+
+    limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What a request calls its limit of tokens."""
+    temperature: bool = True
+    """Whether requests may say one; else the model samples at its own."""
+    seed: bool = True
+    stop: bool = True
+    """Whether requests may have stop strings; actions are read without them, too."""
+    system: Literal["system", "user"] = "system"
+    """Where the rules stand: in a message of role system, or in front of the first message of the user."""
+    tool_name: bool = False
+    """Whether messages of role tool name the tool."""
+    blank: Literal["as it came", "empty", "null", "left out", "words"] = "as it came"
+    """Content of an own turn that has calls and no text."""
+    silence: Literal["empty", "words"] = "empty"
+    """Content of an own turn without text and calls."""
+    own_fields: bool = True
+    """Whether fields that came with its own answers may go back."""
+    reasoning: bool = False
+    """Whether the reasoning of earlier turns goes back."""
+
+    # What it answers.
+
+    model: str = ""
+    """The name that it gives the model."""
+    finish: tuple[str, ...] = ()
+    """Its words for the end of an answer."""
+    usage: tuple[str, ...] = ()
+    """Names of the fields of its usage; none: it reports none."""
+    thoughts: str = ""
+    """The field with the reasoning; empty: none came."""
+    calls: str = NOT_TRIED
+    """How calls come: `parsed`, `function_call`, `in another choice`, `in the text (DIALECT)`, `none came`."""
+    ids: str = NOT_TRIED
+    """Token ids and log-probabilities: `not asked for`, `with log-probabilities`, `without log-probabilities`."""
+    noticed: tuple[str, ...] = ()
+    """What is unknown or contradictory in its answers."""
+    used: Mapping[str, Any] = field(default_factory=dict)
+    """What the handshake used, as `Usage` has it: it is not counted among the episodes' tokens."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as results keep them."""
+        return {
+            each.name: list(value) if isinstance(value := getattr(self, each.name), tuple) else value
+            for each in fields(self)
+        }
+
+    def rows(self) -> list[list[str]]:
+        """(what, what was found) of everything, for people."""
+        words = {True: "yes", False: "no"}
+        shown = [(label, getattr(self, name)) for name, label in LABELS.items()]
+        return [
+            [
+                label,
+                words[value] if isinstance(value, bool) else ", ".join(value) if isinstance(value, tuple) else value,
+            ]
+            for label, value in shown
+        ]
+
+    def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """`body`, with a whole conversation as `messages` and its limit as `max_tokens`, as this server takes it."""
+        sent = {name: value for name, value in body.items() if name != "max_tokens"}
+        sent |= {"stream": False, self.limit: body["max_tokens"], "messages": self.conversation(body["messages"])}
+        for name, taken in (("temperature", self.temperature), ("seed", self.seed), ("stop", self.stop)):
+            if not taken:
+                sent.pop(name, None)
+        return sent
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as this server takes them."""
+        seen = [name for name in REASONING if any(name in message for message in messages)]
+        found = [self._message(message, seen or [self.thoughts or REASONING[0]]) for message in messages]
+        if self.system == "user" and found and found[0]["role"] == "system":
+            rules, *found = found
+            first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
+            if first is None:
+                return [{**rules, "role": "user"}, *found]
+            found[first] = {**found[first], "content": f"{rules['content']}\n\n{found[first]['content']}"}
+        return found
+
+    def _message(self, message: Mapping[str, Any], thoughts: Sequence[str]) -> dict[str, Any]:
+        sent = dict(message)
+        if sent["role"] == "tool" and not self.tool_name:
+            sent.pop("name", None)
+        if sent["role"] != "assistant":
+            return sent
+        if not self.own_fields:
+            sent = _bare(sent)
+        calls = bool(sent.get("tool_calls"))
+        if not self.reasoning:
+            sent = {name: value for name, value in sent.items() if name not in REASONING}
+            if isinstance(sent["content"], list):
+                sent["content"] = "".join(part["text"] for part in sent["content"] if part.get("type") == "text")
+        elif calls:
+            # DeepSeek demands the field of every turn with calls, those without a thought included
+            sent = {**dict.fromkeys(thoughts, ""), **sent}
+        if not sent["content"] and calls and self.blank != "as it came":
+            sent["content"] = {"empty": "", "null": None, "words": NO_ANSWER}.get(self.blank)
+            if self.blank == "left out":
+                del sent["content"]
+        elif not sent["content"] and not calls and self.silence == "words":
+            sent["content"] = NO_ANSWER
+        return sent
+
+
+LABELS = {
+    "limit": "limit of tokens",
+    "temperature": "takes a temperature",
+    "seed": "takes a seed",
+    "stop": "takes stop strings",
+    "system": "rules stand in role",
+    "tool_name": "results name their tool",
+    "blank": "content beside calls",
+    "silence": "content of a silent turn",
+    "own_fields": "takes its own fields back",
+    "reasoning": "reasoning goes back",
+    "model": "answers as model",
+    "finish": "ends answers with",
+    "usage": "counts",
+    "thoughts": "reasoning comes in",
+    "calls": "calls come",
+    "ids": "token ids",
+    "noticed": "noticed",
+}
+
+
+def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """An own turn without the fields that are not of the API."""
+    bare = {name: value for name, value in message.items() if name in ("role", "content", "tool_calls", *REASONING)}
+    if calls := message.get("tool_calls"):
+        bare["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": call["type"],
+                "function": {name: call["function"][name] for name in ("name", "arguments")},
+            }
+            for call in calls
+        ]
+    return bare

@@ -1,0 +1,114 @@
+"""What the answers of an endpoint used: tokens and cost, noted in each episode and summed for the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from turngym.core.episode import Episode
+from turngym.core.errors import AgentError
+
+NOTE = "usage"
+"""The key of `Usage` in an episode's `meta`."""
+PROFILE = "endpoint"
+"""The key of the server's profile in an episode's `meta`, and in the settings of results."""
+MOST_NOTICED = 100
+"""Different things that are counted in answers; a server that invents a new field for each answer ends there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What some answers used. Tokens are counted by the server. Answers that broke off were paid for, too: their tokens
+    are included."""
+
+    answers: int = 0
+    unreported: int = 0
+    """Answers whose server did not report their usage, or only a part of it."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the server had in its cache."""
+    completion_tokens: int = 0
+    """Tokens of the answers, reasoning included."""
+    reasoning_tokens: int = 0
+    """Tokens of the reasoning, if the server reports them."""
+    cut_off: int = 0
+    """Answers that ended at the limit of tokens."""
+    filtered: int = 0
+    """Answers that the service's filter took back or cut, or prompts that it refused."""
+    retries: int = 0
+    """Number of requests that were sent again."""
+    refused: int = 0
+    """Requests that were refused although others were answered; each ended its episode as an error."""
+    stalled: int = 0
+    """Answers to prompts that the server seems to have cut."""
+    cost: float | None = None
+    """Cost in the currency of the prices; None without prices."""
+    noticed: Mapping[str, int] = field(default_factory=dict)
+    """Answers by what nobody here knows in them, and by what contradicts itself (`reader.Noticed`)."""
+
+    def __add__(self, other: Usage) -> Usage:
+        names = [field.name for field in fields(Usage) if field.name not in ("cost", "noticed")]
+        costs = [one.cost for one in (self, other) if one.cost is not None]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        noticed = dict(self.noticed)
+        for name, count in other.noticed.items():
+            if name in noticed or len(noticed) < MOST_NOTICED:
+                noticed[name] = noticed.get(name, 0) + count
+        return Usage(**sums, cost=sum(costs) if costs else None, noticed=noticed)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are known."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
+
+    @classmethod
+    def noted(cls, episode: Episode) -> Usage | None:
+        """What an episode's record says; None if it says nothing. Fields of later versions are left out."""
+        note, names = episode.meta.get(NOTE), {field.name for field in fields(cls)}
+        if not isinstance(note, Mapping):
+            return None
+        return cls(**{name: value for name, value in note.items() if name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of a million tokens."""
+
+    prompt: float
+    cached: float
+    completion: float
+
+    @classmethod
+    def of(cls, prompt: float | None, cached: float | None, completion: float | None) -> Prices | None:
+        """The prices; None if none is given. Raises AgentError if only one of the two needed prices is given."""
+        if prompt is None and completion is None and cached is None:
+            return None
+        if prompt is None or completion is None:
+            missing = "--price-in" if prompt is None else "--price-out"
+            raise AgentError(f"a cost needs both --price-in and --price-out; {missing} is missing")
+        for name, value in (("--price-in", prompt), ("--price-cached", cached), ("--price-out", completion)):
+            if value is not None and value < 0:
+                raise AgentError(f"{name} is {value:g}; a price is at least 0")
+        return cls(prompt=prompt, cached=prompt if cached is None else cached, completion=completion)
+
+    def cost(self, usage: Usage) -> float:
+        """Cost of the reported tokens."""
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        spent = self.prompt * fresh + self.cached * usage.cached_tokens + self.completion * usage.completion_tokens
+        return spent / 1_000_000
+
+
+def usage_of(episodes: Iterable[Episode]) -> Usage | None:
+    """The sum over all episodes that have a usage; None if none has."""
+    noted = [used for episode in episodes if (used := Usage.noted(episode)) is not None]
+    return sum(noted, start=Usage()) if noted else None
+
+
+def usage_table(names: Iterable[str], used: Usage | None) -> list[tuple[list[str], list[list[str]]]]:
+    """A list with one table (header, rows) for the run called `names`; empty if no usage is known."""
+    if used is None or not used.answers:
+        return []
+    header = ["run", "prompt tokens", "completion tokens"]
+    header += ["cost"] if used.cost is not None else []
+    cells = [f"{used.prompt_tokens:,}", f"{used.completion_tokens:,}"]
+    return [(header, [[*names, *cells, *([f"{used.cost:.4f}"] if used.cost is not None else [])]])]

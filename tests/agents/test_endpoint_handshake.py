@@ -1,0 +1,187 @@
+"""Before the first episode a client finds out what its server takes and answers, and keeps to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
+
+from eight_servers import SERVERS, refused
+from openai_fake import FakeOpenAI, Fault, error, served
+
+from turngym.agents.endpoint.agent import EndpointAgent
+from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.evaluation.compare import flat_settings
+from turngym.agents.evaluation.play_panel import TaskEvaluation
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.core.episode import Status
+from turngym.core.errors import AgentError
+from turngym.envs.channels import make_channel
+from turngym.envs.guard import guard_of
+from turngym.envs.panels import collect_tasks
+
+JOBS = [Job(task_id=f"doors/{number}", seed=7) for number in (2, 3)]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeOpenAI], FakeOpenAI]]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with ExitStack() as stack:
+        yield lambda fake: stack.enter_context(served(fake))
+
+
+def agent_for(make: Any, fake: FakeOpenAI, channel: str = "tool", temperature: float = 0.85, **more: Any) -> Any:
+    tool = guard_of(make()).tool
+    options = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    opened = EndpointOptions(base_url=fake.url, **options)
+    return EndpointAgent("tiny", opened, make_channel(channel, tool), tool, temperature=temperature, **more)
+
+
+@pytest.mark.filterwarnings("ignore:.*answers have")
+@pytest.mark.parametrize("channel", ["tool", "text"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_eight_servers(name: str, channel: str, serve: Any, make_doors: Any) -> None:
+    """Each is met as it is, plays whole episodes, and refuses no request after the handshake."""
+    server, make = SERVERS[name], make_doors(channel)
+    fake, usual = serve(server.fake()), Profile().to_json()
+    agent = agent_for(make, fake, channel)
+    found = agent.shake_hands().to_json()
+    asked = len(fake.requests)
+    assert refused(fake).count(False) == 2
+    expected = {**server.finds, **(server.in_text if channel == "text" else {})}
+    takes = (
+        "limit",
+        "temperature",
+        "seed",
+        "stop",
+        "system",
+        "tool_name",
+        "blank",
+        "silence",
+        "own_fields",
+        "reasoning",
+    )
+    assert {one: found[one] for one in takes} == {one: expected.get(one, usual[one]) for one in takes}
+    assert {one: found[one] for one in expected} == expected
+    assert {"completion_tokens", "prompt_tokens", "total_tokens"} <= set(found["usage"])
+    episodes = rollout(JOBS, make, agent)
+    assert [(e.status, e.success, e.depth) for e in episodes] == [(Status.COMPLETED, True, e.depth) for e in episodes]
+    assert {turn.verdict.value for e in episodes for turn in e.turns} == {"ok"}
+    assert not any(refused(fake)[asked:])
+    assert len(fake.requests) == asked + sum(e.depth for e in episodes)
+    assert episodes[0].meta["endpoint"] == agent.profile.to_json()
+
+
+def test_the_conversation_is_fixed(serve: Any, make_doors: Any) -> None:
+    fake, make = serve(SERVERS["ollama"].fake()), make_doors("tool")
+    rollout(JOBS[:1], make, agent_for(make, fake, extra_body='{"top_p": 0.9}'))
+    first, second = fake.requests[:2]
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert second["messages"][4]["content"] == ""
+    for body in (first, second):
+        assert (body["max_tokens"], body["temperature"], body["top_p"], body["stream"]) == (4096, 0.85, 0.9, False)
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["door"]
+        assert "seed" in body
+    again = serve(SERVERS["ollama"].fake())
+    rollout(JOBS[1:], make, agent_for(make, again, extra_body='{"top_p": 0.9}'))
+    assert again.requests[:2] == fake.requests[:2]
+
+
+def test_nothing_is_asked_without_it_or_twice(serve: Any, make_doors: Any) -> None:
+    fake, make = serve(SERVERS["ollama"].fake()), make_doors("tool")
+    agent = agent_for(make, fake)
+    depth = sum(e.depth for _ in range(2) for e in rollout(JOBS, make, agent))
+    assert len(fake.requests) == 2 + depth
+    fake.requests.clear()
+    episodes = rollout(JOBS, make, agent_for(make, fake, handshake=False))
+    assert len(fake.requests) == sum(e.depth for e in episodes)
+    assert "endpoint" not in episodes[0].meta
+    picky = serve(SERVERS["openai reasoning"].fake())
+    with pytest.raises(AgentError, match="max_completion_tokens"):
+        rollout(JOBS, make, agent_for(make, picky, handshake=False))
+
+
+def test_what_was_found_is_in_the_results(serve: Any, make_doors: Any, capfd: Any) -> None:
+    fake, make = serve(SERVERS["openai reasoning"].fake()), make_doors("text")
+    tasks = collect_tasks(make(), ["doors/2"])
+    result = TaskEvaluation(tasks, make, agent_for(make, fake, "text", price_in=1.0, price_out=1.0), samples=1).run()
+    settings = result.to_json()["settings"]
+    assert settings["endpoint"]["temperature"] is False
+    assert flat_settings(settings)["endpoint.limit"] == "max_completion_tokens"
+    # the temperature that was asked for is not the one at which the model drew
+    assert "temperature" not in result.title
+    # the handshake's price stands beside the episodes'
+    assert settings["endpoint"]["used"]["cost"] == pytest.approx(220 / 1e6)
+    assert result.to_json()["usage"]["cost"] == pytest.approx(110 * len(result.episodes[0].turns) / 1e6)
+    assert "openai tiny: the server calls the limit of tokens max_completion_tokens; takes no" in capfd.readouterr().err
+
+
+def test_what_cannot_work_is_refused_in_one_line(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    silent = FakeOpenAI(usage=False, message=SERVERS["ollama"].said)
+    for options, words in (
+        ({"price_in": 1.0, "price_out": 1.0}, "--price-in cannot hold, because the server reports no usage"),
+        ({"max_context": 5000}, "--max-context cannot hold"),
+        ({"token_ids": True}, "no token ids"),
+    ):
+        with pytest.raises(AgentError, match=words) as caught:
+            agent_for(make, serve(FakeOpenAI(usage=False, message=silent.message)), **options).shake_hands()
+        assert "\n" not in str(caught.value)
+    without = {"prompt_token_ids": [1], "choice": {"token_ids": [2]}}
+    ids = FakeOpenAI(message=SERVERS["ollama"].said, extra=lambda body: without)
+    with (
+        pytest.warns(UserWarning, match="ids without their log-probabilities"),
+        pytest.raises(
+            AgentError, match="--token-ids cannot hold, because the server gives ids without log-probabilities"
+        ),
+    ):
+        agent_for(make, serve(ids), temperature=1.0, token_ids=True).shake_hands()
+
+
+def test_a_call_that_the_server_lost_is_no_mistake_of_the_models(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    fake = FakeOpenAI(message=lambda body: {"content": ""}, finish="tool_calls")
+    with pytest.warns(UserWarning, match="without a call.*--channel text") as said:
+        (episode,) = rollout(JOBS[:1], make, agent_for(make, serve(fake)), max_turns=3)
+    assert len(said) == 1
+    assert episode.meta["endpoint"]["calls"] == "none came"
+    assert episode.meta["usage"]["noticed"] == {"finish_reason of a call without a call": 3}
+
+
+def test_a_refusal_that_is_no_matter_of_form_ends_it_at_once(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    for fault, words in (
+        (Fault(401, error("no")), "status 401"),
+        (Fault(404, error("The model `tiny` does not exist")), "status 404"),
+        (Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice')), "--channel text"),
+    ):
+        fake = serve(FakeOpenAI(fault=lambda n, body, fault=fault: fault))  # type: ignore[misc]
+        with pytest.raises(AgentError, match=words):
+            agent_for(make, fake).shake_hands()
+        assert len(fake.requests) == 1
+
+
+def test_a_small_context_is_enough(serve: Any, make_doors: Any) -> None:
+    """What one answer tells is known, where a second turn does not fit."""
+
+    def full(number: int, body: Any) -> Fault | None:
+        long = len(body["messages"]) > 2 or body["max_tokens"] > 256
+        return Fault(400, error("too long", "context_length_exceeded")) if long else None
+
+    make = make_doors("tool")
+    fake = serve(FakeOpenAI(fault=full, message=SERVERS["ollama"].said))
+    assert agent_for(make, fake).shake_hands().calls == "parsed"
+
+
+def test_reasoning_cannot_go_back_in_a_window(make_doors: Any) -> None:
+    from turngym.agents.rendering.conversation import Memory
+
+    make, nobody = make_doors("tool"), FakeOpenAI(url="http://127.0.0.1:9/v1")
+    with pytest.raises(AgentError, match=r"--reasoning-back send .*--memory window:2"):
+        agent_for(make, nobody, reasoning_back="send", memory=Memory("window:2"))

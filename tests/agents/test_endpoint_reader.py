@@ -1,0 +1,269 @@
+"""The one reader of answers: what is unknown is counted and goes back, what contradicts itself is counted and read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
+from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.reader import (
+    Call,
+    Choice,
+    Completion,
+    Counts,
+    Expected,
+    Function,
+    Message,
+    Noticed,
+    read_answer,
+    read_usage,
+    same_model,
+)
+from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
+from turngym.core.task import ToolSpec
+from turngym.envs.channels import ToolChannel
+
+TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")
+CHANNEL = ToolChannel(tool=TOOL)
+ASKED = Expected(model="m", tool="door")
+ARGUMENTS = '{"action": "open door 1"}'
+
+
+def call(arguments: Any = ARGUMENTS, **more: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "door", "arguments": arguments}, **more}
+
+
+def body(*messages: dict[str, Any], finish: Any = "stop", **more: Any) -> dict[str, Any]:
+    choices = [{"index": n, "message": message, "finish_reason": finish} for n, message in enumerate(messages)]
+    return {"choices": choices, "model": "m", **more}
+
+
+def played(answer: Any) -> str | None:
+    """The action that the environment reads in an answer."""
+    return CHANNEL.parse(response_of(answer, content_of(answer, CHANNEL))).action
+
+
+@pytest.mark.parametrize("kind", [Completion, Choice, Message, Call, Function, Counts])
+def test_every_field_is_used_kept_or_dropped_and_never_two_of_them(kind: Any) -> None:
+    used = set(kind.__struct_fields__)
+    assert not used & kind.kept
+    assert not used & kind.known
+    assert not kind.kept & kind.known
+    assert kind.essential <= used
+
+
+def test_an_unknown_field_is_counted_wherever_it_stands() -> None:
+    new = {"brand_new": 1}
+    made = call(**new)
+    made["function"] |= new
+    answer = body(
+        {"content": None, "tool_calls": [made], **new}, usage={"prompt_tokens": 3, "completion_tokens": 1} | new
+    )
+    answer["choices"][0] |= new
+    found = read_answer(answer | new, ASKED)
+    places = ("", "usage.", "choice.", "message.", "tool_calls.", "function.")
+    assert sorted(found.noticed) == sorted(f"unknown field {place}brand_new" for place in places)
+    transcript = Transcript()
+    transcript.answer(found, "")
+    (sent,) = Profile().conversation(transcript.messages)
+    assert (sent["brand_new"], sent["tool_calls"][0]["brand_new"]) == (1, 1)
+    assert sent["tool_calls"][0]["function"]["brand_new"] == 1
+    (bare,) = Profile(own_fields=False).conversation(transcript.messages)
+    assert "brand_new" not in str(bare)
+    # nothing is nothing
+    assert read_answer(body({"content": "x", "brand_new": None, "other": []}), ASKED).noticed == ()
+
+
+def test_a_field_of_another_type_is_as_if_it_were_missing() -> None:
+    found = read_answer(body({"content": "x", "reasoning": 5, "refusal": ["no"]}, usage=[], id=7), ASKED)
+    assert (found.content, found.reasoning, found.usage) == ("x", None, Usage(answers=1, unreported=1))
+    other = " of another type"
+    assert set(found.noticed) == {f"{name}{other}" for name in ("message.reasoning", "message.refusal", "usage")}
+
+
+def test_a_call_of_the_api_before_tools_is_played() -> None:
+    found = read_answer(body({"content": None, "function_call": call()["function"]}, finish="function_call"), ASKED)
+    assert (played(found), found.noticed) == ("open door 1", (Noticed.OLD_CALL,))
+
+
+def test_a_call_in_another_choice_is_played() -> None:
+    found = read_answer(body({"content": "So."}, {"content": None, "tool_calls": [call()]}, finish="tool_calls"), ASKED)
+    assert (played(found), found.content) == ("open door 1", "So.")
+    assert found.noticed == (Noticed.CHOICES, Noticed.OTHER_CHOICE)
+    # two texts: the first counts, and it is said
+    two = read_answer(body({"content": "a"}, {"content": "b"}), ASKED)
+    assert (two.content, two.noticed) == ("a", (Noticed.CHOICES,))
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        (f'<tool_call>\n{{"name": "door", "arguments": {ARGUMENTS}}}\n</tool_call>', "hermes"),
+        (f'Hm.\n<tool_call>\n{{"name": "door", "arguments": {ARGUMENTS}}}\n</tool_call>', "hermes"),
+        (f'<think>\nWhich?\n</think>\n\n{{"name": "door", "parameters": {ARGUMENTS}}}', "llama"),
+        (f'```json\n{{"name": "door", "parameters": {ARGUMENTS}}}\n```', "llama"),
+        (f'[TOOL_CALLS][{{"name": "door", "arguments": {ARGUMENTS}}}]', "mistral"),
+        ('[door(action="open door 1")]', "pythonic"),
+        (
+            "<tool_call>\n<function=door>\n<parameter=action>\nopen door 1\n</parameter>\n</function>\n</tool_call>",
+            "qwen-coder",
+        ),
+    ],
+)
+def test_a_call_that_the_server_left_in_the_text_is_played(text: str, dialect: str) -> None:
+    found = read_answer(body({"content": text}), ASKED)
+    assert found.written is not None
+    assert (played(found), found.noticed) == ("open door 1", (Noticed.WRITTEN.format(found.written.dialect),))
+    assert found.written.dialect == dialect
+    # what went to the server goes back as it came
+    transcript = Transcript()
+    transcript.answer(found, content_of(found, CHANNEL))
+    assert transcript.messages == [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'I could say {{"name": "door", "arguments": {ARGUMENTS}}}, but no.',
+        f'{{"name": "window", "arguments": {ARGUMENTS}}}',
+        f'<think>{{"name": "door", "arguments": {ARGUMENTS}}}',
+        "open door 1",
+    ],
+)
+def test_what_may_be_no_call_stays_text(text: str) -> None:
+    found = read_answer(body({"content": text}), ASKED)
+    assert (found.written, played(found), found.noticed) == (None, None, ())
+    assert read_answer(body({"content": f'{{"name": "door", "arguments": {ARGUMENTS}}}'}), Expected()).written is None
+
+
+def test_a_call_that_the_server_lost_is_counted() -> None:
+    for finish in ("tool_calls", "function_call", "tool_use"):
+        assert read_answer(body({"content": "Go."}, finish=finish), ASKED).noticed == (Noticed.NO_CALL,)
+    assert read_answer(body({"content": "Go."}, finish="stop"), ASKED).noticed == ()
+    # nobody offered a tool
+    assert read_answer(body({"content": "Go."}, finish="tool_calls"), Expected()).noticed == ()
+
+
+@pytest.mark.parametrize("text", ["<think>Hm", "<tool_call>{}</tool_call>", "<tool_call>", "a</think><think>b"])
+def test_a_call_is_not_hidden_by_the_text_beside_it(text: str) -> None:
+    found = read_answer(body({"content": text, "tool_calls": [call()]}), ASKED)
+    assert (played(found), found.noticed) == ("open door 1", (Noticed.HIDDEN,))
+    whole = read_answer(body({"content": "<think>\nHm\n</think>\n\nGo.", "tool_calls": [call()]}), ASKED)
+    assert (played(whole), whole.noticed) == ("open door 1", ())
+
+
+def test_half_a_surrogate_ends_nothing() -> None:
+    """Servers refuse it in a history: as it is, and escaped in the text of arguments."""
+    half = "\ud83d"
+    for arguments in ('{"action": "open \\ud83d"}', {"action": f"open {half}"}, f'{{"action": "open {half}"}}'):
+        message = {"content": f"a{half}", "reasoning": half, "blob": [half], "tool_calls": [call(arguments)]}
+        found = read_answer(body(message), ASKED)
+        transcript = Transcript()
+        transcript.answer(found, content_of(found, CHANNEL))
+        sent = json.dumps(transcript.messages)
+        assert "ud83d" not in sent.lower()
+        assert json.loads(transcript.messages[0]["tool_calls"][0]["function"]["arguments"]) == {"action": "open ?"}
+        assert played(found) == "open ?"
+    emoji = read_answer(body({"content": None, "tool_calls": [call('{"action": "\\ud83d\\ude00"}')]}), ASKED)
+    assert played(emoji) == "\U0001f600"
+
+
+@pytest.mark.parametrize("levels", [33, 200, 900, 5000])
+def test_arguments_that_are_nested_deep_are_the_models_mistake(levels: int) -> None:
+    for arguments in ("[" * levels + "]" * levels, '{"a":' * levels + "1" + "}" * levels):
+        found = read_answer(body({"content": None, "tool_calls": [call(arguments)]}), ASKED)
+        assert played(found) is None
+        transcript = Transcript()
+        transcript.answer(found, "")
+        (made,) = transcript.messages[0]["tool_calls"]
+        assert json.loads(made["function"]["arguments"]) == {INVALID: arguments}
+    if levels < 900:
+        value: Any = 1
+        for _ in range(levels):
+            value = {"a": value}
+        found = read_answer(body({"content": None, "tool_calls": [call(value)]}), ASKED)
+        assert played(found) is None
+
+
+def test_numbers_that_do_not_add_up() -> None:
+    def noticed(usage: Any) -> tuple[str, ...]:
+        return read_answer(body({"content": "x"}, usage=usage), ASKED).noticed
+
+    good = {"prompt_tokens": 10, "completion_tokens": 5}
+    assert noticed(good | {"total_tokens": 15}) == noticed(good) == noticed({}) == noticed(None) == ()
+    assert noticed(good | {"total_tokens": 12}) == (Noticed.USAGE_SUM,)
+    assert noticed({"prompt_tokens": 10}) == noticed({"completion_tokens": 5}) == (Noticed.USAGE_PART,)
+    # the total tells what is missing
+    assert read_usage({"completion_tokens": 5, "total_tokens": 15})[0].prompt_tokens == 10
+    assert read_usage({"prompt_tokens": 10, "total_tokens": 15})[0].completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 900}},
+        {"input_tokens_details": {"cached_tokens": 900}},
+        {"cached_tokens": 900},
+        {"cached_tokens": 900, "prompt_tokens_details": {"cached_tokens": 0}},
+        {"prompt_cache_hit_tokens": 900, "prompt_cache_miss_tokens": 100},
+        {"cache_read_input_tokens": 900},
+    ],
+)
+def test_the_names_of_cached_tokens(more: dict[str, Any]) -> None:
+    used, names = read_usage({"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, **more})
+    assert (used.prompt_tokens, used.cached_tokens, used.completion_tokens) == (1000, 900, 10)
+    assert set(more) < set(names)
+
+
+def test_the_words_of_claude() -> None:
+    used, _ = read_usage(
+        {"input_tokens": 5, "output_tokens": 10, "cache_creation_input_tokens": 70, "total_tokens": 85}
+    )
+    assert (used.prompt_tokens, used.completion_tokens, used.unreported) == (75, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "named", "same"),
+    [
+        *((asked, named, True) for asked, named in (("gpt-4o", "gpt-4o-2024-08-06"), ("org/m", "m"), ("m", "M"))),
+        *(
+            (asked, named, True)
+            for asked, named in (("claude-x-latest", "claude-x"), ("m-0613", "m"), ("m:latest", "m"))
+        ),
+        *((asked, named, False) for asked, named in (("gpt-4o", "gpt-4o-mini"), ("a", "b"), ("org/m", "org/m2"))),
+    ],
+)
+def test_another_model(asked: str, named: str, same: bool) -> None:
+    assert same_model(asked, named) == same
+    found = read_answer(body({"content": "x"}) | {"model": named}, Expected(model=asked))
+    assert found.noticed == (() if same else (f"another model: {named}",))
+
+
+def test_what_was_switched_off_or_asked_for_in_vain() -> None:
+    for message in ({"content": "x", "reasoning": "hm"}, {"content": "<think>hm</think>x"}):
+        assert read_answer(body(message), Expected(thoughts=False)).noticed == (Noticed.THOUGHTS,)
+        assert read_answer(body(message), Expected()).noticed == ()
+    ids = body({"content": "x"}, prompt_token_ids=[1])
+    ids["choices"][0]["token_ids"] = [2]
+    assert read_answer(ids, Expected(logprobs=True)).noticed == (Noticed.NO_LOGPROBS,)
+
+
+def test_everything_that_may_be_noticed_is_said_in_words() -> None:
+    for name, form in vars(Noticed).items():
+        if name.isupper() and not name.startswith("_"):
+            said = Noticed.said(form.format("x"))
+            assert form.format("x") in said
+            assert "()" not in said
+
+
+def test_counts_are_bounded() -> None:
+    """A server that invents a field for each answer."""
+    total = Usage()
+    for number in range(3 * MOST_NOTICED):
+        total += Usage(answers=1, noticed={f"unknown field {number}": 1})
+    assert len(total.noticed) == MOST_NOTICED
+    assert total.answers == 3 * MOST_NOTICED
+    assert len(read_answer(body({"content": "x", "y" * 10_000: 1}), ASKED).noticed[0]) < 100

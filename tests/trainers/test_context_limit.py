@@ -1,0 +1,131 @@
+"""One function knows how many ids a model reads: who plays, scores and trains keeps to it, stretched positions too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_requests import tiny
+from tiny_runs import command, save_tiny
+
+from turngym.agents.local_engine.engine import EngineError, LocalEngine
+from turngym.agents.local_engine.positions import position_limit
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.trace import read_episodes
+from turngym.scripts.main import main
+from turngym.trainers import models
+from turngym.trainers.microbatch import check_packing
+from turngym.trainers.recorded_source import check_lengths
+from turngym.trainers.run_config import ConfigError
+from turngym.trainers.scorer import LocalScorer
+
+THETA = {"rope_theta": 1e4}
+LONGROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        **THETA,
+        "short_factor": [1.0] * 4,
+        "long_factor": [8.0, 16.0, 32.0, 64.0],
+        "original_max_position_embeddings": 64,
+    },
+    "original_max_position_embeddings": 64,
+    "max_position_embeddings": 512,
+}
+
+
+def config(family: str, **changes: Any) -> Any:
+    return getattr(transformers, f"{family}Config")(**changes)
+
+
+def test_what_models_know() -> None:
+    card = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, **THETA}
+    known = {"max_position_embeddings": 32_768}
+    assert position_limit(config("Qwen2", **known)) == 32_768
+    # as Qwen2.5's card says, which leaves max_position_embeddings as it is
+    assert position_limit(config("Qwen2", **known, rope_parameters=card)) == 131_072
+    done = {"max_position_embeddings": 131_072}
+    assert position_limit(config("Qwen2", **done, rope_parameters=card)) == 131_072
+    assert position_limit(config("Phi3", **LONGROPE, hidden_size=32, num_attention_heads=4)) == 64
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, **THETA}
+    assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
+    assert position_limit(config("GPTBigCode", n_positions=256)) == 256
+    assert position_limit(config("Gemma3", text_config={"max_position_embeddings": 700})) == 700
+    assert position_limit(config("Mamba")) is None
+
+
+def rows_of(*sizes: int) -> list[Any]:
+    draw = np.random.default_rng(0)
+    return [draw.integers(0, 60, size).astype(np.int32) for size in sizes]
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "rotary", "learned"])
+def test_a_row_is_worth_the_same_beside_any_other_or_is_refused(kind: str) -> None:
+    """A row of 40 ids was 5.2 nats off beside one of 150: beyond a border its frequencies were others."""
+    sizes: dict[str, Any] = {"max_position_embeddings": 64}
+    if kind == "longrope":
+        sizes = LONGROPE
+    if kind == "dynamic":
+        sizes |= {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, **THETA}}
+    if kind == "learned":
+        sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": 64}
+    family = {"longrope": "Phi3", "learned": "GPTBigCode"}.get(kind, "Llama")
+    model = tiny(family, **sizes)
+    short, whole, long = rows_of(40, 64, 65)
+    scorer = LocalScorer(model=model)
+    alone = scorer.logprobs([short], [np.arange(1, 40)])[0]
+    beside = scorer.logprobs([short, whole], [np.arange(1, 40), np.arange(1, 64)])[0]
+    np.testing.assert_allclose(alone, beside, atol=1e-5)
+    with pytest.raises(ModelError, match="64 positions"):
+        scorer.logprobs([short, long], [np.arange(1, 40), np.arange(1, 65)])
+    assert LocalEngine(model, cache="recompute").max_length == 64
+    with pytest.raises(EngineError):
+        LocalEngine(model, max_length=65)
+
+
+def test_episodes_end_where_the_teacher_reads_no_further(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were scored all the same, at positions that the teacher never learned."""
+    save_tiny(tmp_path / "student", length=512)
+    save_tiny(tmp_path / "teacher", length=60, seed=1)
+    out = tmp_path / "run"
+    more = ["--steps", "1", "--keep-rollouts", "1", "--checkpoint-every", "1", "--max-turns", "12"]
+    assert main(["train", *command(tmp_path, out, "opd", *more)]) == 0
+    assert "60 ids" in capfd.readouterr().err
+    played = read_episodes(out / "rollouts" / "step_000001.jsonl")
+    longest = max(len(ids) for episode in played for ids in episode.segments)
+    assert 50 < longest <= 60
+    # the student itself keeps its own limit
+    settings = json.loads((out / "checkpoints" / "step_000001" / "model" / "turngym.json").read_text())
+    assert settings["max_context"] == 512
+
+
+def test_recorded_episodes_that_are_too_long_are_refused(make_episode: Any) -> None:
+    episode = make_episode([([1, 2, 3, 4], [5, 6]), ([7, 8], [9])])
+    size = max(len(ids) for ids in episode.segments)
+    check_lengths([episode], "t.jsonl", size)
+    with pytest.raises(TurngymError, match="student and its teachers"):
+        check_lengths([episode], "t.jsonl", size - 1)
+
+
+def test_the_trial_of_packed_rows_is_longer_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of seven ids said nothing of a window of sixteen."""
+    more = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
+    model = tiny("Qwen3", head_dim=8, initializer_range=0.3, **more)
+    check_packing(model)
+    attend = models._attend_rows
+
+    def all_of_it(*args: Any, sliding_window: int | None = None, **rest: Any) -> Any:
+        return attend(*args, **rest)
+
+    monkeypatch.setattr(models, "_attend_rows", all_of_it)
+    with pytest.raises(ConfigError, match="see each other"):
+        check_packing(model)
+
+
+torch.set_num_threads(1)

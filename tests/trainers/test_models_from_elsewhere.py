@@ -1,0 +1,204 @@
+"""Padded heads, halves that read images, and ids of another tokenizer: what models of others bring to a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy_run as toy
+import transformers
+from engine_requests import request, tiny
+from tiny_runs import break_off, command, save_tiny
+
+from turngym.agents.local_engine.engine import LocalEngine, pack_engine, unpack_engine
+from turngym.agents.models import load_model
+from turngym.agents.saved_model import save_model
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.trace import read_episodes
+from turngym.scripts.main import main
+from turngym.trainers.batch import pack
+from turngym.trainers.checkpoint import load_shards, save_shards
+from turngym.trainers.critic import ValueCritic
+from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
+from turngym.trainers.recorded_source import check_tokenizer
+from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
+from turngym.trainers.train_loop import TrainError, check_ids
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("cache", ["ragged", "recompute"])
+def test_ids_that_nobody_scores_are_not_drawn(cache: Any) -> None:
+    """A teacher whose head has fewer padded rows has none for them."""
+    model = tiny("Qwen2")
+    with torch.no_grad():
+        model.lm_head.weight[50:] = 3 * model.lm_head.weight[:11]
+    asked = [request(str(n), [1, 2, 3 + n], (n,), temperature=2.0, max_new_tokens=40) for n in range(3)]
+    free = LocalEngine(model, cache=cache)
+    drawn = np.concatenate([one.ids for one in free.generate(asked)])
+    assert drawn.max() >= 50
+    engine = unpack_engine(pack_engine(LocalEngine(model, cache=cache, vocab_size=50)))
+    for one, prompt in zip(engine.generate(asked), asked, strict=True):
+        assert one.ids.max() < 50
+        ids = torch.tensor(np.concatenate((prompt.prompt_ids, one.ids))).long()
+        with torch.no_grad():
+            logp = (model(ids[None]).logits[0, :, :50] / 2.0).log_softmax(-1)
+        places = torch.arange(len(prompt.prompt_ids), len(ids))
+        np.testing.assert_allclose(one.logprobs, logp[places - 1, ids[places]].numpy(), atol=1e-4)
+
+
+def test_a_student_with_more_padding_than_its_teacher_learns(tmp_path: Path) -> None:
+    """IndexError, on a GPU an assert."""
+    save_tiny(tmp_path / "student")
+    save_tiny(tmp_path / "teacher", seed=1)
+    rows = load_model(tmp_path / "teacher").config.vocab_size
+    padded = tiny_qwen3(rows + 200, width=32, layers=1, heads=2, max_length=512)
+    save_model(padded, tmp_path / "student")
+    assert main(["train", *command(tmp_path, tmp_path / "run", "opd", "--steps", "1")]) == 0
+    assert np.isfinite(read_metrics(tmp_path / "run")[-1]["loss"])
+
+
+def test_an_id_of_the_padding_that_a_server_drew_is_named() -> None:
+    batch = pack(toy.demonstrations(2), origins=("demonstration",))
+    most = int(batch.label_N.max())
+    check_ids(batch, most + 1)
+    check_ids(batch, None)
+    with pytest.raises(TrainError, match=f"id {most} "):
+        check_ids(batch, most)
+
+
+def test_zero_clips_nothing_for_the_critic_too() -> None:
+    model, batch = toy.tiny(1), pack(toy.demonstrations(4), origins=("demonstration",))
+    ones, zeros = np.ones(batch.tokens, np.float32), np.zeros(batch.tokens, np.float32)
+    found = {}
+    for norm in (0.0, 1e6):
+        critic = ValueCritic(model, CriticConfig(kind="head", lr=1e-2, clip=None, max_grad_norm=norm))
+        critic.update(batch, ones, zeros)
+        found[norm] = critic.values(batch)
+    assert found[0.0].mean() > 1e-3
+    np.testing.assert_array_equal(found[0.0], found[1e6])
+    for kind in (CriticConfig, OptimizerConfig):
+        with pytest.raises(ConfigError, match="max_grad_norm"):
+            kind(max_grad_norm=-1.0)
+
+
+def gemma(vocab: int = 61) -> Any:
+    """A Gemma 3 with a half that reads images; the settings of its language model lie in `text_config`."""
+    text = {"vocab_size": vocab, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 64, "query_pre_attn_scalar": 8}
+    text |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "max_position_embeddings": 512}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    ids = {"image_token_index": 3, "boi_token_index": 1, "eoi_token_index": 2, "mm_tokens_per_image": 4}
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **ids)
+    return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
+def stepped(model: Any) -> Any:
+    """An optimizer after one update on text."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    model(torch.arange(9)[None]).logits.square().mean().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_half_that_reads_images_is_not_trained(adapters: bool, tmp_path: Path) -> None:
+    """Names of layers mean its layers, too; without a gradient there are no moments to save."""
+    model = gemma()
+    if adapters:
+        pytest.importorskip("peft")
+        add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    else:
+        freeze_unread(model)
+    names = trained(model)
+    assert names
+    assert not any("vision" in name or "multi_modal" in name for name in names)
+    optimizer = stepped(model)
+    save_shards(tmp_path / "shards", {"model": (model, optimizer)})
+    again = stepped(model)
+    load_shards(tmp_path / "shards", {"model": (model, again)})
+    for parameter in names.values():
+        assert torch.equal(again.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+
+
+def test_a_parameter_without_a_gradient_is_saved_without_moments(tmp_path: Path) -> None:
+    """An expert that no token reached, the head of a critic's trunk."""
+    model = gemma()  # nothing is frozen: the half that reads images is trainable and gets no gradient
+    optimizer = stepped(model)
+    without = [name for name, one in trained(model).items() if not optimizer.state.get(one)]
+    assert any("vision" in name for name in without)
+    save_shards(tmp_path / "shards", {"model": (model, optimizer)})
+    fresh = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    load_shards(tmp_path / "shards", {"model": (model, fresh)})
+    assert [name for name, one in trained(model).items() if not fresh.state.get(one)] == without
+    assert {float(state["step"]) for state in fresh.state.values()} == {1.0}
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_a_critic_of_a_model_with_text_settings_of_its_own(kind: Any) -> None:
+    batch = pack(toy.demonstrations(2), origins=("demonstration",))
+    critic = ValueCritic(gemma(), CriticConfig(kind=kind))
+    assert critic.values(batch).shape == (batch.tokens,)
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    """They were trained on, where they were in range."""
+    from turngym.agents.models import load_tokenizer
+    from turngym.agents.rendering.chat_settings import ChatSettings
+    from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
+    from turngym.core.task import ToolSpec
+    from turngym.envs.alfworld.priors import SMALL, vocabulary
+
+    words = [*vocabulary(SMALL), "<action>", "</action>", "Do the task."]
+    save_tiny(tmp_path / "student", words=words)
+    save_tiny(tmp_path / "other", words=[*words, "a", "aa", "aaa", "aaaa"])
+    save_tiny(tmp_path / "teacher", words=words)
+    out, trace = tmp_path / "run", tmp_path / "run" / "rollouts" / "step_000001.jsonl"
+    assert main(["train", *command(tmp_path, out, "opd", "--steps", "1", "--keep-rollouts", "1")]) == 0
+    episodes = read_episodes(trace)
+
+    def renderer(folder: Path) -> Any:
+        tool = ToolSpec(name="t", description="d", argument="a", argument_description="what", examples=("look",))
+        tokenizer = load_tokenizer(folder)
+        return open_renderer(tokenizer, complete_settings(ChatSettings.load(folder), tokenizer, tool), tool)
+
+    own, other = renderer(tmp_path / "student"), renderer(tmp_path / "other")
+    check_tokenizer(episodes, own, "t")
+    with pytest.raises(TurngymError, match="another tokenizer"):
+        check_tokenizer(episodes, other, "t")
+    # text alone has no ids that could be another's
+    text = [replace(turn, prompt_span=(0, 0), response_span=(0, 0), logprobs=None) for turn in episodes[0].turns]
+    check_tokenizer([replace(episodes[0], segments=(), turns=tuple(text))], other, "t")
+
+
+def test_experts_get_no_adapters_and_it_is_said() -> None:
+    """Attention's layers learn where they are named."""
+    pytest.importorskip("peft")
+    with pytest.raises(ModelError, match="experts and their routers"):
+        add_adapters(tiny("Mixtral", num_local_experts=4), LoraConfig(rank=2))
+    model = tiny("Mixtral", num_local_experts=4)
+    add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    assert {name.split(".")[4] for name in trained(model)} == {"q_proj", "v_proj"}
+
+
+def test_a_resumed_run_may_take_less_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def trainer(**more: Any) -> Any:
+        model = toy.tiny(1)
+        made = toy.trainer(tmp_path / "run", steps=2, model=model, source=toy.Sampled(model), evaluate=None)
+        made.run = replace(made.run, checkpoint_every=1, **more)
+        return made
+
+    break_off(trainer(), 2)
+    less = {"micro_tokens": 64, "head_chunk": 16, "gradient_checkpointing": True}
+    trainer(**less).train(resume=True)
+    said = capsys.readouterr().err
+    assert all(f"run.{name}" in said for name in less)
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 2
