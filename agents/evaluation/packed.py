@@ -52,7 +52,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import differing
 from turngym.core.task import Verdict, plain_id
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, json_of
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -251,7 +251,7 @@ def _seal(result: PackedResult) -> list[str]:
     """What was changed since the file was sealed; [] also for a result that was not read from a file."""
     found: list[str] = []
     lines = result.lines()
-    now = json.loads(lines[0])
+    now = json_of(lines[0])
     if result.seal and now["sha256"] != result.seal:
         before, sums = result.checksums, now["checksums"]
         changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]

@@ -25,7 +25,7 @@ PART_MAY_USE = {
     "visitors": {"flask"},
 }
 """What a single environment, or a file, may import besides: small libraries, or extras where they are asked for."""
-CORE_MAY_USE = {"cloudpickle", "filelock", "httpx", "huggingface_hub", "lazy_loader", "numpy", "rich"}
+CORE_MAY_USE = {"cloudpickle", "filelock", "httpx", "huggingface_hub", "lazy_loader", "msgspec", "numpy", "rich"}
 RETRIEVAL_MAY_USE = {
     "cloudpickle",
     "cachetools",
